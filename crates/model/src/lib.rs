@@ -1,0 +1,26 @@
+//! The nouns of pagewise: plain values with public fields, `serde`, no I/O and no clock.
+//!
+//! Sources (`pagewise-proc`) make a [`Snapshot`], analyses turn it into a [`Report`], views
+//! draw the report. A value here means the same on every machine, so it can be saved,
+//! sent and opened again.
+#![forbid(unsafe_code)]
+
+pub mod counters;
+pub mod fields;
+pub mod machine;
+pub mod mapping;
+pub mod name;
+pub mod object;
+pub mod process;
+pub mod reading;
+pub mod report;
+pub mod snapshot;
+pub mod units;
+
+pub use counters::{Counter, Smaps, VmFlags};
+pub use mapping::{AddrRange, Backing, Breakdown, Device, Mapping, Prot, Quadrant, Sharing};
+pub use name::Name;
+pub use reading::{Absent, Reading};
+pub use report::Report;
+pub use snapshot::Snapshot;
+pub use units::{Bytes, PageSize, Pid};

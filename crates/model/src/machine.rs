@@ -1,0 +1,106 @@
+//! The machine a snapshot was read on, and how it was read.
+
+use serde::{Deserialize, Serialize};
+
+use crate::reading::plain;
+use crate::{Absent, Bytes, Name, PageSize, Reading};
+
+/// How a snapshot was made: what the reader could see, and what the reading may have cost the target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// `uname -r` of the machine.
+    pub kernel: Name,
+    /// Its base page size.
+    pub page_size: PageSize,
+    /// The reader's effective user id.
+    pub euid: u32,
+    /// Whether page-frame numbers and page counts could be read (CAP_SYS_ADMIN).
+    pub sees_frames: bool,
+    /// The reading that was used.
+    pub method: Method,
+    /// Seconds since 1970, when the reading began.
+    pub unix_seconds: u64,
+    /// How long the reading took.
+    pub took_ns: u64,
+    /// The longest single system call that may have held the target's mmap lock.
+    #[serde(with = "plain")]
+    pub longest_hold_ns: Reading<u64>,
+    /// The tree that was read: `/proc`, or a copy of one.
+    pub root: Name,
+    /// When in the target's life it was read.
+    pub moment: Moment,
+    /// What could not be read or changed meanwhile, one a line.
+    pub gaps: Vec<Gap>,
+}
+
+/// How the memory was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// `smaps`: every counter; holds the target's mmap lock while it walks a mapping.
+    Full,
+    /// `maps` and `pagemap`, at full speed.
+    Fast,
+    /// As `Fast`, with rests between chunks so that the target is never held long.
+    Polite,
+}
+
+impl Method {
+    /// The name used in options and keys.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Method::Full => "full",
+            Method::Fast => "fast",
+            Method::Polite => "polite",
+        }
+    }
+}
+
+/// When a process was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Moment {
+    /// While it ran.
+    Running,
+    /// As it exited, before its memory was torn down.
+    AtExit,
+    /// This long after its start, in nanoseconds.
+    After(u64),
+    /// Near its highest RES; the number is the highest, the snapshot's own RES is in `statm`.
+    AtPeak(Bytes),
+}
+
+/// Something that is missing from a snapshot, or doubtful in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gap {
+    /// The file or part: `task/17/syscall`.
+    pub what: Name,
+    /// Why.
+    pub why: Absent,
+}
+
+/// Settings and sizes of the machine that findings need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// `MemTotal`.
+    #[serde(with = "plain")]
+    pub mem_total: Reading<Bytes>,
+    /// `MemAvailable`.
+    #[serde(with = "plain")]
+    pub mem_available: Reading<Bytes>,
+    /// `SwapTotal`.
+    #[serde(with = "plain")]
+    pub swap_total: Reading<Bytes>,
+    /// `SwapFree`.
+    #[serde(with = "plain")]
+    pub swap_free: Reading<Bytes>,
+    /// `vm.max_map_count`.
+    #[serde(with = "plain")]
+    pub max_map_count: Reading<u64>,
+    /// How many NUMA nodes are online.
+    #[serde(with = "plain")]
+    pub nodes: Reading<u64>,
+    /// The selected word of `transparent_hugepage/enabled`.
+    #[serde(with = "plain")]
+    pub thp_enabled: Reading<Name>,
+}

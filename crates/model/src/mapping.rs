@@ -1,0 +1,391 @@
+//! One mapping (VMA) of a process and the two axes that sort it: sharing and backing.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::reading::plain;
+use crate::{Absent, Bytes, Counter, Name, Reading, Smaps};
+
+/// Addresses from `start` up to, not including, `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct AddrRange {
+    /// The first address.
+    pub start: u64,
+    /// One past the last address.
+    pub end: u64,
+}
+
+impl AddrRange {
+    /// How many bytes the range spans; 0 where `end` is not above `start`.
+    pub const fn len(self) -> Bytes {
+        Bytes(self.end.saturating_sub(self.start))
+    }
+
+    /// Whether the range spans nothing.
+    pub const fn is_empty(self) -> bool {
+        self.end <= self.start
+    }
+
+    /// Whether `address` lies inside.
+    pub const fn contains(self, address: u64) -> bool {
+        self.start <= address && address < self.end
+    }
+
+    /// The part of `self` that is also in `other`, or `None`.
+    pub fn intersection(self, other: AddrRange) -> Option<AddrRange> {
+        let both = AddrRange { start: self.start.max(other.start), end: self.end.min(other.end) };
+        (!both.is_empty()).then_some(both)
+    }
+}
+
+/// `start-end` in lower-case hex, as `/proc/<pid>/maps` writes it.
+impl fmt::Display for AddrRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{:x}", self.start, self.end)
+    }
+}
+
+/// What the process may do with a mapping: the `rwx` letters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Prot {
+    /// `r`
+    pub read: bool,
+    /// `w`
+    pub write: bool,
+    /// `x`
+    pub exec: bool,
+}
+
+impl Prot {
+    /// Whether no access is allowed at all: a guard, or address space held in reserve.
+    pub const fn is_none(self) -> bool {
+        !(self.read || self.write || self.exec)
+    }
+}
+
+/// `MAP_PRIVATE` or `MAP_SHARED`: the `p` or `s` of `maps`.
+///
+/// Not the `Shared_Clean` of smaps, which counts pages mapped more than once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharing {
+    /// Writes stay in this process; a fork copies pages on write.
+    Private,
+    /// Writes reach whoever maps the same object.
+    Shared,
+}
+
+/// What is behind a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backing {
+    /// Nothing: pages are born zeroed and go to swap.
+    Anonymous,
+    /// A file on a disk (or any filesystem that is not tmpfs).
+    File,
+    /// tmpfs, named or not: `MAP_SHARED|MAP_ANONYMOUS`, memfd, System V, `/dev/shm`. Its pages go to swap.
+    Shmem,
+    /// The kernel's own pages (`[vdso]`, `[vvar]`, `[vsyscall]`) and device memory.
+    Special,
+}
+
+/// Sharing x backing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quadrant {
+    /// Stack, malloc, `MAP_PRIVATE|MAP_ANONYMOUS`.
+    PrivateAnonymous,
+    /// `MAP_SHARED|MAP_ANONYMOUS`, System V, memfd, `/dev/shm`.
+    SharedAnonymous,
+    /// `MAP_PRIVATE` of a file: programs and libraries.
+    PrivateFile,
+    /// `MAP_SHARED` of a file.
+    SharedFile,
+}
+
+impl Quadrant {
+    /// The four, in the order they are shown.
+    pub const ALL: [Quadrant; 4] = [
+        Quadrant::PrivateAnonymous,
+        Quadrant::SharedAnonymous,
+        Quadrant::PrivateFile,
+        Quadrant::SharedFile,
+    ];
+
+    /// The name used as a key: `private_anonymous` and so on.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Quadrant::PrivateAnonymous => "private_anonymous",
+            Quadrant::SharedAnonymous => "shared_anonymous",
+            Quadrant::PrivateFile => "private_file",
+            Quadrant::SharedFile => "shared_file",
+        }
+    }
+
+    /// The name in words.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Quadrant::PrivateAnonymous => "private anonymous",
+            Quadrant::SharedAnonymous => "shared anonymous",
+            Quadrant::PrivateFile => "private file",
+            Quadrant::SharedFile => "shared file",
+        }
+    }
+}
+
+/// Major and minor number of the device a mapped file lives on.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Device {
+    /// Major number.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+}
+
+/// The pages of one mapping by kind, from the page tables: what `smaps` cannot split.
+///
+/// `file` holds page-cache pages of files and of tmpfs alike; [`Backing::Shmem`] tells which.
+/// A page is *exclusive* when one page table maps it, *co-mapped* when more do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Breakdown {
+    /// Resident anonymous pages that only this process maps.
+    pub anon_exclusive: Bytes,
+    /// Resident anonymous pages that others map too (after fork, or merged by KSM).
+    pub anon_co_mapped: Bytes,
+    /// Resident page-cache pages that only this process maps.
+    pub file_exclusive: Bytes,
+    /// Resident page-cache pages that others map too.
+    pub file_co_mapped: Bytes,
+    /// Pages in swap, as far as the page table knows (a shared mapping's may be missing).
+    pub swapped: Bytes,
+    /// Entries that point at the kernel's one zero page: read but never written; not in Rss.
+    pub zero: Bytes,
+    /// Guard regions (`MADV_GUARD_INSTALL`).
+    pub guard: Bytes,
+}
+
+impl Breakdown {
+    /// Resident bytes: what smaps calls `Rss`.
+    pub fn resident(&self) -> Bytes {
+        self.anon_exclusive + self.anon_co_mapped + self.file_exclusive + self.file_co_mapped
+    }
+
+    /// Bytes that would be freed if the process ended: what is called USS.
+    pub fn exclusive(&self) -> Bytes {
+        self.anon_exclusive + self.file_exclusive
+    }
+}
+
+/// What the page reading found in one mapping.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// The pages by kind.
+    pub breakdown: Breakdown,
+    /// The sum of page size / number of mappers, rounded down to KiB as the kernel does. Where any
+    /// page is co-mapped it takes `/proc/kpagecount`, so CAP_SYS_ADMIN.
+    #[serde(with = "plain")]
+    pub pss: Reading<Bytes>,
+    /// Anonymous memory mapped by huge page-table entries: smaps' `AnonHugePages`.
+    #[serde(with = "plain")]
+    pub anon_huge: Reading<Bytes>,
+}
+
+/// One mapping: a line of `/proc/<pid>/maps`, and what is known of its pages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mapping {
+    /// Where it is.
+    pub range: AddrRange,
+    /// What the process may do with it.
+    pub prot: Prot,
+    /// `p` or `s`.
+    pub sharing: Sharing,
+    /// Offset into the file, in bytes.
+    pub offset: u64,
+    /// The device of the file; 0:0 where there is none.
+    pub device: Device,
+    /// The inode of the file; 0 where there is none.
+    pub inode: u64,
+    /// The name as `maps` prints it (` (deleted)` included, newlines as `\012`); empty where there is none.
+    pub name: Name,
+    /// Whether the file lives on tmpfs, from `mountinfo`.
+    pub on_tmpfs: bool,
+    /// The entry of `smaps`, where it was read.
+    #[serde(with = "plain")]
+    pub smaps: Reading<Box<Smaps>>,
+    /// What the page tables say, where they were read.
+    #[serde(with = "plain")]
+    pub pages: Reading<Box<Pages>>,
+}
+
+impl Mapping {
+    /// The name without the ` (deleted)` that `maps` appends.
+    pub fn path(&self) -> &[u8] {
+        let name = self.name.as_bytes();
+        name.strip_suffix(b" (deleted)").unwrap_or(name)
+    }
+
+    /// Whether the file behind it has no name any more.
+    ///
+    /// A live file whose name ends in ` (deleted)` looks the same in `maps`.
+    pub fn is_deleted(&self) -> bool {
+        self.path().len() != self.name.as_bytes().len()
+    }
+
+    /// What is behind the mapping.
+    pub fn backing(&self) -> Backing {
+        let name = self.name.as_bytes();
+        let has = |prefix: &[u8]| name.starts_with(prefix);
+        if name.is_empty() && self.inode == 0 {
+            Backing::Anonymous
+        } else if has(b"[anon_shmem:") {
+            Backing::Shmem
+        } else if has(b"[v") || has(b"[uprobes]") || has(b"[sigpage]") || has(b"anon_inode:") {
+            Backing::Special
+        } else if has(b"[") && self.inode == 0 {
+            Backing::Anonymous
+        } else if has(b"/dev/zero") && self.path() == b"/dev/zero" || has(b"/anon_hugepage") {
+            match self.sharing {
+                Sharing::Private => Backing::Anonymous,
+                Sharing::Shared => Backing::Shmem,
+            }
+        } else if has(b"/SYSV") || has(b"/memfd:") || has(b"/dev/shm/") || self.on_tmpfs {
+            Backing::Shmem
+        } else if has(b"/dev/") || has(b"/[aio]") {
+            Backing::Special
+        } else {
+            Backing::File
+        }
+    }
+
+    /// The quadrant by what was asked of `mmap`. Private tmpfs files count as shared anonymous,
+    /// since their pages are; the kernel's own pages count as file pages, as the kernel does.
+    pub fn declared(&self) -> Quadrant {
+        match (self.backing(), self.sharing) {
+            (Backing::Anonymous, Sharing::Private) => Quadrant::PrivateAnonymous,
+            (Backing::Anonymous, Sharing::Shared) | (Backing::Shmem, _) => {
+                Quadrant::SharedAnonymous
+            }
+            (Backing::File | Backing::Special, Sharing::Private) => Quadrant::PrivateFile,
+            (Backing::File | Backing::Special, Sharing::Shared) => Quadrant::SharedFile,
+        }
+    }
+
+    /// Address space.
+    pub fn size(&self) -> Bytes {
+        self.range.len()
+    }
+
+    /// A counter of smaps.
+    pub fn counter(&self, counter: Counter) -> Reading<Bytes> {
+        self.smaps.as_ref().map_err(Clone::clone)?.bytes(counter)
+    }
+
+    /// Resident bytes.
+    pub fn rss(&self) -> Reading<Bytes> {
+        self.either(Counter::Rss, |pages| Ok(pages.breakdown.resident()))
+    }
+
+    /// The proportional share: each page divided by how many map it.
+    pub fn pss(&self) -> Reading<Bytes> {
+        self.either(Counter::Pss, |pages| pages.pss.clone())
+    }
+
+    /// Bytes in swap.
+    pub fn swap(&self) -> Reading<Bytes> {
+        self.either(Counter::Swap, |pages| Ok(pages.breakdown.swapped))
+    }
+
+    /// Anonymous memory in huge pages.
+    pub fn anon_huge(&self) -> Reading<Bytes> {
+        self.either(Counter::AnonHugePages, |pages| pages.anon_huge.clone())
+    }
+
+    /// Bytes that only this process maps.
+    pub fn uss(&self) -> Reading<Bytes> {
+        match &self.smaps {
+            Ok(smaps) => {
+                Ok(smaps.bytes(Counter::PrivateClean)? + smaps.bytes(Counter::PrivateDirty)?)
+            }
+            Err(absent) => match &self.pages {
+                Ok(pages) => Ok(pages.breakdown.exclusive()),
+                Err(_) => Err(absent.clone()),
+            },
+        }
+    }
+
+    /// Bytes that must be written somewhere before their pages can be dropped.
+    pub fn dirty(&self) -> Reading<Bytes> {
+        Ok(self.counter(Counter::SharedDirty)? + self.counter(Counter::PrivateDirty)?)
+    }
+
+    /// The smaps counter, else what the page reading says, else why the smaps entry is missing.
+    fn either(&self, counter: Counter, pages: impl Fn(&Pages) -> Reading<Bytes>) -> Reading<Bytes> {
+        match (&self.smaps, &self.pages) {
+            (Ok(smaps), _) => smaps.bytes(counter),
+            (Err(_), Ok(read)) => pages(read),
+            (Err(absent), Err(_)) => Err(absent.clone()),
+        }
+    }
+
+    /// Whether it is memory of the huge TLB pool, which Rss leaves out.
+    pub fn is_hugetlb(&self) -> Reading<bool> {
+        if self.name.as_bytes().starts_with(b"/anon_hugepage") {
+            return Ok(true);
+        }
+        let smaps = self.smaps.as_ref().map_err(Clone::clone)?;
+        smaps.flags.as_ref().map(|f| f.has("ht")).ok_or(Absent::NotInThisKernel("3.8".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(name: &str, sharing: Sharing, inode: u64) -> Mapping {
+        Mapping {
+            range: AddrRange { start: 0x1000, end: 0x3000 },
+            prot: Prot::default(),
+            sharing,
+            offset: 0,
+            device: Device::default(),
+            inode,
+            name: name.into(),
+            on_tmpfs: false,
+            smaps: Err(Absent::NotCollected("".into())),
+            pages: Err(Absent::NotCollected("".into())),
+        }
+    }
+
+    #[test]
+    fn every_kind_of_mapping_falls_in_its_quadrant() {
+        use Quadrant::{PrivateAnonymous, PrivateFile, SharedAnonymous, SharedFile};
+        use Sharing::{Private, Shared};
+        for (name, sharing, inode, quadrant) in [
+            ("", Private, 0, PrivateAnonymous),
+            ("[heap]", Private, 0, PrivateAnonymous),
+            ("[stack]", Private, 0, PrivateAnonymous),
+            ("[anon:scudo:primary]", Private, 0, PrivateAnonymous),
+            ("/dev/zero", Private, 5, PrivateAnonymous),
+            ("/anon_hugepage (deleted)", Private, 9, PrivateAnonymous),
+            ("/dev/zero (deleted)", Shared, 1025, SharedAnonymous),
+            ("/memfd:x (deleted)", Shared, 7, SharedAnonymous),
+            ("/memfd:x (deleted)", Private, 7, SharedAnonymous),
+            ("/SYSV00000000 (deleted)", Shared, 0, SharedAnonymous),
+            ("/dev/shm/sem.a", Shared, 3, SharedAnonymous),
+            ("/usr/lib/libc.so.6", Private, 12, PrivateFile),
+            ("[vdso]", Private, 0, PrivateFile),
+            ("/var/lib/db", Shared, 12, SharedFile),
+            ("/dev/dri/card0", Shared, 12, SharedFile),
+        ] {
+            assert_eq!(mapping(name, sharing, inode).declared(), quadrant, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_mapping_nobody_read_is_absent_not_empty() {
+        assert!(mapping("", Sharing::Private, 0).rss().is_err());
+    }
+}

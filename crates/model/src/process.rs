@@ -1,0 +1,161 @@
+//! A process as a whole: who it is, its threads, its limits, its memory cgroup.
+
+use serde::{Deserialize, Serialize};
+
+use crate::reading::plain;
+use crate::{Bytes, Name, Pid, Reading};
+
+/// Who a process is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its id in the `/proc` that was read.
+    pub pid: Pid,
+    /// Its ids from the outermost to its own pid namespace (`NSpid`); one entry where it is in none.
+    pub ns_pids: Vec<Pid>,
+    /// Its parent.
+    pub parent: Pid,
+    /// `comm`: at most 15 bytes.
+    pub name: Name,
+    /// `cmdline`, one name an argument; empty for a kernel thread or a zombie.
+    #[serde(with = "plain")]
+    pub command: Reading<Vec<Name>>,
+    /// Where `/proc/<pid>/exe` points.
+    #[serde(with = "plain")]
+    pub exe: Reading<Name>,
+    /// Real user id.
+    pub uid: u32,
+    /// The user's name, where the reader's machine knows it.
+    pub user: Option<Name>,
+    /// `R`, `S`, `D`, `T`, `t`, `Z`, `X`, `I`.
+    pub state: char,
+    /// How many threads.
+    pub threads: u64,
+    /// Nanoseconds since it was started, at the time of reading.
+    #[serde(with = "plain")]
+    pub age_ns: Reading<u64>,
+    /// `starttime` of `stat`, in clock ticks since boot: with the pid it names one process.
+    pub start_ticks: u64,
+    /// Whether it is a kernel thread, which has no memory of its own.
+    pub kernel_thread: bool,
+}
+
+/// One thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Its id.
+    pub tid: Pid,
+    /// Its name.
+    pub name: Name,
+    /// Where its stack pointer was, from `/proc/<pid>/task/<tid>/syscall`. A running thread gives none.
+    #[serde(with = "plain")]
+    pub stack_pointer: Reading<u64>,
+}
+
+/// `/proc/<pid>/statm`, in bytes. `lib` and `dt` are left out: they have been 0 since 2.6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statm {
+    /// All mappings: VIRT.
+    pub size: Bytes,
+    /// Resident anonymous, file and shmem pages: RES.
+    pub resident: Bytes,
+    /// Resident file and shmem pages: SHR.
+    pub shared: Bytes,
+    /// The program's text: CODE.
+    pub text: Bytes,
+    /// Private writable memory that is reserved, resident or not: DATA.
+    pub data: Bytes,
+}
+
+/// The `Vm*`, `Rss*` and `HugetlbPages` lines of `/proc/<pid>/status`, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Highest VIRT so far.
+    #[serde(with = "plain")]
+    pub vm_peak: Reading<Bytes>,
+    /// Highest RES so far.
+    #[serde(with = "plain")]
+    pub vm_hwm: Reading<Bytes>,
+    /// Locked by mlock.
+    #[serde(with = "plain")]
+    pub vm_lck: Reading<Bytes>,
+    /// Pinned.
+    #[serde(with = "plain")]
+    pub vm_pin: Reading<Bytes>,
+    /// Page tables.
+    #[serde(with = "plain")]
+    pub vm_pte: Reading<Bytes>,
+    /// Anonymous memory in swap.
+    #[serde(with = "plain")]
+    pub vm_swap: Reading<Bytes>,
+    /// The main stack's mapping.
+    #[serde(with = "plain")]
+    pub vm_stk: Reading<Bytes>,
+    /// Resident anonymous.
+    #[serde(with = "plain")]
+    pub rss_anon: Reading<Bytes>,
+    /// Resident file pages.
+    #[serde(with = "plain")]
+    pub rss_file: Reading<Bytes>,
+    /// Resident tmpfs pages.
+    #[serde(with = "plain")]
+    pub rss_shmem: Reading<Bytes>,
+    /// Huge TLB memory, which RES leaves out.
+    #[serde(with = "plain")]
+    pub hugetlb: Reading<Bytes>,
+}
+
+/// One resource limit: `None` is unlimited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limit {
+    /// The soft limit, which applies.
+    pub soft: Option<u64>,
+    /// What the soft limit can be raised to.
+    pub hard: Option<u64>,
+}
+
+/// The limits of `/proc/<pid>/limits` that concern memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// RLIMIT_STACK.
+    pub stack: Limit,
+    /// RLIMIT_AS.
+    pub address_space: Limit,
+    /// RLIMIT_DATA.
+    pub data: Limit,
+    /// RLIMIT_MEMLOCK.
+    pub locked: Limit,
+}
+
+/// The memory cgroup a process is in, v1 or v2.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupMemory {
+    /// Its path below the mount.
+    pub path: Name,
+    /// 1 or 2.
+    pub version: u8,
+    /// The lowest limit from it up to the root that we can see; `None` is unlimited.
+    pub limit: Option<Bytes>,
+    /// What is charged to the cgroup with that limit, page cache included.
+    #[serde(with = "plain")]
+    pub usage: Reading<Bytes>,
+}
+
+/// `/proc/<pid>/ksm_stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ksm {
+    /// Pages of this process that stand for a merged page.
+    pub merging_pages: u64,
+    /// Pages looked at in vain or kept as candidates: each costs the kernel 64 bytes.
+    pub rmap_items: u64,
+    /// What the kernel reckons was saved; negative where scanning costs more than it saves.
+    pub profit: Option<i64>,
+}
+
+/// Resident bytes of a process on one NUMA node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeShare {
+    /// The node.
+    pub node: u32,
+    /// What of the process is on it.
+    pub resident: Bytes,
+}

@@ -1,0 +1,383 @@
+//! A report: what an analysis found, in a small closed set of blocks that every view can draw.
+//!
+//! Each block carries the key under which programs find it (`"totals"`, `"pools"`), so the JSON
+//! that users rely on comes from the same values as the page that people read. A view draws; it
+//! never computes, so a number appears in every view or in none.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use crate::mapping::AddrRange;
+use crate::{Absent, Name, Reading};
+
+/// Static or built text of our own. Text from outside is a [`Name`].
+pub type Label = Cow<'static, str>;
+
+/// What an analysis found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Name and version of the JSON form: `pagewise.explain/1`.
+    pub schema: &'static str,
+    /// One line that names the subject.
+    pub title: Vec<Value>,
+    /// The blocks, in reading order.
+    pub blocks: Vec<Block>,
+}
+
+/// One part of a report. Closed on purpose: a new kind must be drawn by every view.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Block {
+    /// Named values: a JSON object; a line or a list for people.
+    Facts(Facts),
+    /// Rows and columns: a JSON array of objects, or an object of objects where rows have keys.
+    Table(Table),
+    /// Findings: a JSON array.
+    Findings(Findings),
+    /// A picture of an address space, for people only.
+    AddressMap(AddressMap),
+    /// A paragraph, for people only.
+    Text(Paragraph),
+}
+
+/// Whom a block or a fact is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Audience {
+    /// Both.
+    #[default]
+    Everyone,
+    /// Text and HTML.
+    People,
+    /// Text and HTML with `--long`, and programs.
+    Long,
+    /// JSON.
+    Programs,
+}
+
+/// Named values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// The JSON key; a dot nests: `process`, `quadrants.declared`. Empty puts the facts at the top level.
+    pub key: Label,
+    /// The heading; empty for none.
+    pub title: Label,
+    /// Whom it is for.
+    pub audience: Audience,
+    /// How people see it.
+    pub shape: Shape,
+    /// The values.
+    pub facts: Vec<Fact>,
+}
+
+/// How a view lays out [`Facts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One after the other, `label value`, wrapped to the width.
+    Line,
+    /// As a row of columns with the label above the value, wrapped to the width, as top does.
+    Columns,
+    /// One a line, with the meaning where the reader asked for it.
+    List,
+}
+
+/// One named value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fact {
+    /// The JSON key.
+    pub key: Label,
+    /// The label for people: `VIRT`.
+    pub label: Label,
+    /// The value.
+    pub value: Value,
+    /// One sentence for `--long`; empty for none.
+    pub meaning: Label,
+    /// Whom it is for.
+    pub audience: Audience,
+}
+
+/// A value with its unit.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Value {
+    /// Nothing to say here: an empty cell; JSON null.
+    None,
+    /// Bytes. JSON: a number.
+    Bytes(u64),
+    /// A difference in bytes, drawn with its sign. JSON: a number.
+    Change(i64),
+    /// How many. JSON: a number.
+    Count(u64),
+    /// An address, drawn in hex. JSON: a number (page-aligned ones are exact in a double too).
+    Address(u64),
+    /// A share from 0 to 1, drawn in per cent. JSON: a number.
+    Share(f64),
+    /// Nanoseconds. JSON: a number.
+    Nanos(u64),
+    /// Yes or no. JSON: a boolean.
+    Flag(bool),
+    /// Our own words.
+    Text(Label),
+    /// Words from outside: escaped by every view.
+    Name(Name),
+    /// Several values. JSON: an array; drawn one after the other.
+    List(Vec<Value>),
+    /// Why there is no value. JSON: `{"absent": "why"}`; drawn as a mark with the reason below.
+    Absent(Absent),
+}
+
+impl Value {
+    /// A value from a reading.
+    pub fn of<T>(reading: Reading<T>, make: impl FnOnce(T) -> Value) -> Value {
+        match reading {
+            Ok(value) => make(value),
+            Err(absent) => Value::Absent(absent),
+        }
+    }
+
+    /// Bytes from a reading.
+    pub fn bytes(reading: Reading<crate::Bytes>) -> Value {
+        Value::of(reading, |b| Value::Bytes(b.0))
+    }
+
+    /// Our own words.
+    pub fn text(text: impl Into<Label>) -> Value {
+        Value::Text(text.into())
+    }
+}
+
+/// Rows and columns, stored by column.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// The JSON key; a dot nests.
+    pub key: Label,
+    /// The heading; empty for none.
+    pub title: Label,
+    /// Whom it is for.
+    pub audience: Audience,
+    /// The columns, all of the same length.
+    pub columns: Vec<Column>,
+    /// A key for each row makes the JSON an object; `None` makes it an array.
+    pub row_keys: Option<Vec<Label>>,
+    /// A last row, one value a column; for people only.
+    pub total: Option<Vec<Value>>,
+    /// A line below the table; empty for none.
+    pub note: Label,
+}
+
+impl Table {
+    /// How many rows.
+    pub fn rows(&self) -> usize {
+        self.columns.first().map_or(0, |c| c.cells.len())
+    }
+}
+
+/// One column.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Column {
+    /// The JSON key.
+    pub key: Label,
+    /// The heading for people.
+    pub label: Label,
+    /// One sentence for `--long` and hover; empty for none.
+    pub meaning: Label,
+    /// Whom it is for: an address column may be for programs only.
+    pub audience: Audience,
+    /// The values.
+    pub cells: Cells,
+    /// Which rows have no value, and why.
+    pub gaps: Gaps,
+}
+
+/// The values of a column. The typed forms keep 65,000 rows small.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cells {
+    /// [`Value::Bytes`].
+    Bytes(Vec<u64>),
+    /// [`Value::Count`].
+    Counts(Vec<u64>),
+    /// [`Value::Address`].
+    Addresses(Vec<u64>),
+    /// [`Value::Name`].
+    Names(Vec<Name>),
+    /// [`Value::Text`].
+    Labels(Vec<Label>),
+    /// Anything.
+    Values(Vec<Value>),
+}
+
+impl Cells {
+    /// How many.
+    pub fn len(&self) -> usize {
+        match self {
+            Cells::Bytes(v) | Cells::Counts(v) | Cells::Addresses(v) => v.len(),
+            Cells::Names(v) => v.len(),
+            Cells::Labels(v) => v.len(),
+            Cells::Values(v) => v.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The rows of a column that have no value.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Gaps {
+    /// None: every row has one.
+    #[default]
+    None,
+    /// Every row, for one reason.
+    All(Absent),
+    /// These rows.
+    Some(BTreeMap<usize, Absent>),
+}
+
+impl Column {
+    /// Why the row has no value, where it has none.
+    pub fn gap(&self, row: usize) -> Option<&Absent> {
+        match &self.gaps {
+            Gaps::None => None,
+            Gaps::All(absent) => Some(absent),
+            Gaps::Some(rows) => rows.get(&row),
+        }
+    }
+
+    /// The value of a row.
+    pub fn value(&self, row: usize) -> Value {
+        if let Some(absent) = self.gap(row) {
+            return Value::Absent(absent.clone());
+        }
+        match &self.cells {
+            Cells::Bytes(v) => Value::Bytes(v[row]),
+            Cells::Counts(v) => Value::Count(v[row]),
+            Cells::Addresses(v) => Value::Address(v[row]),
+            Cells::Names(v) => Value::Name(v[row].clone()),
+            Cells::Labels(v) => Value::Text(v[row].clone()),
+            Cells::Values(v) => v[row].clone(),
+        }
+    }
+
+    /// A column of bytes from readings; the gaps keep their reasons.
+    pub fn bytes(
+        key: impl Into<Label>,
+        label: impl Into<Label>,
+        readings: impl IntoIterator<Item = Reading<crate::Bytes>>,
+    ) -> Column {
+        let mut gaps = BTreeMap::new();
+        let mut cells = Vec::new();
+        for (row, reading) in readings.into_iter().enumerate() {
+            cells.push(reading.map_or_else(
+                |absent| {
+                    gaps.insert(row, absent);
+                    0
+                },
+                |bytes| bytes.0,
+            ));
+        }
+        let gaps = if gaps.is_empty() { Gaps::None } else { Gaps::Some(gaps) };
+        Column { gaps, ..Column::new(key, label, Cells::Bytes(cells)) }
+    }
+
+    /// A column with no gaps, for everyone.
+    pub fn new(key: impl Into<Label>, label: impl Into<Label>, cells: Cells) -> Column {
+        Column {
+            key: key.into(),
+            label: label.into(),
+            meaning: "".into(),
+            audience: Audience::Everyone,
+            cells,
+            gaps: Gaps::None,
+        }
+    }
+}
+
+/// Findings, under the JSON key `findings`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Findings {
+    /// The findings, the gravest first. An empty list is drawn as `none` says.
+    pub list: Vec<Finding>,
+    /// What people read where there is no finding.
+    pub none: Label,
+}
+
+/// Something worth knowing, why we think so, and what to do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// A stable name: `swapped`, `many-arenas`.
+    pub id: &'static str,
+    /// How grave.
+    pub severity: Severity,
+    /// One sentence, as pieces: words of ours, values with units, names from outside.
+    pub claim: Vec<Value>,
+    /// The values behind it. JSON: an object.
+    pub evidence: Vec<Fact>,
+    /// What the reader can do.
+    pub next_step: Vec<Value>,
+}
+
+/// How grave a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Good to know.
+    Note,
+    /// Costs memory or time.
+    Warning,
+    /// The process is near a limit or at risk.
+    Critical,
+}
+
+impl Severity {
+    /// The name used as a key.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Severity::Note => "note",
+            Severity::Warning => "warning",
+            Severity::Critical => "critical",
+        }
+    }
+}
+
+/// An address space, to be drawn to scale.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddressMap {
+    /// The heading.
+    pub title: Label,
+    /// Clusters of neighbouring mappings: between two lie holes too wide to draw to scale.
+    pub clusters: Vec<Cluster>,
+}
+
+/// Neighbouring mappings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cluster {
+    /// From the first to the last.
+    pub range: AddrRange,
+    /// The mappings, by address.
+    pub cells: Vec<MapCell>,
+}
+
+/// One mapping in an [`AddressMap`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct MapCell {
+    /// Where.
+    pub range: AddrRange,
+    /// The id of its pool: views choose a colour by it.
+    pub pool: &'static str,
+    /// What it is, in words and names.
+    pub label: Vec<Value>,
+    /// The share that is resident, from 0 to 1.
+    pub filled: Reading<f64>,
+    /// What to show on hover.
+    pub facts: Vec<Fact>,
+}
+
+/// A paragraph of our own words and of values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Paragraph {
+    /// The heading; empty for none.
+    pub title: Label,
+    /// The pieces, drawn one after the other with no space added.
+    pub pieces: Vec<Value>,
+    /// Whom it is for.
+    pub audience: Audience,
+}

@@ -1,0 +1,69 @@
+//! Everything that was read of one process at one moment: what every analysis starts from.
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{Machine, Provenance};
+use crate::mapping::Mapping;
+use crate::object::Object;
+use crate::process::{CgroupMemory, Ksm, Limits, NodeShare, Process, Statm, Status, Thread};
+use crate::reading::plain;
+use crate::{Reading, Smaps};
+
+/// The version of the saved form. Raised when an older reader would misread a newer file.
+pub const SNAPSHOT_VERSION: u32 = 1;
+
+/// One process at one moment.
+///
+/// Not atomic: `/proc` is read file by file while the process runs. Where that shows, an analysis says so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// [`SNAPSHOT_VERSION`] of the writer.
+    pub pagewise_snapshot: u32,
+    /// How it was read.
+    pub provenance: Provenance,
+    /// The machine it was read on.
+    pub machine: Machine,
+    /// Who it is.
+    pub process: Process,
+    /// `statm`.
+    #[serde(with = "plain")]
+    pub statm: Reading<Statm>,
+    /// `status`.
+    #[serde(with = "plain")]
+    pub status: Reading<Status>,
+    /// `smaps_rollup`; only read with [`crate::machine::Method::Full`].
+    #[serde(with = "plain")]
+    pub rollup: Reading<Box<Smaps>>,
+    /// Every mapping, by address.
+    #[serde(with = "plain")]
+    pub mappings: Reading<Vec<Mapping>>,
+    /// Every thread, by id.
+    #[serde(with = "plain")]
+    pub threads: Reading<Vec<Thread>>,
+    /// Every mapped file that was looked into, in the order of first appearance.
+    pub objects: Vec<Object>,
+    /// The first 16 bytes of large private anonymous mappings, where their first page is resident:
+    /// glibc keeps a chunk's size there.
+    pub heads: Vec<Head>,
+    /// `limits`.
+    #[serde(with = "plain")]
+    pub limits: Reading<Limits>,
+    /// The memory cgroup.
+    #[serde(with = "plain")]
+    pub cgroup: Reading<CgroupMemory>,
+    /// `ksm_stat`.
+    #[serde(with = "plain")]
+    pub ksm: Reading<Ksm>,
+    /// Resident bytes a node, where the machine has several.
+    #[serde(with = "plain")]
+    pub numa: Reading<Vec<NodeShare>>,
+}
+
+/// The first 16 bytes of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// Where.
+    pub address: u64,
+    /// The two machine words.
+    pub words: [u64; 2],
+}

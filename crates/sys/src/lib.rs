@@ -1,0 +1,1 @@
+//! The kernel edge: system calls, ioctls, ptrace, probes. Typed and thin; no policy.
