@@ -1,4 +1,60 @@
-//! The `pagewise` command.
+//! The `pagewise` command: the only place that reads the environment, prints, or sets an exit code.
+//!
+//! Exit codes: 0 done, 1 failed, 2 wrong usage; a reader that closes the pipe is no error.
+//! `explain -- COMMAND` and its kin pass on the command's own code.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod args;
+mod commands;
+mod look;
+mod output;
+mod plan;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+use crate::look::Look;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let look = Look::resolve(&cli.look);
+    let done = match cli.command {
+        Command::Explain(args) => commands::explain::run(args, &look),
+        Command::Maps(args) => commands::maps::run(args, &look),
+        Command::Ps(args) => commands::ps::run(&args, &look),
+        Command::Diff(args) => commands::diff::run(&args, &look),
+        Command::Define(args) => commands::define::run(&args, &look),
+        Command::Completions { shell } => commands::shell::completions(shell),
+        Command::Man { dir } => commands::shell::man(dir.as_deref()),
+    };
+    done.unwrap_or_else(|error| fail(&error))
+}
+
+/// Prints the chain of causes and the next step, and chooses the exit code.
+#[expect(clippy::print_stderr, reason = "this is where errors reach the user")]
+fn fail(error: &anyhow::Error) -> ExitCode {
+    if is_closed_pipe(error) {
+        return ExitCode::SUCCESS;
+    }
+    let chain: Vec<String> = error.chain().map(|cause| clean(&cause.to_string())).collect();
+    eprintln!("pagewise: {}", chain.join(": "));
+    let hint = error.downcast_ref::<pagewise_proc::Error>().and_then(pagewise_proc::Error::hint);
+    if let Some(hint) = hint {
+        eprintln!("  → {}", clean(&hint));
+    }
+    ExitCode::from(if error.is::<plan::Usage>() { 2 } else { 1 })
+}
+
+/// No error message may steer the terminal, whatever a file or a process is called.
+fn clean(text: &str) -> String {
+    let lines: Vec<_> = text.split('\n').map(|line| pagewise_model::name::escape(line.as_bytes())).collect();
+    lines.join("\n")
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    kinds.into_iter().any(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,128 @@
+//! A race of whole commands: interleaved rounds, wall time and peak RES of each, ratios to the first.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// One command in the race.
+#[derive(Debug)]
+pub struct Runner {
+    name: String,
+    command: Vec<String>,
+}
+
+impl Runner {
+    /// `command` is a line of words; none of them may hold a space.
+    pub fn new(name: &str, command: &str) -> Runner {
+        Runner { name: name.to_owned(), command: command.split(' ').map(str::to_owned).collect() }
+    }
+
+    /// A line for the shell.
+    pub fn shell(name: &str, line: &str) -> Runner {
+        Runner { name: name.to_owned(), command: vec!["sh".into(), "-c".into(), line.into()] }
+    }
+
+    fn is_installed(&self) -> bool {
+        let program = Path::new(&self.command[0]);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        program.is_file() || std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+    }
+
+    /// Runs once with its output thrown away.
+    fn wall(&self) -> Duration {
+        let begin = Instant::now();
+        let status = quiet(Command::new(&self.command[0]).args(&self.command[1..])).status();
+        let wall = begin.elapsed();
+        assert!(status.is_ok_and(|s| s.success()), "{} failed: {:?}", self.name, self.command);
+        wall
+    }
+
+    /// Peak RES in KiB of one run, as GNU time tells it; `None` where that is not installed.
+    fn peak_kib(&self) -> Option<u64> {
+        let mut time = Command::new("/usr/bin/time");
+        time.args(["-f", "%M"]).args(&self.command).stdin(Stdio::null()).stdout(Stdio::null());
+        let said = String::from_utf8(time.output().ok()?.stderr).ok()?;
+        said.lines().last()?.trim().parse().ok()
+    }
+}
+
+fn quiet(command: &mut Command) -> &mut Command {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
+}
+
+/// Runs all in turn, `rounds` times after one that does not count, and prints a row for each:
+/// median, median absolute deviation, the median of the ratios to the first runner of the same round.
+pub fn race(title: &str, rounds: usize, runners: &[Runner]) {
+    let (here, missing): (Vec<_>, Vec<_>) = runners.iter().partition(|runner| runner.is_installed());
+    let mut walls = vec![Vec::with_capacity(rounds); here.len()];
+    for round in 0..=rounds {
+        for (runner, walls) in here.iter().zip(&mut walls) {
+            let wall = runner.wall().as_secs_f64() * 1e3;
+            if round > 0 {
+                walls.push(wall);
+            }
+        }
+    }
+    println!("\n{title} ({rounds} interleaved rounds)");
+    println!("{:<34}{:>10}{:>8}{:>9}{:>12}", "", "median ms", "MAD", "ratio", "peak MiB");
+    for (runner, own) in here.iter().zip(&walls) {
+        let ratios: Vec<f64> = own.iter().zip(&walls[0]).map(|(own, first)| own / first).collect();
+        let mid = median(own);
+        let spread = median(&own.iter().map(|wall| (wall - mid).abs()).collect::<Vec<_>>());
+        let peak = runner.peak_kib().map_or("?".into(), |kib| format!("{:.1}", kib as f64 / 1024.0));
+        println!("{:<34}{mid:>10.1}{spread:>8.1}{:>8.2}x{peak:>12}", runner.name, median(&ratios));
+    }
+    for runner in missing {
+        println!("{:<34}not installed", runner.name);
+    }
+}
+
+/// The middle value; 0 of none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// A C program of `fixtures/programs`, running and ready; killed when dropped.
+#[derive(Debug)]
+pub struct Target {
+    child: Child,
+}
+
+impl Target {
+    /// Compiles and starts a program, and waits until it says that it is ready.
+    pub fn start(name: &str, arguments: &[&str]) -> Target {
+        let mut child = Command::new(compile(name))
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let said = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
+        let ready = said.lines().any(|line| line.is_ok_and(|line| line == "ready"));
+        assert!(ready, "{name} ended before it was ready");
+        Target { child }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Compiles a program of `fixtures/programs` with the C compiler and returns where it lies.
+pub fn compile(name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs").join(format!("{name}.c"));
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let status = Command::new("cc").arg("-O2").arg("-pthread").arg("-o").arg(&built).arg(&source).status();
+    assert!(status.is_ok_and(|s| s.success()), "cc cannot compile {}", source.display());
+    built
+}

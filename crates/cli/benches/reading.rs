@@ -1,0 +1,58 @@
+//! How long it takes to read a process, against the floor (`cat smaps`) and the peers.
+//!
+//! `cargo bench -p pagewise --bench reading`: 65,000 mappings, then 8 GiB of 4 KiB pages (`PAGEWISE_BENCH_GIB`
+//! sets another size), then `ps` over 300 processes. Whole processes, output thrown away.
+
+mod race;
+
+use race::{Runner, Target, race};
+
+const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
+
+fn main() {
+    // The procfs crate runs as a process of its own, like every other runner: this program again.
+    if let [_, flag, pid] = &std::env::args().collect::<Vec<_>>()[..]
+        && flag == "--procfs-crate"
+    {
+        return read_with_procfs_crate(pid.parse().expect("a pid"));
+    }
+    let many = Target::start("many", &["65000"]);
+    race("65,000 mappings", 15, &readers(many.pid()));
+    drop(many);
+    let gib = std::env::var("PAGEWISE_BENCH_GIB").unwrap_or("8".into());
+    let big = Target::start("big", &[&format!("{gib}G")]);
+    race(&format!("{gib} GiB of 4 KiB pages"), 15, &readers(big.pid()));
+    drop(big);
+    let _crowd: Vec<Target> = (0..300).map(|_| Target::start("big", &["1M"])).collect();
+    race("every process, 300 more of them", 7, &listers());
+}
+
+fn readers(pid: u32) -> Vec<Runner> {
+    let ours = |what: &str| Runner::new(&format!("pagewise {what}"), &format!("{PAGEWISE} {what} {pid}"));
+    let this = std::env::current_exe().expect("a bench knows where it lies");
+    vec![
+        Runner::new("cat smaps (the floor)", &format!("cat /proc/{pid}/smaps")),
+        ours("explain --full"),
+        ours("maps --columns all"),
+        ours("explain --fast"),
+        ours("explain --polite"),
+        Runner::new("cat smaps_rollup", &format!("cat /proc/{pid}/smaps_rollup")),
+        Runner::new("pmap -X", &format!("pmap -X {pid}")),
+        Runner::new("procfs crate", &format!("{} --procfs-crate {pid}", this.display())),
+    ]
+}
+
+fn listers() -> Vec<Runner> {
+    vec![
+        Runner::shell("cat every smaps_rollup (the floor)", "cat /proc/[0-9]*/smaps_rollup 2>/dev/null; true"),
+        Runner::new("pagewise ps", &format!("{PAGEWISE} ps")),
+        Runner::new("smem", "smem"),
+        Runner::new("ps_mem", "ps_mem"),
+    ]
+}
+
+fn read_with_procfs_crate(pid: i32) {
+    let process = procfs::process::Process::new(pid).expect("the process is there");
+    let maps = process.smaps().expect("smaps can be read");
+    std::hint::black_box(maps.0.len());
+}

@@ -1,0 +1,264 @@
+//! The command line as clap sees it. Nothing is resolved or read here.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Where a Linux process's memory is, what it costs, and why.
+#[derive(Debug, Parser)]
+#[command(name = "pagewise", version, max_term_width = 100, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) look: Look,
+}
+
+/// How output looks; understood by every command.
+#[derive(Debug, Args)]
+pub(crate) struct Look {
+    /// Colour: `auto` is on a terminal only, and never where NO_COLOR is set
+    #[arg(long, global = true, value_enum, default_value_t = When::Auto, value_name = "WHEN", help_heading = "Look")]
+    pub(crate) color: When,
+    /// Columns to fit; the terminal's by default, else 100
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(40..), help_heading = "Look")]
+    pub(crate) width: Option<u16>,
+    /// Units of sizes for people; JSON is always bytes
+    #[arg(long, global = true, value_enum, value_name = "UNIT", help_heading = "Look")]
+    pub(crate) units: Option<UnitArg>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum When {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum UnitArg {
+    /// 1.5M
+    Human,
+    /// KiB, as pmap
+    Kib,
+    /// Bytes
+    Bytes,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Explain where a process's memory is
+    ///
+    /// Examples:
+    ///   pagewise explain self
+    ///   pagewise explain 1234 --html report.html
+    ///   pagewise explain firefox --save now.json
+    ///   pagewise explain --at-peak -- make -j2
+    #[command(verbatim_doc_comment)]
+    Explain(Explain),
+    /// List the mappings of a process, as pmap does and further
+    ///
+    /// Examples:
+    ///   pagewise maps 1234 --sort rss
+    ///   pagewise maps 1234 --filter 'rss>1M && name~libc'
+    ///   pagewise maps 1234 --columns all --json
+    #[command(verbatim_doc_comment)]
+    Maps(Maps),
+    /// List every process with USS, PSS, RSS, swap and quadrants
+    Ps(Ps),
+    /// Say what grew between two snapshots, or every so often in a running process
+    ///
+    /// Examples:
+    ///   pagewise diff before.json after.json
+    ///   pagewise diff 1234 --every 2s --for 1m
+    #[command(verbatim_doc_comment)]
+    Diff(Diff),
+    /// Say what a number means: `define SHR`, `define Pss_Dirty`
+    Define(Define),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write those of all commands into a folder
+    Man {
+        /// Write one page a command here
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Which process, and from where.
+#[derive(Debug, Args)]
+pub(crate) struct Source {
+    /// A pid, a process name (exact, else part of one), or `self`
+    #[arg(value_name = "TARGET", required_unless_present_any = ["from", "command"])]
+    pub(crate) target: Option<String>,
+    /// Open a saved snapshot instead of a process
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command", "root"])]
+    pub(crate) from: Option<PathBuf>,
+    /// Read a copied /proc tree instead of /proc
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    /// Run this command and look at it as it exits, before its memory is torn down
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["target", "root"])]
+    pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) moment: MomentArgs,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+    /// Save the snapshot to this file; `--from` opens it anywhere
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save: Option<PathBuf>,
+}
+
+/// When to look at a command that we run.
+#[derive(Debug, Args)]
+pub(crate) struct MomentArgs {
+    /// Look at the command this long after its start (`500ms`, `2s`)
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "command", conflicts_with = "at_peak")]
+    pub(crate) at: Option<Duration>,
+    /// Look at the command near its highest RES
+    #[arg(long, requires = "command")]
+    pub(crate) at_peak: bool,
+}
+
+/// How to read; by default small processes are read in full and large ones politely.
+#[derive(Debug, Args)]
+pub(crate) struct Reading {
+    /// Read page tables in short pieces with rests, so that the target never waits long
+    #[arg(long, group = "reading", help_heading = "Reading")]
+    pub(crate) polite: bool,
+    /// Read page tables at full speed
+    #[arg(long, group = "reading", help_heading = "Reading")]
+    pub(crate) fast: bool,
+    /// Read every counter of smaps; the target waits while each mapping is walked
+    #[arg(long, group = "reading", help_heading = "Reading")]
+    pub(crate) full: bool,
+}
+
+impl Reading {
+    /// Whether the user asked for a particular reading.
+    pub(crate) fn is_chosen(&self) -> bool {
+        self.polite || self.fast || self.full
+    }
+}
+
+/// Where a report goes.
+#[derive(Debug, Args)]
+pub(crate) struct Output {
+    /// JSON: bytes, never kB; keys documented in docs/json.md
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+    /// Write one self-contained HTML page
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) html: Option<PathBuf>,
+    /// Write the report here instead of to standard output
+    #[arg(long, short, value_name = "FILE", help_heading = "Output")]
+    pub(crate) output: Option<PathBuf>,
+    /// Say what each number means
+    #[arg(long, short, help_heading = "Output")]
+    pub(crate) long: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// How many of the largest mappings to show
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) largest: usize,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Maps {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// `default`, `all` (every line of smaps, unknown ones too), or a list: `address,rss,Pss_Dirty,name`
+    #[arg(long, value_name = "COLUMNS", default_value = "default")]
+    pub(crate) columns: String,
+    /// Sort by a column, the largest first; `+rss` for the smallest first
+    #[arg(long, value_name = "COLUMN", allow_hyphen_values = true)]
+    pub(crate) sort: Option<String>,
+    /// Show only mappings that fit: `rss>1M && name~libc`
+    #[arg(long, value_name = "EXPRESSION")]
+    pub(crate) filter: Option<String>,
+    /// List the ELF sections inside each file mapping
+    #[arg(long)]
+    pub(crate) sections: bool,
+    /// One row a file
+    #[arg(long, value_enum, value_name = "KEY")]
+    pub(crate) group: Option<MapGroup>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum MapGroup {
+    File,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ps {
+    /// Sort by a column, the largest first; `+rss` for the smallest first
+    #[arg(long, value_name = "COLUMN", default_value = "pss", allow_hyphen_values = true)]
+    pub(crate) sort: String,
+    /// One row a group
+    #[arg(long, value_enum, value_name = "KEY")]
+    pub(crate) group: Option<PsGroup>,
+    /// Show only the first N rows
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<usize>,
+    /// Read a copied /proc tree instead of /proc
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum PsGroup {
+    User,
+    Name,
+    Cgroup,
+    Exe,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// A saved snapshot; with --every a process
+    #[arg(value_name = "A")]
+    pub(crate) before: String,
+    /// The later snapshot
+    #[arg(value_name = "B", required_unless_present = "every", conflicts_with = "every")]
+    pub(crate) after: Option<PathBuf>,
+    /// Read the process again and again, and say what grew since the last time
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) every: Option<Duration>,
+    /// Stop after this long
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "every")]
+    pub(crate) during: Option<Duration>,
+    /// Show which addresses moved between the two and which did not
+    #[arg(long)]
+    pub(crate) layout: bool,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Define {
+    /// A column or a kernel field; none lists them all
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,33 @@
+//! `pagewise define`: what a number means.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use pagewise_analysis::define;
+use pagewise_view::text::Units;
+
+use crate::args::{Define, Output};
+use crate::look::Look;
+use crate::output::emit;
+
+/// Prints the definition of each name, or the list of all.
+pub(crate) fn run(args: &Define, look: &Look) -> anyhow::Result<ExitCode> {
+    let output = Output { json: args.json, html: None, output: None, long: true };
+    if args.names.is_empty() {
+        emit(&define::all(), &output, look, Units::Human)?;
+    }
+    for name in &args.names {
+        let Some(report) = define::define(name) else { bail!(unknown(name)) };
+        emit(&report, &output, look, Units::Human)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unknown(name: &str) -> String {
+    let similar = define::similar(name);
+    if similar.is_empty() {
+        format!("no field or column is called {name:?}; `pagewise define` lists them all")
+    } else {
+        format!("no field or column is called {name:?}; did you mean {}?", similar.join(", "))
+    }
+}

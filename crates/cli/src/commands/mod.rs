@@ -1,0 +1,9 @@
+//! One file a command: options to a model, the model to a report, the report to its output.
+
+pub(crate) mod define;
+pub(crate) mod diff;
+pub(crate) mod explain;
+pub(crate) mod maps;
+pub(crate) mod ps;
+pub(crate) mod run_command;
+pub(crate) mod shell;

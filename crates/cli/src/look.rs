@@ -1,0 +1,71 @@
+//! How output looks, resolved from options, the environment and the terminal.
+
+use std::io::{self, IsTerminal};
+
+use pagewise_view::text::{Style, Units};
+
+use crate::args;
+
+/// What fits where no terminal says its width.
+const PIPE_WIDTH: u16 = 100;
+/// Wider lines are hard to read, and most tables are complete by then.
+const WIDEST: u16 = 200;
+const NARROWEST: u16 = 60;
+
+/// Colour, width and units, before a command adds its own wishes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    color: bool,
+    width: u16,
+    units: Option<Units>,
+}
+
+impl Look {
+    pub(crate) fn resolve(args: &args::Look) -> Look {
+        let terminal = io::stdout().is_terminal();
+        let color = match args.color {
+            args::When::Always => true,
+            args::When::Never => false,
+            args::When::Auto => terminal && !is_set("NO_COLOR") && !is_dumb(),
+        };
+        let width = args.width.or_else(|| terminal.then(terminal_width).flatten().map(clamp));
+        let units = args.units.map(|unit| match unit {
+            args::UnitArg::Human => Units::Human,
+            args::UnitArg::Kib => Units::KiB,
+            args::UnitArg::Bytes => Units::Bytes,
+        });
+        Look { color, width: width.unwrap_or(PIPE_WIDTH), units }
+    }
+
+    /// The style of a page on standard output.
+    pub(crate) fn style(&self, long: bool, usual: Units) -> Style {
+        Style {
+            width: usize::from(self.width),
+            color: self.color,
+            long,
+            units: self.units.unwrap_or(usual),
+        }
+    }
+
+    /// The style of a page in a file: no terminal, so no colour.
+    pub(crate) fn for_file(self) -> Look {
+        Look { color: false, ..self }
+    }
+}
+
+fn clamp(columns: u16) -> u16 {
+    columns.clamp(NARROWEST, WIDEST)
+}
+
+fn terminal_width() -> Option<u16> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col != 0).then_some(size.ws_col)
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|term| term == "dumb")
+}

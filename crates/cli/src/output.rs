@@ -1,0 +1,50 @@
+//! Where a report goes: standard output or files, as text, JSON or HTML.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use anyhow::Context;
+use pagewise_model::Report;
+use pagewise_view::text::Units;
+use pagewise_view::{html, json, text};
+
+use crate::args;
+use crate::look::Look;
+
+/// Large enough that a page of 65,000 rows takes few system calls.
+const BUFFER: usize = 256 << 10;
+
+/// Writes a report as its options say. `--html` alone prints nothing on standard output.
+pub(crate) fn emit(report: &Report, output: &args::Output, look: &Look, usual: Units) -> anyhow::Result<()> {
+    if let Some(path) = &output.html {
+        into_file(path, |out| html::write(report, out))?;
+    }
+    let draw = |out: &mut dyn Write, look: &Look| {
+        if output.json {
+            json::write(report, out)
+        } else {
+            text::write(report, &look.style(output.long, usual), out)
+        }
+    };
+    match &output.output {
+        Some(path) => into_file(path, |out| draw(out, &look.for_file())),
+        None if output.html.is_some() && !output.json => Ok(()),
+        None => to_stdout(|out| draw(out, look)),
+    }
+}
+
+/// Writes to standard output and flushes it, so that a full disk or a closed pipe is noticed.
+pub(crate) fn to_stdout(draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+    let mut out = BufWriter::with_capacity(BUFFER, io::stdout().lock());
+    draw(&mut out).and_then(|()| out.flush()).context("cannot write to standard output")
+}
+
+fn into_file(path: &Path, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+    let write = || {
+        let mut out = BufWriter::with_capacity(BUFFER, File::create(path)?);
+        draw(&mut out)?;
+        out.flush()
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}
