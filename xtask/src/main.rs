@@ -1,4 +1,52 @@
-//! Checks and chores of the workspace: `cargo xtask ci`.
 #![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line speaks to its user")]
 
-fn main() {}
+mod ci;
+mod code;
+mod graph;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+const USAGE: &str = "\
+Usage: cargo xtask COMMAND
+
+  ci              every check: format, tidy, lints, documents, tests
+  tidy            the rules of this workspace that no other tool knows
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args[..] {
+        ["ci"] => ci::run(),
+        ["tidy"] => tidy::run(),
+        _ => {
+            eprint!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the workspace. Cargo says where this package is, both to `run` and to `test`.
+fn root() -> Result<PathBuf> {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").context("run me as `cargo xtask`")?;
+    let root =
+        PathBuf::from(package).parent().context("xtask is a folder of the workspace")?.to_owned();
+    Ok(root)
+}
+
+/// Cargo, the same that started us.
+fn cargo() -> std::process::Command {
+    std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}

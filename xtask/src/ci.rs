@@ -1,0 +1,156 @@
+//! `cargo xtask ci`: every check, the quick ones first, the tests last.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+/// One cargo command that must succeed.
+struct Step {
+    args: &'static [&'static str],
+    env: &'static [(&'static str, &'static str)],
+    /// A part of the toolchain that a distribution may leave out; its absence skips the step.
+    component: Option<&'static str>,
+}
+
+const STEPS: &[Step] = &[
+    Step { args: &["fmt", "--all", "--check"], env: &[], component: Some("fmt") },
+    Step {
+        args: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        env: &[],
+        component: Some("clippy"),
+    },
+    Step {
+        args: &["doc", "--workspace", "--no-deps"],
+        env: &[("RUSTDOCFLAGS", "-D warnings")],
+        component: None,
+    },
+];
+
+/// Runs every check; the last line of output is `N passed, N failed`, of the tests.
+pub(crate) fn run() -> Result<()> {
+    let began = Instant::now();
+    say("tidy");
+    crate::tidy::run()?;
+    for step in STEPS {
+        step.run()?;
+    }
+    let tally = test()?;
+    println!("all checks took {} s", began.elapsed().as_secs());
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    ensure!(tally.failed == 0, "tests failed");
+    Ok(())
+}
+
+impl Step {
+    fn run(&self) -> Result<()> {
+        if let Some(component) = self.component
+            && !is_installed(component)
+        {
+            ensure!(!tools_required(), "`cargo {component}` is not installed");
+            println!("skipped: `cargo {component}` is not installed");
+            return Ok(());
+        }
+        let command = self.args.join(" ");
+        say(&command);
+        let status = cargo_here()?.args(self.args).envs(self.env.iter().copied()).status();
+        let status = status.with_context(|| format!("cargo {command}"))?;
+        ensure!(status.success(), "cargo {command} failed");
+        Ok(())
+    }
+}
+
+/// How many tests there were, over all test binaries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+}
+
+impl Tally {
+    /// Adds what a line of libtest's output says, if it is a summary:
+    /// `test result: ok. 5 passed; 0 failed; 1 ignored; ...`.
+    fn add(&mut self, line: &str) {
+        let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|l| l.split_once(". "))
+        else {
+            return;
+        };
+        for count in counts.split("; ") {
+            match count.split_once(' ') {
+                Some((n, "passed")) => self.passed += n.parse().unwrap_or(0),
+                Some((n, "failed")) => self.failed += n.parse().unwrap_or(0),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Runs the tests, passing their output on as it comes.
+fn test() -> Result<Tally> {
+    say("test --workspace --no-fail-fast");
+    let mut child = cargo_here()?
+        .args(["test", "--workspace", "--no-fail-fast"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cargo test")?;
+    let mut tally = Tally::default();
+    let mut output = BufReader::new(child.stdout.take().context("the output was piped")?);
+    let mut line = Vec::new();
+    while output.read_until(b'\n', &mut line)? > 0 {
+        std::io::stdout().write_all(&line)?;
+        tally.add(&String::from_utf8_lossy(&line));
+        line.clear();
+    }
+    let status = child.wait()?;
+    // What did not compile, or died before its summary, is a failure that no summary counts.
+    if !status.success() && tally.failed == 0 {
+        tally.failed = 1;
+    }
+    Ok(tally)
+}
+
+fn say(step: &str) {
+    println!("\n== {step}");
+}
+
+fn cargo_here() -> Result<Command> {
+    let mut cargo = crate::cargo();
+    cargo.current_dir(crate::root()?);
+    Ok(cargo)
+}
+
+fn is_installed(component: &str) -> bool {
+    crate::cargo()
+        .args([component, "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Whether a missing tool is an error: so in CI, which installs them all.
+fn tools_required() -> bool {
+    std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|value| value == "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries_of_several_test_binaries_add_up() {
+        let mut tally = Tally::default();
+        tally.add("test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n");
+        tally.add("test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured\n");
+        assert_eq!(tally, Tally { passed: 7, failed: 3 });
+    }
+
+    #[test]
+    fn other_lines_count_nothing() {
+        let mut tally = Tally::default();
+        tally.add("test a_test ... ok\n");
+        tally.add("the program printed: 5 passed; 5 failed\n");
+        assert_eq!(tally, Tally::default());
+    }
+}

@@ -1,0 +1,367 @@
+//! `cargo xtask tidy`: the rules of this workspace that no other tool knows.
+//!
+//! A rule looks at one file at a time and reports lines; adding one is a function and a row in
+//! [`RULES`]. The crate graph, which is about manifests, is in [`crate::graph`].
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use crate::code::{line_of, only_code, paths_of, without_tests};
+use crate::graph;
+
+/// A rule: why it is there, and what it finds in a file.
+struct Rule {
+    reason: &'static str,
+    check: fn(&File, &mut Found),
+}
+
+const RULES: &[Rule] = &[
+    Rule { reason: "a reader must know what a file is for", check: header },
+    Rule { reason: "only crates whose work needs it may hold unsafe code", check: forbids_unsafe },
+    Rule { reason: "64 KiB pages exist: go through PageSize", check: page_size },
+    Rule { reason: "the workspace must work in any folder", check: machine_paths },
+    Rule { reason: "models, analyses and views are pure", check: purity },
+    Rule { reason: "only the command line prints", check: silence },
+];
+
+/// The crates that may hold unsafe code.
+const UNSAFE: &[&str] = &["sys", "alloc", "capi", "preload"];
+
+/// Paths into the standard library that a crate must not name.
+const IMPURE: &[(&str, &[&str])] = &[
+    ("model", &["fs", "env", "net", "process", "time::Instant", "time::SystemTime"]),
+    ("analysis", &["fs", "env", "net", "process", "time"]),
+    ("view", &["fs", "env", "net", "process", "time"]),
+];
+
+/// The crates that must not print.
+const SILENT: &[&str] = &["model", "sys", "proc", "measure", "heaplog", "sim", "analysis", "view"];
+
+const PRINTS: &[&str] = &["print!", "println!", "eprint!", "eprintln!", "dbg!"];
+
+/// Ways to write the page size of x86 as a number.
+const PAGE_SIZES: &[&str] = &["4096", "4_096", "0x1000", "1 << 12"];
+
+/// Where people and build machines keep their files. Written in two parts, since this file is
+/// searched too.
+const HOMES: &[&str] = &[concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
+
+/// Prints what is wrong, and fails if anything is.
+pub(crate) fn run() -> Result<()> {
+    let problems = problems(&crate::root()?)?;
+    for problem in &problems {
+        println!("{problem}");
+    }
+    match problems.len() {
+        0 => Ok(()),
+        n => bail!("tidy: {n} to mend"),
+    }
+}
+
+/// Everything that is wrong below `root`.
+fn problems(root: &Path) -> Result<Vec<Problem>> {
+    let mut problems: Vec<Problem> = graph::check(&graph::crates(root)?)
+        .into_iter()
+        .map(|(manifest, message)| Problem {
+            path: Path::new(&manifest)
+                .strip_prefix(root)
+                .unwrap_or(manifest.as_ref())
+                .display()
+                .to_string(),
+            line: 1,
+            message,
+            reason: "the graph of ARCHITECTURE.md",
+        })
+        .collect();
+    for file in files(root)? {
+        problems.extend(check(&file));
+    }
+    Ok(problems)
+}
+
+/// One thing to mend. Prints as `file:line: what: why`, which editors know how to open.
+#[derive(Debug, PartialEq, Eq)]
+struct Problem {
+    path: String,
+    line: usize,
+    message: String,
+    reason: &'static str,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}: {}", self.path, self.line, self.message, self.reason)
+    }
+}
+
+/// What a rule found: a line and what is wrong there.
+type Found = Vec<(usize, String)>;
+
+fn check(file: &File) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for rule in RULES {
+        let mut found = Found::new();
+        (rule.check)(file, &mut found);
+        problems.extend(found.into_iter().map(|(line, message)| Problem {
+            path: file.path.clone(),
+            line,
+            message,
+            reason: rule.reason,
+        }));
+    }
+    problems
+}
+
+/// One file of ours. Captured `/proc` trees hold any bytes, so the text may be lossy.
+struct File {
+    /// Relative to the root, with `/`.
+    path: String,
+    text: String,
+    /// The code that is built into the product: empty for anything but Rust.
+    product: String,
+}
+
+impl File {
+    fn new(path: impl Into<String>, text: impl Into<String>) -> File {
+        let (path, text) = (path.into(), text.into());
+        let tests = ["tests/", "benches/", "examples/", "fixtures/", "fuzz/"];
+        let is_product = path.ends_with(".rs")
+            && !tests.iter().any(|t| path.starts_with(t) || path.contains(&format!("/{t}")));
+        let product = if is_product { without_tests(&only_code(&text)) } else { String::new() };
+        File { path, text, product }
+    }
+
+    fn is(&self, extension: &str) -> bool {
+        self.path.rsplit_once('.').is_some_and(|(_, found)| found == extension)
+    }
+
+    /// The folder of the crate that it belongs to.
+    fn krate(&self) -> Option<&str> {
+        let path = self.path.strip_prefix("crates/").unwrap_or(&self.path);
+        path.split_once('/').map(|(krate, _)| krate)
+    }
+
+    /// Whether it is a file that the compiler starts from, where crate-wide attributes go.
+    fn is_crate_root(&self) -> bool {
+        let Some((_, inside)) =
+            self.path.strip_prefix("crates/").unwrap_or(&self.path).split_once('/')
+        else {
+            return false;
+        };
+        matches!(inside, "src/lib.rs" | "src/main.rs" | "build.rs")
+            || inside.strip_prefix("src/bin/").is_some_and(|bin| bin.ends_with(".rs"))
+    }
+}
+
+/// Every file of ours below `root`; links and hidden folders but `.ci` and `.cargo` are left out.
+fn files(root: &Path) -> Result<Vec<File>> {
+    let mut files = Vec::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let kind = entry.file_type()?;
+            let path = entry.path();
+            if kind.is_dir() && is_ours(&name) {
+                folders.push(path);
+            } else if kind.is_file() {
+                let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
+                let path = path.strip_prefix(root)?.display().to_string();
+                files.push(File::new(path, String::from_utf8_lossy(&bytes)));
+            }
+        }
+    }
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+fn is_ours(folder: &str) -> bool {
+    matches!(folder, ".ci" | ".cargo") || !(folder == "target" || folder.starts_with('.'))
+}
+
+fn header(file: &File, found: &mut Found) {
+    let first = file.text.lines().next().unwrap_or_default();
+    let second = file.text.lines().nth(1).unwrap_or_default();
+    let missing = match () {
+        () if file.is("rs") => (!first.starts_with("//! ")).then_some("`//!`"),
+        () if file.is("c") || file.is("h") => (!first.starts_with("/*")).then_some("a comment"),
+        () if first.starts_with("#!/") => {
+            (!second.starts_with("# ")).then_some("`#!` and a comment")
+        }
+        () => None,
+    };
+    if let Some(missing) = missing {
+        found.push((1, format!("the file does not start with {missing}")));
+    }
+}
+
+fn forbids_unsafe(file: &File, found: &mut Found) {
+    let may = file.krate().is_some_and(|krate| UNSAFE.contains(&krate));
+    if file.is_crate_root() && !may && !file.product.contains("#![forbid(unsafe_code)]") {
+        found.push((1, "the crate does not `#![forbid(unsafe_code)]`".to_owned()));
+    }
+}
+
+fn page_size(file: &File, found: &mut Found) {
+    for size in PAGE_SIZES {
+        for (at, _) in file.product.match_indices(size) {
+            let before = file.product[..at].chars().next_back();
+            let after = file.product[at + size.len()..].chars().next();
+            let inside =
+                |c: Option<char>| c.is_some_and(|c| c.is_ascii_hexdigit() || "_.x".contains(c));
+            // A type may follow the digits: 4096_u64 and 4096u64 are the page size too.
+            let typed =
+                file.product[at + size.len()..].trim_start_matches('_').starts_with(['u', 'i']);
+            if !inside(before) && (typed || !inside(after)) {
+                found.push((line_of(&file.product, at), format!("literal {size}")));
+            }
+        }
+    }
+}
+
+fn machine_paths(file: &File, found: &mut Found) {
+    for home in HOMES {
+        for (at, _) in file.text.match_indices(home) {
+            found.push((line_of(&file.text, at), format!("a path below {home}")));
+        }
+    }
+}
+
+fn purity(file: &File, found: &mut Found) {
+    let Some((krate, impure)) = IMPURE.iter().find(|(krate, _)| file.krate() == Some(*krate))
+    else {
+        return;
+    };
+    for (at, path) in paths_of("std", &file.product) {
+        let inner = path.strip_prefix("std::").unwrap_or_default();
+        if impure
+            .iter()
+            .any(|i| inner == *i || inner.strip_prefix(i).is_some_and(|r| r.starts_with("::")))
+        {
+            found.push((line_of(&file.product, at), format!("{krate} may not use {path}")));
+        }
+    }
+}
+
+fn silence(file: &File, found: &mut Found) {
+    if !file.krate().is_some_and(|krate| SILENT.contains(&krate)) {
+        return;
+    }
+    for print in PRINTS {
+        for (at, _) in file.product.match_indices(print) {
+            if !file.product[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+                found.push((line_of(&file.product, at), format!("`{print}`")));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the rules say about a file, as `line: message`.
+    fn said(path: &str, text: &str) -> Vec<String> {
+        check(&File::new(path, text))
+            .into_iter()
+            .map(|problem| format!("{}: {}", problem.line, problem.message))
+            .collect()
+    }
+
+    #[test]
+    fn this_workspace_is_tidy() {
+        let problems = problems(&crate::root().unwrap()).unwrap();
+        let lines: Vec<String> = problems.iter().map(Problem::to_string).collect();
+        assert!(lines.is_empty(), "\n{}", lines.join("\n"));
+    }
+
+    #[test]
+    fn a_problem_prints_as_editors_expect() {
+        let problems = check(&File::new("crates/proc/src/a.rs", "//! A.\nfn f() { print!() }"));
+        assert_eq!(
+            problems[0].to_string(),
+            "crates/proc/src/a.rs:2: `print!`: only the command line prints"
+        );
+    }
+
+    #[test]
+    fn each_kind_of_file_says_what_it_is_for() {
+        assert_eq!(
+            said("crates/proc/src/a.rs", "use a;"),
+            ["1: the file does not start with `//!`"]
+        );
+        assert_eq!(said("fixtures/a.c", "int x;"), ["1: the file does not start with a comment"]);
+        assert_eq!(
+            said(".ci/run", "#!/bin/bash\nset -e"),
+            ["1: the file does not start with `#!` and a comment"]
+        );
+        assert!(said(".ci/run", "#!/bin/bash\n# Checks.").is_empty());
+        assert!(said("fixtures/a.c", "/* A. */").is_empty());
+    }
+
+    #[test]
+    fn crates_forbid_unsafe_code_but_those_that_need_it() {
+        let missing = ["1: the crate does not `#![forbid(unsafe_code)]`"];
+        assert_eq!(said("crates/proc/src/lib.rs", "//! A."), missing);
+        assert_eq!(said("xtask/src/main.rs", "//! A.\n// #![forbid(unsafe_code)]"), missing);
+        assert!(said("crates/sys/src/lib.rs", "//! A.").is_empty());
+        assert!(said("crates/proc/src/inner.rs", "//! A.").is_empty());
+    }
+
+    #[test]
+    fn no_page_size_is_assumed_outside_tests() {
+        let path = "crates/proc/src/a.rs";
+        for literal in ["4096", "4096_u64", "4096u64", "4_096", "0x1000", "1 << 12"] {
+            assert_eq!(said(path, &format!("//! A.\nlet x = {literal};")).len(), 1, "{literal}");
+        }
+        assert!(
+            said(path, "//! A.\n// 4096\nlet x = (14096, 40960, 0x10000, 0x4096, \"4096\");")
+                .is_empty()
+        );
+        assert!(said(path, "//! A.\n#[cfg(test)]\nmod tests { const X: u64 = 4096; }").is_empty());
+        assert!(said("crates/proc/tests/a.rs", "//! A.\nconst X: u64 = 4096;").is_empty());
+    }
+
+    #[test]
+    fn no_file_names_a_folder_of_one_machine() {
+        for home in HOMES {
+            let text = format!("first\nsee {home}someone");
+            assert_eq!(said("README.md", &text), [format!("2: a path below {home}")]);
+        }
+        assert!(said("README.md", "/usr/bin/env, /tmp/x, /root").is_empty());
+    }
+
+    #[test]
+    fn analyses_do_no_io() {
+        let path = "crates/analysis/src/a.rs";
+        for line in ["use std::fs;", "use std::{fmt, env};", "let t = std::time::Instant::now();"] {
+            assert_eq!(said(path, &format!("//! A.\n{line}")).len(), 1, "{line}");
+        }
+        assert!(said(path, "//! A.\nuse std::{fmt, collections::BTreeMap};").is_empty());
+        assert!(said("crates/proc/src/a.rs", "//! A.\nuse std::fs;").is_empty());
+    }
+
+    #[test]
+    fn a_model_may_hold_a_duration_but_no_clock() {
+        let path = "crates/model/src/a.rs";
+        assert!(said(path, "//! A.\nuse std::time::Duration;").is_empty());
+        assert_eq!(
+            said(path, "//! A.\nuse std::time::{Duration, Instant};"),
+            ["2: model may not use std::time::Instant"]
+        );
+    }
+
+    #[test]
+    fn libraries_do_not_print() {
+        for print in PRINTS {
+            let text = format!("//! A.\nfn f() {{ {print}(\"x\") }}");
+            assert_eq!(said("crates/view/src/a.rs", &text), [format!("2: `{print}`")]);
+            assert!(said("crates/cli/src/a.rs", &text).is_empty());
+        }
+    }
+}
