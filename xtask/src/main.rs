@@ -1,9 +1,12 @@
+//! Checks and chores of the workspace: `cargo xtask ci`, `tidy`, `capture`.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line speaks to its user")]
 
+mod capture;
 mod ci;
 mod code;
 mod graph;
+mod qemu;
 mod tidy;
 
 use std::path::PathBuf;
@@ -16,6 +19,8 @@ Usage: cargo xtask COMMAND
 
   ci              every check: format, tidy, lints, documents, tests
   tidy            the rules of this workspace that no other tool knows
+  capture         copy the /proc of the fixture programs on this kernel (as root)
+  capture --qemu  the same on Debian's stock kernel, booted under QEMU
 ";
 
 fn main() -> ExitCode {
@@ -24,6 +29,8 @@ fn main() -> ExitCode {
     let done = match args[..] {
         ["ci"] => ci::run(),
         ["tidy"] => tidy::run(),
+        ["capture"] => capture::run(),
+        ["capture", "--qemu"] => qemu::run(),
         _ => {
             eprint!("{USAGE}");
             return ExitCode::from(2);
