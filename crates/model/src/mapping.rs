@@ -1,6 +1,7 @@
 //! One mapping (VMA) of a process and the two axes that sort it: sharing and backing.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -159,7 +160,7 @@ pub struct Breakdown {
     pub file_exclusive: Bytes,
     /// Resident page-cache pages that others map too.
     pub file_co_mapped: Bytes,
-    /// Pages in swap, as far as the page table knows (a shared mapping's may be missing).
+    /// Pages in swap, as far as the page table knows; [`Pages::swap`] says whether that is all.
     pub swapped: Bytes,
     /// Entries that point at the kernel's one zero page: read but never written; not in Rss.
     pub zero: Bytes,
@@ -188,6 +189,10 @@ pub struct Pages {
     /// page is co-mapped it takes `/proc/kpagecount`, so CAP_SYS_ADMIN.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
+    /// Pages in swap: smaps' `Swap`. Page tables forget swapped tmpfs pages, so for a
+    /// [`Backing::Shmem`] mapping it is only known while the machine uses no swap.
+    #[serde(with = "plain")]
+    pub swap: Reading<Bytes>,
     /// Anonymous memory mapped by huge page-table entries: smaps' `AnonHugePages`.
     #[serde(with = "plain")]
     pub anon_huge: Reading<Bytes>,
@@ -215,9 +220,10 @@ pub struct Mapping {
     /// The entry of `smaps`, where it was read.
     #[serde(with = "plain")]
     pub smaps: Reading<Box<Smaps>>,
-    /// What the page tables say, where they were read.
+    /// What the page tables say, where they were read. Mappings whose pages are alike share one value:
+    /// most of 65,000 small mappings are.
     #[serde(with = "plain")]
-    pub pages: Reading<Box<Pages>>,
+    pub pages: Reading<Arc<Pages>>,
 }
 
 impl Mapping {
@@ -295,7 +301,7 @@ impl Mapping {
 
     /// Bytes in swap.
     pub fn swap(&self) -> Reading<Bytes> {
-        self.either(Counter::Swap, |pages| Ok(pages.breakdown.swapped))
+        self.either(Counter::Swap, |pages| pages.swap.clone())
     }
 
     /// Anonymous memory in huge pages.

@@ -1,30 +1,30 @@
 //! A value that may be missing, with the reason. Absence is data: it travels to the view.
 
-use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 /// A value, or why there is none. Never 0 for "not known".
 pub type Reading<T> = Result<T, Absent>;
 
-/// Why a value is missing.
+/// Why a value is missing. Cheap to clone: a reason is often the same for 65,000 mappings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "why", content = "detail")]
 #[non_exhaustive]
 pub enum Absent {
     /// The kernel that was asked does not have it; `0` names the release that brought it, where known.
-    NotInThisKernel(Cow<'static, str>),
+    NotInThisKernel(Arc<str>),
     /// We may not read it; `0` names what it takes.
-    NotPermitted(Cow<'static, str>),
+    NotPermitted(Arc<str>),
     /// The machine cannot give it; `0` names what stands in the way.
-    NotSupported(Cow<'static, str>),
+    NotSupported(Arc<str>),
     /// A counter that never ran.
     NeverScheduled,
     /// We did not ask, to be polite or because the source is a copy; `0` says how to ask.
-    NotCollected(Cow<'static, str>),
+    NotCollected(Arc<str>),
     /// What was read does not decide it; `0` says what would.
-    Ambiguous(Cow<'static, str>),
+    Ambiguous(Arc<str>),
     /// It was there and went away while we read (a process that ended).
     Vanished,
 }
