@@ -1,1 +1,10 @@
 //! The kernel edge: system calls, ioctls, ptrace, probes. Typed and thin; no policy.
+//!
+//! One file an interface. Errors are what the kernel answered, as [`std::io::Error`].
+
+pub mod pagemap_scan;
+pub mod probe;
+pub mod procmap_query;
+pub mod remote;
+pub mod rest;
+pub mod system;

@@ -1,0 +1,66 @@
+//! What the running kernel can do and lets us do: each interface is tried once, on ourselves.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::pagemap_scan::{self, Categories, Region, Request};
+use crate::system::page_size;
+
+/// The page interfaces that work here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// `PAGEMAP_SCAN` (Linux 6.7).
+    pub pagemap_scan: bool,
+    /// `pagemap` shows page-frame numbers and `kpagecount` can be read: CAP_SYS_ADMIN in the
+    /// first user namespace.
+    pub frames: bool,
+}
+
+impl Features {
+    /// Tries each interface.
+    pub fn detect() -> Features {
+        let pagemap = File::open("/proc/self/pagemap").ok();
+        Features {
+            pagemap_scan: pagemap.as_ref().is_some_and(can_scan),
+            frames: pagemap.as_ref().is_some_and(shows_frames) && counts_mappers(),
+        }
+    }
+}
+
+/// The start of a page of ours that is in memory while we look at it: it holds `here`.
+fn page_of(here: &u8) -> u64 {
+    (&raw const *here).addr() as u64 & !(page_size() - 1)
+}
+
+fn can_scan(pagemap: &File) -> bool {
+    let on_stack = 0;
+    let start = page_of(&on_stack);
+    let request =
+        Request { any_of: Categories::PRESENT, report: Categories::PRESENT, ..Request::default() };
+    pagemap_scan::scan(pagemap, start..start + page_size(), &request, &mut [Region::default()])
+        .is_ok()
+}
+
+fn shows_frames(pagemap: &File) -> bool {
+    let on_stack = 0;
+    let mut entry = [0; 8];
+    let offset = page_of(&on_stack) / page_size() * 8;
+    let read = pagemap.read_exact_at(&mut entry, offset);
+    // Bits 0-54 are the frame, and 0 where it is hidden: admin-guide/mm/pagemap.rst.
+    read.is_ok() && u64::from_ne_bytes(entry) & ((1 << 55) - 1) != 0
+}
+
+fn counts_mappers() -> bool {
+    File::open("/proc/kpagecount").is_ok_and(|file| file.read_exact_at(&mut [0; 8], 0).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::{CapabilitySet, has_capability};
+
+    #[test]
+    fn frames_are_never_visible_without_the_capability() {
+        assert!(!Features::detect().frames || has_capability(CapabilitySet::SYS_ADMIN));
+    }
+}

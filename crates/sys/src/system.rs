@@ -1,0 +1,46 @@
+//! Facts of the running system and of ourselves: page size, user, kernel, clocks, capabilities.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+pub use rustix::thread::CapabilitySet;
+
+/// The base page size in bytes.
+pub fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// The ticks a second in which `/proc/<pid>/stat` counts time.
+pub fn ticks_per_second() -> u64 {
+    rustix::param::clock_ticks_per_second()
+}
+
+/// Our effective user id.
+pub fn euid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The kernel's release, as `uname -r` prints it.
+pub fn kernel_release() -> Vec<u8> {
+    rustix::system::uname().release().to_bytes().to_vec()
+}
+
+/// The time since the machine started, its sleep included: what `starttime` of
+/// `/proc/<pid>/stat` counts from.
+pub fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::try_from(now).unwrap_or_default()
+}
+
+/// Whether we hold a capability now.
+pub fn has_capability(capability: CapabilitySet) -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
+}
+
+/// How many bytes of swap the machine uses now, for whomever.
+pub fn swap_in_use() -> u64 {
+    let info = rustix::system::sysinfo();
+    let units = info.totalswap.saturating_sub(info.freeswap);
+    u64::try_from(u128::from(units) * u128::from(info.mem_unit)).unwrap_or(u64::MAX)
+}
