@@ -48,10 +48,11 @@ impl Name {
     }
 }
 
-/// Whether a character may reach a terminal or a page as it is.
-fn is_plain(c: char) -> bool {
+/// Whether a character may reach a terminal or a page as it is: it is no control character, no
+/// direction mark, and not invisible.
+pub fn is_plain(c: char) -> bool {
     !(c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'))
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'))
 }
 
 /// What [`Name::escaped`] does, for any bytes.

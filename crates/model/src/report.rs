@@ -94,9 +94,8 @@ pub struct Fact {
     pub audience: Audience,
 }
 
-/// A value with its unit.
+/// A value with its unit. Closed like [`Block`]: a new kind must be drawn by every view.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub enum Value {
     /// Nothing to say here: an empty cell; JSON null.
     None,

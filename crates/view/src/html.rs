@@ -1,0 +1,243 @@
+//! HTML: one page that needs nothing else. Tables and the address map are there without
+//! JavaScript; with it tables can be sorted and filtered and the map can be zoomed.
+
+mod address_map;
+mod table;
+
+use std::io::{self, Write};
+
+use pagewise_model::report::{
+    Audience, Block, Fact, Facts, Finding, Findings, Paragraph, Report, Shape, Value,
+};
+
+use crate::cells::for_people;
+use crate::footnotes::Footnotes;
+use crate::number::{self, Units};
+use crate::words::{Wording, clean};
+
+/// Nothing may be loaded, sent or framed; only what is inside this page runs.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+                      base-uri 'none'; form-action 'none'";
+
+const CSS: &str = include_str!("html/page.css");
+const JS: &str = include_str!("html/page.js");
+
+/// Writes a report as one self-contained page.
+///
+/// All that [`Audience::Long`] adds is in the page, behind a switch.
+///
+/// # Errors
+/// What `out` returns.
+pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let mut page = Page { out, html: String::new() };
+    let title = escaped(&WORDING.sentence(&report.title));
+    page.html.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    page.html.push_str(&format!(
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{title}</title>\n<style>\n{CSS}</style>\n</head>\n<body>\n\
+         <header><h1>{title}</h1>{}</header>\n<main>\n",
+        if has_more(report) { MORE } else { "" }
+    ));
+    for block in &report.blocks {
+        page.block(block)?;
+        page.flush()?;
+    }
+    page.html.push_str(&format!("</main>\n<script>\n{JS}</script>\n</body>\n</html>\n"));
+    page.flush()
+}
+
+/// The switch for what is only for those who ask; style alone makes it work.
+const MORE: &str = "<label class=\"more\"><input type=\"checkbox\" id=\"more\"> Show more</label>";
+
+/// Values in words, missing ones with their reason.
+const WORDING: Wording<'static> = Wording { units: Units::Human, notes: None };
+
+/// Whether something in the report is only for those who ask.
+fn has_more(report: &Report) -> bool {
+    let is_long = |audience: Audience| audience == Audience::Long;
+    report.blocks.iter().any(|block| match block {
+        Block::Facts(facts) => {
+            is_long(facts.audience)
+                || facts.facts.iter().any(|f| is_long(f.audience) || !f.meaning.is_empty())
+        }
+        Block::Table(table) => {
+            is_long(table.audience) || table.columns.iter().any(|c| is_long(c.audience))
+        }
+        Block::Text(text) => is_long(text.audience),
+        Block::Findings(_) | Block::AddressMap(_) => false,
+    })
+}
+
+/// Clean text with the five characters of HTML's grammar replaced.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    push_escaped(&mut out, text);
+    out
+}
+
+/// Pushes what [`escaped`] returns.
+fn push_escaped(out: &mut String, text: &str) {
+    for c in clean(text.as_bytes()).chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+}
+
+/// A class attribute for what is only for those who ask.
+fn class(audience: Audience) -> &'static str {
+    if audience == Audience::Long { " class=\"long\"" } else { "" }
+}
+
+struct Page<'p> {
+    out: &'p mut dyn Write,
+    html: String,
+}
+
+impl Page<'_> {
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.write_all(self.html.as_bytes())?;
+        self.html.clear();
+        Ok(())
+    }
+
+    fn block(&mut self, block: &Block) -> io::Result<()> {
+        match block {
+            Block::Facts(facts) if for_people(facts.audience, true) => self.facts(facts),
+            Block::Table(table) if for_people(table.audience, true) => self.table(table)?,
+            Block::Findings(findings) => self.findings(findings),
+            Block::AddressMap(map) => self.address_map(map),
+            Block::Text(text) if for_people(text.audience, true) => self.paragraph(text),
+            Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Starts a section; the caller ends it.
+    fn section(&mut self, title: &str, audience: Audience) {
+        self.html.push_str(&format!("<section{}>\n", class(audience)));
+        if !title.is_empty() {
+            self.html.push_str(&format!("<h2>{}</h2>\n", escaped(title)));
+        }
+    }
+
+    fn end_section(&mut self) {
+        self.html.push_str("</section>\n");
+    }
+
+    fn facts(&mut self, facts: &Facts) {
+        let shown = || facts.facts.iter().filter(|fact| for_people(fact.audience, true));
+        let notes = Footnotes::of_facts(shown());
+        let shape = match facts.shape {
+            Shape::Line => "line",
+            Shape::Columns => "columns",
+            Shape::List => "list",
+        };
+        self.section(&facts.title, facts.audience);
+        self.fact_list(shape, shown(), &notes);
+        self.footnotes(&notes);
+        self.end_section();
+    }
+
+    fn fact_list<'f>(
+        &mut self,
+        shape: &str,
+        facts: impl Iterator<Item = &'f Fact>,
+        notes: &Footnotes<'_>,
+    ) {
+        self.html.push_str(&format!("<dl class=\"{shape}\">\n"));
+        facts.for_each(|fact| self.fact(fact, notes));
+        self.html.push_str("</dl>\n");
+    }
+
+    fn fact(&mut self, fact: &Fact, notes: &Footnotes<'_>) {
+        let meaning = escaped(&fact.meaning);
+        self.html.push_str(&format!("<div{}", class(fact.audience)));
+        if !meaning.is_empty() {
+            self.html.push_str(&format!(" title=\"{meaning}\""));
+        }
+        self.html.push_str(&format!("><dt>{}</dt><dd>", escaped(&fact.label)));
+        self.value(&fact.value, notes);
+        self.html.push_str("</dd>");
+        if !meaning.is_empty() {
+            self.html.push_str(&format!("<dd class=\"long meaning\">{meaning}</dd>"));
+        }
+        self.html.push_str("</div>\n");
+    }
+
+    /// A value; the exact size and the reason for a missing one are shown on hover.
+    fn value(&mut self, value: &Value, notes: &Footnotes<'_>) {
+        let words = escaped(&Wording { notes: Some(notes), ..WORDING }.value(value));
+        match value {
+            Value::Bytes(n) if *n >= 1024 => {
+                let mut exact = String::new();
+                number::push(&mut exact, |field| number::decimal(field, *n));
+                self.html.push_str(&format!("<span title=\"{exact} bytes\">{words}</span>"));
+            }
+            Value::Absent(absent) => {
+                let why = escaped(&absent.to_string());
+                self.html.push_str(&format!("<abbr title=\"{why}\">{words}</abbr>"));
+            }
+            _ => self.html.push_str(&words),
+        }
+    }
+
+    fn footnotes(&mut self, notes: &Footnotes<'_>) {
+        for (mark, reason) in notes.lines() {
+            let reason = escaped(&reason);
+            self.html.push_str(&format!("<p class=\"note\"><b>{mark}</b> {reason}</p>\n"));
+        }
+    }
+
+    fn findings(&mut self, findings: &Findings) {
+        self.section("Findings", Audience::Everyone);
+        if findings.list.is_empty() {
+            self.html.push_str(&format!("<p>{}</p>\n", escaped(&findings.none)));
+        }
+        findings.list.iter().for_each(|finding| self.finding(finding));
+        self.end_section();
+    }
+
+    fn finding(&mut self, finding: &Finding) {
+        let severity = finding.severity.key();
+        self.html.push_str(&format!(
+            "<article class=\"finding {severity}\">\n<h3><span class=\"severity\">{severity}</span> {}</h3>\n",
+            escaped(&WORDING.sentence(&finding.claim))
+        ));
+        let shown = || finding.evidence.iter().filter(|fact| for_people(fact.audience, true));
+        if shown().next().is_some() {
+            let notes = Footnotes::of_facts(shown());
+            self.fact_list("line", shown(), &notes);
+            self.footnotes(&notes);
+        }
+        let next_step = escaped(&WORDING.sentence(&finding.next_step));
+        if !next_step.is_empty() {
+            self.html.push_str(&format!("<p class=\"next\">→ {next_step}</p>\n"));
+        }
+        self.html.push_str("</article>\n");
+    }
+
+    fn paragraph(&mut self, text: &Paragraph) {
+        self.section(&text.title, text.audience);
+        let sentence = escaped(&WORDING.sentence(&text.pieces));
+        self.html.push_str(&format!("<p>{sentence}</p>\n"));
+        self.end_section();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_embedded_cannot_end_its_element() {
+        assert!(!JS.to_lowercase().contains("</script") && !JS.contains("<!--"));
+        assert!(!CSS.to_lowercase().contains("</style"));
+    }
+}

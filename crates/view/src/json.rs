@@ -1,0 +1,387 @@
+//! JSON for programs: keys nest at dots, sizes are in bytes, a missing value says why.
+//!
+//! A table row is one line, so that `grep` finds it and a table of any length is written without
+//! being built first.
+
+use std::io::{self, Write};
+
+use pagewise_model::name::{escape, is_plain};
+use pagewise_model::report::{Block, Column, Fact, Finding, Label, Report, Table, Value};
+use pagewise_model::{Absent, Name};
+
+use crate::cells::{Cell, for_programs};
+use crate::number;
+use crate::text::inline;
+
+/// Writes a report as one JSON object.
+///
+/// - Facts are members of the object at their key; a table is an array of objects, or an object
+///   of objects where its rows have keys; blocks whose keys share a start share an object.
+/// - A value that is missing is `{"absent": "why"}`; one that has nothing to say is `null`.
+/// - A name is its text; where it is not UTF-8, the bytes that are not are `\xNN`.
+/// - Where two members would have one key, the later one is written.
+///
+/// ```
+/// use pagewise_model::report::{Fact, Facts, Report, Shape, Value, Block};
+/// use pagewise_view::json::write;
+///
+/// let rss = Fact {
+///     key: "rss".into(),
+///     label: "RSS".into(),
+///     value: Value::Bytes(4096),
+///     meaning: "".into(),
+///     audience: Default::default(),
+/// };
+/// let facts = Facts {
+///     key: "totals".into(),
+///     title: "".into(),
+///     audience: Default::default(),
+///     shape: Shape::Line,
+///     facts: vec![rss],
+/// };
+/// let report = Report { schema: "example/1", title: vec![], blocks: vec![Block::Facts(facts)] };
+/// let mut out = Vec::new();
+/// write(&report, &mut out).unwrap();
+/// let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
+/// assert_eq!(json["totals"]["rss"], 4096);
+/// ```
+///
+/// # Errors
+/// What `out` returns.
+pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let mut writer = Writer { out, buffer: Vec::new(), depth: 0 };
+    writer.object(&tree(report))?;
+    writer.buffer.push(b'\n');
+    writer.out.write_all(&writer.buffer)
+}
+
+/// The members of an object, in order of first appearance.
+type Members<'r> = Vec<(&'r str, Node<'r>)>;
+
+/// What a key leads to.
+enum Node<'r> {
+    Object(Members<'r>),
+    Text(&'r str),
+    Value(&'r Value),
+    Table(&'r Table),
+    Findings(Vec<&'r Finding>),
+}
+
+/// The report by its keys. Tables stay as they are.
+fn tree(report: &Report) -> Members<'_> {
+    let mut root: Members<'_> = vec![("schema", Node::Text(report.schema))];
+    for block in &report.blocks {
+        match block {
+            Block::Facts(facts) if for_programs(facts.audience) => {
+                add_facts(object_at(&mut root, &facts.key), &facts.facts);
+            }
+            Block::Table(table) if for_programs(table.audience) => {
+                let (path, key) = table.key.rsplit_once('.').unwrap_or(("", &table.key));
+                set(object_at(&mut root, path), key, Node::Table(table));
+            }
+            Block::Findings(findings) => {
+                let all = findings.list.iter().collect();
+                match root.iter_mut().find(|(key, _)| *key == "findings") {
+                    Some((_, Node::Findings(so_far))) => so_far.extend(&findings.list),
+                    _ => set(&mut root, "findings", Node::Findings(all)),
+                }
+            }
+            Block::Facts(_) | Block::Table(_) | Block::AddressMap(_) | Block::Text(_) => {}
+        }
+    }
+    root
+}
+
+fn add_facts<'r>(object: &mut Members<'r>, facts: &'r [Fact]) {
+    for fact in facts.iter().filter(|fact| for_programs(fact.audience)) {
+        set(object, &fact.key, Node::Value(&fact.value));
+    }
+}
+
+/// The object at a path of keys, made where it is missing. The empty path is the object itself.
+fn object_at<'t, 'r>(mut object: &'t mut Members<'r>, path: &'r str) -> &'t mut Members<'r> {
+    for key in path.split('.').filter(|key| !key.is_empty()) {
+        let at = object.iter().position(|(have, _)| *have == key).unwrap_or_else(|| {
+            object.push((key, Node::Object(Vec::new())));
+            object.len() - 1
+        });
+        let node = &mut object[at].1;
+        if !matches!(node, Node::Object(_)) {
+            *node = Node::Object(Vec::new());
+        }
+        let Node::Object(members) = node else { unreachable!("it was made one above") };
+        object = members;
+    }
+    object
+}
+
+/// Sets a member, in the place of an earlier one with the same key.
+fn set<'r>(object: &mut Members<'r>, key: &'r str, node: Node<'r>) {
+    match object.iter_mut().find(|(have, _)| *have == key) {
+        Some((_, have)) => *have = node,
+        None => object.push((key, node)),
+    }
+}
+
+/// So many bytes are collected before the writer gets them.
+const CHUNK: usize = 1 << 16;
+
+struct Writer<'w> {
+    out: &'w mut dyn Write,
+    buffer: Vec<u8>,
+    depth: usize,
+}
+
+impl Writer<'_> {
+    /// Writes an object with one member a line.
+    fn object(&mut self, members: &[(&str, Node<'_>)]) -> io::Result<()> {
+        self.lines(b"{}", members, |writer, (key, node)| {
+            writer.key(key);
+            writer.node(node)
+        })
+    }
+
+    fn node(&mut self, node: &Node<'_>) -> io::Result<()> {
+        match node {
+            Node::Object(members) => return self.object(members),
+            Node::Table(table) => return self.table(table),
+            Node::Findings(list) => {
+                return self.lines(b"[]", list, |writer, finding| {
+                    writer.finding(finding);
+                    Ok(())
+                });
+            }
+            Node::Text(text) => self.string(text),
+            Node::Value(value) => self.value(value),
+        }
+        Ok(())
+    }
+
+    /// Writes items between two brackets, each on a line of its own.
+    fn lines<T>(
+        &mut self,
+        brackets: &[u8; 2],
+        items: impl IntoIterator<Item = T>,
+        mut write: impl FnMut(&mut Self, T) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.buffer.push(brackets[0]);
+        self.depth += 1;
+        let mut any = false;
+        for item in items {
+            if any {
+                self.buffer.push(b',');
+            }
+            any = true;
+            self.newline()?;
+            write(self, item)?;
+        }
+        self.depth -= 1;
+        if any {
+            self.newline()?;
+        }
+        self.buffer.push(brackets[1]);
+        Ok(())
+    }
+
+    fn newline(&mut self) -> io::Result<()> {
+        if self.buffer.len() > CHUNK {
+            self.out.write_all(&self.buffer)?;
+            self.buffer.clear();
+        }
+        self.buffer.push(b'\n');
+        self.buffer.resize(self.buffer.len() + 2 * self.depth, b' ');
+        Ok(())
+    }
+
+    fn table(&mut self, table: &Table) -> io::Result<()> {
+        let columns = Columns::of(table);
+        let rows = 0..table.rows();
+        match &table.row_keys {
+            None => self.lines(b"[]", rows, |writer, row| {
+                writer.row(&columns, row);
+                Ok(())
+            }),
+            Some(keys) => self.lines(b"{}", last_of_each(keys, table.rows()), |writer, row| {
+                writer.key(&keys[row]);
+                writer.row(&columns, row);
+                Ok(())
+            }),
+        }
+    }
+
+    /// Writes a row as an object on one line.
+    fn row(&mut self, columns: &Columns<'_>, row: usize) {
+        self.buffer.push(b'{');
+        for (key, column) in &columns.0 {
+            self.buffer.extend_from_slice(key);
+            self.cell(Cell::of(column, row));
+        }
+        self.buffer.push(b'}');
+    }
+
+    fn finding(&mut self, finding: &Finding) {
+        self.buffer.push(b'{');
+        self.key("id");
+        self.string(finding.id);
+        self.buffer.extend_from_slice(b", ");
+        self.key("severity");
+        self.string(finding.severity.key());
+        self.buffer.extend_from_slice(b", ");
+        self.key("claim");
+        self.string(&inline(&finding.claim));
+        self.buffer.extend_from_slice(b", ");
+        self.key("evidence");
+        self.evidence(&finding.evidence);
+        self.buffer.extend_from_slice(b", ");
+        self.key("next_step");
+        self.string(&inline(&finding.next_step));
+        self.buffer.push(b'}');
+    }
+
+    fn evidence(&mut self, facts: &[Fact]) {
+        let mut members = Vec::new();
+        add_facts(&mut members, facts);
+        self.buffer.push(b'{');
+        for (at, (key, node)) in members.iter().enumerate() {
+            if at > 0 {
+                self.buffer.extend_from_slice(b", ");
+            }
+            self.key(key);
+            if let Node::Value(value) = node {
+                self.value(value);
+            }
+        }
+        self.buffer.push(b'}');
+    }
+
+    fn key(&mut self, key: &str) {
+        self.string(key);
+        self.buffer.extend_from_slice(b": ");
+    }
+
+    fn cell(&mut self, cell: Cell<'_>) {
+        match cell {
+            Cell::Bytes(n) | Cell::Count(n) | Cell::Address(n) => self.number(n),
+            Cell::Name(name) => self.name(name),
+            Cell::Label(text) => self.string(text),
+            Cell::Absent(absent) => self.absent(absent),
+            Cell::Other(value) => self.value(value),
+        }
+    }
+
+    fn value(&mut self, value: &Value) {
+        match value {
+            Value::None => self.buffer.extend_from_slice(b"null"),
+            Value::Bytes(n) | Value::Count(n) | Value::Address(n) | Value::Nanos(n) => {
+                self.number(*n);
+            }
+            Value::Change(n) => {
+                if *n < 0 {
+                    self.buffer.push(b'-');
+                }
+                self.number(n.unsigned_abs());
+            }
+            Value::Share(share) if share.is_finite() => {
+                self.buffer.extend_from_slice(share.to_string().as_bytes());
+            }
+            Value::Share(_) => self.buffer.extend_from_slice(b"null"),
+            Value::Flag(flag) => self.buffer.extend_from_slice(flag.to_string().as_bytes()),
+            Value::Text(text) => self.string(text),
+            Value::Name(name) => self.name(name),
+            Value::List(values) => self.list(values),
+            Value::Absent(absent) => self.absent(absent),
+        }
+    }
+
+    fn list(&mut self, values: &[Value]) {
+        self.buffer.push(b'[');
+        for (at, value) in values.iter().enumerate() {
+            if at > 0 {
+                self.buffer.extend_from_slice(b", ");
+            }
+            self.value(value);
+        }
+        self.buffer.push(b']');
+    }
+
+    fn absent(&mut self, absent: &Absent) {
+        self.buffer.push(b'{');
+        self.key("absent");
+        self.string(&absent.to_string());
+        self.buffer.push(b'}');
+    }
+
+    fn number(&mut self, n: u64) {
+        let mut field = [0; number::ROOM];
+        let length = number::decimal(&mut field, n);
+        self.buffer.extend_from_slice(&field[number::ROOM - length..]);
+    }
+
+    /// A name as its text, or escaped where it is none.
+    fn name(&mut self, name: &Name) {
+        match std::str::from_utf8(name.as_bytes()) {
+            Ok(text) => self.string(text),
+            Err(_) => self.string(&escape(name.as_bytes())),
+        }
+    }
+
+    fn string(&mut self, text: &str) {
+        push_string(&mut self.buffer, text);
+    }
+}
+
+/// Pushes a JSON string with no raw control character, direction mark or invisible character.
+fn push_string(out: &mut Vec<u8>, text: &str) {
+    out.push(b'"');
+    let mut rest = text;
+    while let Some(at) = rest.find(|c: char| matches!(c, '"' | '\\') || !is_plain(c)) {
+        out.extend_from_slice(&rest.as_bytes()[..at]);
+        let c = rest[at..].chars().next().expect("`find` found one here");
+        push_escape(out, c);
+        rest = &rest[at + c.len_utf8()..];
+    }
+    out.extend_from_slice(rest.as_bytes());
+    out.push(b'"');
+}
+
+fn push_escape(out: &mut Vec<u8>, c: char) {
+    match c {
+        '"' => out.extend_from_slice(b"\\\""),
+        '\\' => out.extend_from_slice(b"\\\\"),
+        '\n' => out.extend_from_slice(b"\\n"),
+        '\t' => out.extend_from_slice(b"\\t"),
+        '\r' => out.extend_from_slice(b"\\r"),
+        _ => {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                out.extend_from_slice(format!("\\u{unit:04x}").as_bytes());
+            }
+        }
+    }
+}
+
+/// The columns for programs, each with what stands before its cells: a comma where it is not the
+/// first, and its key.
+struct Columns<'r>(Vec<(Vec<u8>, &'r Column)>);
+
+impl<'r> Columns<'r> {
+    fn of(table: &'r Table) -> Columns<'r> {
+        let shown: Vec<&Column> =
+            table.columns.iter().filter(|column| for_programs(column.audience)).collect();
+        let keys: Vec<Label> = shown.iter().map(|column| column.key.clone()).collect();
+        let columns = last_of_each(&keys, shown.len()).enumerate().map(|(place, at)| {
+            let mut before = if place > 0 { b", ".to_vec() } else { Vec::new() };
+            push_string(&mut before, &keys[at]);
+            before.extend_from_slice(b": ");
+            (before, shown[at])
+        });
+        Columns(columns.collect())
+    }
+}
+
+/// The places of the first `count` keys, each key only where it stands last.
+fn last_of_each(keys: &[Label], count: usize) -> impl Iterator<Item = usize> {
+    let count = count.min(keys.len());
+    let last: std::collections::HashMap<&str, usize> =
+        keys[..count].iter().enumerate().map(|(at, key)| (key.as_ref(), at)).collect();
+    (0..count).filter(move |&at| last[keys[at].as_ref()] == at)
+}

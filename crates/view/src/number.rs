@@ -1,0 +1,297 @@
+//! Numbers as people and programs read them, written right-aligned into a field of bytes.
+//!
+//! Writing from the right needs no length beforehand and no allocation, which is what keeps a
+//! table of two million cells fast.
+
+/// How sizes are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Units {
+    /// Three or four characters: `512`, `4.0K`, `781M`, `16.0T`, in powers of 1024.
+    #[default]
+    Human,
+    /// Whole KiB, rounded down, as `/proc` writes them.
+    KiB,
+    /// Bytes.
+    Bytes,
+}
+
+/// The longest text any function here writes: `18446744073709551615`.
+pub(crate) const ROOM: usize = 20;
+
+/// `00`, `01` .. `99`.
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[b'0'; 2]; 100];
+    let mut n = 0;
+    while n < 100 {
+        // Both digits are below 10, so the cast keeps them whole.
+        pairs[n as usize] = [b'0' + n / 10, b'0' + n % 10];
+        n += 1;
+    }
+    pairs
+};
+
+/// Writes `n` in decimal at the end of `field` and says how many bytes that took.
+///
+/// # Panics
+/// Where `field` is too short; [`ROOM`] bytes are always enough.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "a remainder by 100 fits any integer")]
+pub(crate) fn decimal(field: &mut [u8], mut n: u64) -> usize {
+    let mut at = field.len();
+    while n >= 100 {
+        at -= 2;
+        field[at..at + 2].copy_from_slice(&PAIRS[(n % 100) as usize]);
+        n /= 100;
+    }
+    if n >= 10 {
+        at -= 2;
+        field[at..at + 2].copy_from_slice(&PAIRS[n as usize]);
+    } else {
+        at -= 1;
+        field[at] = b'0' + n as u8;
+    }
+    field.len() - at
+}
+
+/// How many bytes [`decimal`] takes.
+pub(crate) fn decimal_width(n: u64) -> usize {
+    n.checked_ilog10().unwrap_or(0) as usize + 1
+}
+
+/// Writes `n` in lower-case hex, with no prefix, as `/proc/<pid>/maps` does.
+#[inline]
+pub(crate) fn hex(field: &mut [u8], mut n: u64) -> usize {
+    let mut at = field.len();
+    loop {
+        at -= 1;
+        field[at] = b"0123456789abcdef"[(n & 15) as usize];
+        n >>= 4;
+        if n == 0 {
+            return field.len() - at;
+        }
+    }
+}
+
+/// How many bytes [`hex`] takes.
+pub(crate) fn hex_width(n: u64) -> usize {
+    n.checked_ilog2().unwrap_or(0) as usize / 4 + 1
+}
+
+/// Writes a size.
+#[inline]
+pub(crate) fn size(field: &mut [u8], bytes: u64, units: Units) -> usize {
+    match units {
+        Units::Human => human(field, bytes),
+        Units::KiB => decimal(field, bytes >> 10),
+        Units::Bytes => decimal(field, bytes),
+    }
+}
+
+/// How many bytes [`size`] takes.
+pub(crate) fn size_width(bytes: u64, units: Units) -> usize {
+    match units {
+        Units::Human => human(&mut [0; ROOM], bytes),
+        Units::KiB => decimal_width(bytes >> 10),
+        Units::Bytes => decimal_width(bytes),
+    }
+}
+
+/// The powers of 1024 from the first on.
+const POWERS: &[u8; 6] = b"KMGTPE";
+
+/// Rounds half up, to one decimal below 100 and to none from there on.
+#[inline]
+fn human(field: &mut [u8], bytes: u64) -> usize {
+    if bytes < 1024 {
+        return decimal(field, bytes);
+    }
+    let power = bytes.ilog2() as usize / 10;
+    let tenths = in_tenths(bytes, power);
+    if tenths < 1000 {
+        return with_tenth(field, tenths, power);
+    }
+    // Here power is below 6, so half a unit can be added.
+    match (bytes + (1 << (power * 10 - 1))) >> (power * 10) {
+        1024 => with_tenth(field, 10, power + 1),
+        whole => {
+            let end = field.len() - 1;
+            field[end] = POWERS[power - 1];
+            1 + decimal(&mut field[..end], whole)
+        }
+    }
+}
+
+/// `bytes` in tenths of 1024^`power`, rounded half up.
+#[inline]
+fn in_tenths(bytes: u64, power: usize) -> u64 {
+    // Ten times more than 2^60 would overflow. There the low ten bits are a 2^-50th: no digit.
+    let (bytes, shift) =
+        if bytes >> 60 == 0 { (bytes, power * 10) } else { (bytes >> 10, power * 10 - 10) };
+    (bytes * 10 + (1 << (shift - 1))) >> shift
+}
+
+/// Writes `tenths` of 1024^`power` with its decimal.
+#[inline]
+fn with_tenth(field: &mut [u8], tenths: u64, power: usize) -> usize {
+    let end = field.len() - 1;
+    field[end] = POWERS[power - 1];
+    decimal(&mut field[..end], tenths % 10);
+    field[end - 2] = b'.';
+    3 + decimal(&mut field[..end - 2], tenths / 10)
+}
+
+/// What `write` puts at the end of a field, as text.
+pub(crate) fn push(out: &mut String, write: impl FnOnce(&mut [u8]) -> usize) {
+    let mut field = [b' '; ROOM];
+    let length = write(&mut field);
+    out.push_str(std::str::from_utf8(&field[ROOM - length..]).expect("digits are ASCII"));
+}
+
+/// Pushes a difference with its sign; 0 has none.
+pub(crate) fn push_change(out: &mut String, change: i64, units: Units) {
+    match change.signum() {
+        1 => out.push('+'),
+        -1 => out.push('-'),
+        _ => {}
+    }
+    push(out, |field| size(field, change.unsigned_abs(), units));
+}
+
+/// Pushes a share as per cent with one decimal. More than none is never drawn as `0.0%`.
+pub(crate) fn push_share(out: &mut String, share: f64) {
+    let percent = share * 100.0;
+    out.push_str(&match percent {
+        _ if !percent.is_finite() => "?".to_owned(),
+        _ if percent > 0.0 && percent < 0.05 => "<0.1%".to_owned(),
+        _ => format!("{percent:.1}%"),
+    });
+}
+
+/// One unit of time: its name, its length, and the next smaller unit where that is shown too.
+struct Span {
+    ns: u64,
+    name: &'static str,
+    rest: Option<(u64, &'static str)>,
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+/// From the longest to the shortest. Seconds up to two minutes, minutes up to two hours, and so on.
+const SPANS: &[Span] = &[
+    Span { ns: 86_400 * SECOND, name: "d", rest: Some((3600 * SECOND, "h")) },
+    Span { ns: 3600 * SECOND, name: "h", rest: Some((60 * SECOND, "min")) },
+    Span { ns: 60 * SECOND, name: "min", rest: Some((SECOND, "s")) },
+    Span { ns: SECOND, name: "s", rest: None },
+    Span { ns: 1_000_000, name: "ms", rest: None },
+    Span { ns: 1000, name: "µs", rest: None },
+];
+
+/// Pushes a duration: `850 ns`, `1.2 ms`, `3 min 20 s`, `4 d 2 h`.
+pub(crate) fn push_nanos(out: &mut String, ns: u64) {
+    use std::fmt::Write;
+    let span = SPANS.iter().find(|s| if s.rest.is_some() { ns / 2 >= s.ns } else { ns >= s.ns });
+    match span {
+        None => write!(out, "{ns} ns"),
+        Some(Span { ns: unit, name, rest: Some((small, rest)) }) => {
+            write!(out, "{} {name} {} {rest}", ns / unit, ns % unit / small)
+        }
+        Some(Span { ns: unit, name, rest: None }) => {
+            let tenths = ns / (unit / 10);
+            write!(out, "{}.{} {name}", tenths / 10, tenths % 10)
+        }
+    }
+    .expect("a String takes all");
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn drawn(bytes: u64) -> String {
+        let mut out = String::new();
+        push(&mut out, |field| size(field, bytes, Units::Human));
+        out
+    }
+
+    #[test]
+    fn sizes_take_three_or_four_characters_and_round_half_up() {
+        let cases: &[(u64, &str)] = &[
+            (0, "0"),
+            (512, "512"),
+            (1023, "1023"),
+            (1024, "1.0K"),
+            (1024 + 51, "1.0K"),
+            (1024 + 52, "1.1K"),
+            (99 * 1024 + 972, "99.9K"),
+            (99 * 1024 + 973, "100K"),
+            (1023 * 1024 + 511, "1023K"),
+            (1023 * 1024 + 512, "1.0M"),
+            (781 << 20, "781M"),
+            (16 << 40, "16.0T"),
+            (u64::MAX, "16.0E"),
+        ];
+        for &(bytes, text) in cases {
+            assert_eq!(drawn(bytes), text, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn durations_choose_a_unit_that_reads_well() {
+        let cases: &[(u64, &str)] = &[
+            (0, "0 ns"),
+            (850, "850 ns"),
+            (1250, "1.2 µs"),
+            (1_200_000, "1.2 ms"),
+            (119 * SECOND, "119.0 s"),
+            (200 * SECOND, "3 min 20 s"),
+            (3 * 3600 * SECOND + 61 * SECOND, "3 h 1 min"),
+            (u64::MAX, "213503 d 23 h"),
+        ];
+        for &(ns, text) in cases {
+            let mut out = String::new();
+            push_nanos(&mut out, ns);
+            assert_eq!(out, text);
+        }
+    }
+
+    #[test]
+    fn a_small_share_is_not_drawn_as_none() {
+        let draw = |share| {
+            let mut out = String::new();
+            push_share(&mut out, share);
+            out
+        };
+        assert_eq!(draw(0.0), "0.0%");
+        assert_eq!(draw(0.0001), "<0.1%");
+        assert_eq!(draw(0.1234), "12.3%");
+        assert_eq!(draw(f64::NAN), "?");
+    }
+
+    proptest! {
+        #[test]
+        fn decimal_and_hex_are_what_the_standard_library_writes(n: u64, shift in 0..64u32) {
+            let n = n >> shift;
+            let (mut dec, mut hexadecimal) = (String::new(), String::new());
+            push(&mut dec, |field| decimal(field, n));
+            push(&mut hexadecimal, |field| hex(field, n));
+            prop_assert_eq!(&dec, &n.to_string());
+            prop_assert_eq!(&hexadecimal, &format!("{n:x}"));
+            prop_assert_eq!(dec.len(), decimal_width(n));
+            prop_assert_eq!(hexadecimal.len(), hex_width(n));
+        }
+
+        #[test]
+        fn a_human_size_is_within_its_last_digit(n: u64, shift in 0..64u32) {
+            let n = n >> shift;
+            let text = drawn(n);
+            prop_assert!(text.len() <= 5, "{}", text);
+            let power = text.bytes().last().and_then(|b| POWERS.iter().position(|&p| p == b));
+            let unit = power.map_or(1.0, |p| 1024f64.powi(i32::try_from(p).unwrap() + 1));
+            let number: f64 = text.trim_end_matches(char::is_alphabetic).parse().unwrap();
+            let digit = if text.contains('.') { 0.1 } else { 1.0 };
+            prop_assert!((number - n as f64 / unit).abs() <= digit / 2.0 + 1e-9, "{} is {}", n, text);
+        }
+    }
+}

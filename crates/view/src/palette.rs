@@ -1,0 +1,33 @@
+//! The pools of an address map in the order in which pictures name them.
+
+use std::collections::HashMap;
+
+use pagewise_model::report::AddressMap;
+
+/// The pools of a map, the widest first; each has its place as its colour and its pattern.
+#[derive(Clone, Debug)]
+pub(crate) struct Palette {
+    /// The ids.
+    pub(crate) pools: Vec<&'static str>,
+    places: HashMap<&'static str, usize>,
+}
+
+impl Palette {
+    /// The palette of a map.
+    pub(crate) fn of(map: &AddressMap) -> Palette {
+        let mut spans: HashMap<&'static str, u64> = HashMap::new();
+        for cell in map.clusters.iter().flat_map(|cluster| &cluster.cells) {
+            let span = spans.entry(cell.pool).or_default();
+            *span = span.saturating_add(cell.range.len().0);
+        }
+        let mut pools: Vec<&'static str> = spans.keys().copied().collect();
+        pools.sort_by_key(|pool| (std::cmp::Reverse(spans[pool]), *pool));
+        let places = pools.iter().enumerate().map(|(place, pool)| (*pool, place)).collect();
+        Palette { pools, places }
+    }
+
+    /// The place of a pool.
+    pub(crate) fn place(&self, pool: &str) -> usize {
+        self.places.get(pool).copied().unwrap_or(0)
+    }
+}

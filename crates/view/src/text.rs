@@ -1,0 +1,106 @@
+//! Text for terminals: never wider than asked, aligned, calm, and without colour unless asked.
+
+mod address_map;
+mod facts;
+mod findings;
+mod page;
+mod table;
+
+use std::io::{self, Write};
+
+use pagewise_model::Bytes;
+use pagewise_model::report::{Block, Paragraph, Report, Value};
+
+use crate::cells::for_people;
+pub use crate::number::Units;
+use crate::words::Wording;
+use page::{Ink, Page};
+
+/// How text is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    /// No line is wider than this many columns. Below 20 it counts as 20; `usize::MAX` never wraps.
+    pub width: usize,
+    /// Whether to use bold, dim and colours. Nothing is said by them alone.
+    pub color: bool,
+    /// Facts one a line with what they mean, nothing cut, and what is only for those who ask.
+    pub long: bool,
+    /// How sizes are written.
+    pub units: Units,
+}
+
+impl Default for Style {
+    fn default() -> Style {
+        Style { width: 80, color: false, long: false, units: Units::Human }
+    }
+}
+
+/// Writes a report.
+///
+/// ```
+/// use pagewise_model::report::{Block, Paragraph, Report, Value};
+/// use pagewise_view::text::{Style, write};
+///
+/// let pieces = vec![Value::text("It uses "), Value::Bytes(4096), Value::text(".")];
+/// let text = Paragraph { title: "Memory".into(), pieces, audience: Default::default() };
+/// let title = vec![Value::Name("cat\x1b[2J".into())];
+/// let report = Report { schema: "example/1", title, blocks: vec![Block::Text(text)] };
+/// let mut out = Vec::new();
+/// write(&report, &Style::default(), &mut out).unwrap();
+/// assert_eq!(out, b"cat\\x1b[2J\n\nMemory\n  It uses 4.0K.\n");
+/// ```
+///
+/// # Errors
+/// What `out` returns.
+pub fn write(report: &Report, style: &Style, out: &mut dyn Write) -> io::Result<()> {
+    let mut page = Page::new(style, out);
+    title(&mut page, &report.title);
+    for block in &report.blocks {
+        match block {
+            Block::Facts(facts) if for_people(facts.audience, style.long) => {
+                facts::draw(&mut page, facts);
+            }
+            Block::Table(table) if for_people(table.audience, style.long) => {
+                table::draw(&mut page, table)?;
+            }
+            Block::Findings(findings) => findings::draw(&mut page, findings),
+            Block::AddressMap(map) => address_map::draw(&mut page, map),
+            Block::Text(text) if for_people(text.audience, style.long) => {
+                paragraph(&mut page, text);
+            }
+            Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
+        }
+        page.flush()?;
+    }
+    page.flush()
+}
+
+/// A size for people, as the tables show it: `4.0K`.
+pub fn human(size: Bytes) -> String {
+    inline(&[Value::Bytes(size.0)])
+}
+
+/// Pieces of a sentence as one line of clean text of any width: what a finding claims, an error's hint.
+pub fn inline(pieces: &[Value]) -> String {
+    Wording { units: Units::Human, notes: None }.sentence(pieces)
+}
+
+fn title(page: &mut Page<'_>, pieces: &[Value]) {
+    let text = page.wording().sentence(pieces);
+    if text.is_empty() {
+        return;
+    }
+    if page.style.long {
+        page.words(Ink::Bold, &text, 0);
+    } else {
+        page.ink_cut(Ink::Bold, &text);
+    }
+    page.newline();
+}
+
+fn paragraph(page: &mut Page<'_>, text: &Paragraph) {
+    let sentence = page.wording().sentence(&text.pieces);
+    page.heading(&text.title);
+    page.words(Ink::Plain, &sentence, 0);
+    page.newline();
+}

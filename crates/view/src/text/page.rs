@@ -1,0 +1,210 @@
+//! The page that text is written on: indentation, wrapping, ink. Takes only clean words.
+
+use std::io::{self, Write};
+
+use super::Style;
+use crate::footnotes::Footnotes;
+use crate::words::{Wording, clean, push_cut, split, width};
+
+/// How words look where colour is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ink {
+    Plain,
+    Bold,
+    Dim,
+    Cyan,
+    Yellow,
+    Red,
+}
+
+impl Ink {
+    /// The parameter of SGR, the terminal's "select graphic rendition".
+    const fn sgr(self) -> &'static str {
+        match self {
+            Ink::Plain => "",
+            Ink::Bold => "1",
+            Ink::Dim => "2",
+            Ink::Cyan => "36",
+            Ink::Yellow => "33",
+            Ink::Red => "1;31",
+        }
+    }
+}
+
+/// What is below a heading is this far in.
+const INDENT: usize = 2;
+
+/// A page being written. Lines break before `width`; broken lines go on at `hang`.
+pub(super) struct Page<'p> {
+    pub(super) style: &'p Style,
+    /// The lines so far that `out` does not have yet.
+    pub(super) buffer: Vec<u8>,
+    out: &'p mut dyn Write,
+    width: usize,
+    column: usize,
+    hang: usize,
+    empty: bool,
+}
+
+impl<'p> Page<'p> {
+    pub(super) fn new(style: &'p Style, out: &'p mut dyn Write) -> Page<'p> {
+        let width = style.width.max(20);
+        Page { style, buffer: Vec::new(), out, width, column: 0, hang: 0, empty: true }
+    }
+
+    /// Hands the lines so far to the writer.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.empty &= self.buffer.is_empty();
+        self.out.write_all(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Values in words, missing ones with their reason.
+    pub(super) fn wording(&self) -> Wording<'static> {
+        Wording { units: self.style.units, notes: None }
+    }
+
+    /// How many columns are left on this line.
+    pub(super) fn room(&self) -> usize {
+        self.width.saturating_sub(self.column.max(self.hang))
+    }
+
+    /// Starts a block: an empty line and the heading where there is one. Indents what follows.
+    pub(super) fn heading(&mut self, title: &str) {
+        self.hang(0);
+        if title.is_empty() {
+            return;
+        }
+        if !(self.empty && self.buffer.is_empty()) {
+            self.newline();
+        }
+        self.ink_cut(Ink::Bold, &clean(title.as_bytes()));
+        self.newline();
+        self.hang(INDENT);
+    }
+
+    /// Sets where lines start and go on. Leaves at least half of the width.
+    pub(super) fn hang(&mut self, column: usize) {
+        self.hang = column.min(self.width / 2);
+    }
+
+    /// Where lines start.
+    pub(super) fn indent(&self) -> usize {
+        self.hang
+    }
+
+    /// Whether a column leaves half of a line to what is written from there on.
+    pub(super) fn is_left_half(&self, column: usize) -> bool {
+        column <= self.width / 2
+    }
+
+    /// Leaves `count` columns empty.
+    pub(super) fn skip(&mut self, count: usize) {
+        self.pad_to(self.column.max(self.hang) + count);
+    }
+
+    /// Ends the line.
+    pub(super) fn newline(&mut self) {
+        self.buffer.push(b'\n');
+        self.column = 0;
+    }
+
+    /// Moves right to `column`, where the line is not there yet.
+    pub(super) fn pad_to(&mut self, column: usize) {
+        let count = column.saturating_sub(self.column);
+        self.buffer.resize(self.buffer.len() + count, b' ');
+        self.column += count;
+    }
+
+    /// Writes words that fit on this line.
+    pub(super) fn ink(&mut self, ink: Ink, words: &str) {
+        if words.is_empty() {
+            return;
+        }
+        self.pad_to(self.hang);
+        self.start_ink(ink);
+        self.buffer.extend_from_slice(words.as_bytes());
+        self.end_ink(ink);
+        self.column += width(words);
+    }
+
+    /// Writes words, cut in the middle to what is left of this line.
+    pub(super) fn ink_cut(&mut self, ink: Ink, words: &str) {
+        let mut cut = String::new();
+        push_cut(&mut cut, words, self.room());
+        self.ink(ink, &cut);
+    }
+
+    /// Begins to colour, where colour is wanted.
+    pub(super) fn start_ink(&mut self, ink: Ink) {
+        if self.style.color && ink != Ink::Plain {
+            self.buffer.extend_from_slice(b"\x1b[");
+            self.buffer.extend_from_slice(ink.sgr().as_bytes());
+            self.buffer.push(b'm');
+        }
+    }
+
+    /// Ends what [`Page::start_ink`] began.
+    pub(super) fn end_ink(&mut self, ink: Ink) {
+        if self.style.color && ink != Ink::Plain {
+            self.buffer.extend_from_slice(b"\x1b[0m");
+        }
+    }
+
+    /// Makes sure that `needed` columns follow, after a gap or on a new line.
+    pub(super) fn make_room(&mut self, needed: usize, gap: usize) {
+        if self.column <= self.hang {
+            return;
+        }
+        if self.column.saturating_add(gap).saturating_add(needed) > self.width {
+            self.newline();
+        } else {
+            self.skip(gap);
+        }
+    }
+
+    /// Writes words, wrapped at spaces; a word that is wider than a line is broken.
+    pub(super) fn words(&mut self, ink: Ink, words: &str, gap: usize) {
+        let mut gap = gap;
+        for word in words.split(' ') {
+            if !word.is_empty() {
+                self.word(ink, word, gap);
+                gap = 0;
+            }
+            gap += 1;
+        }
+    }
+
+    fn word(&mut self, ink: Ink, word: &str, gap: usize) {
+        self.make_room(width(word), gap);
+        let (mut head, mut rest) = split(word, self.room());
+        while !rest.is_empty() {
+            self.ink(ink, head);
+            self.newline();
+            (head, rest) = split(rest, self.room());
+        }
+        self.ink(ink, head);
+    }
+
+    /// Writes why values of this block are missing.
+    pub(super) fn footnotes(&mut self, notes: &Footnotes<'_>) {
+        let indent = self.indent();
+        for (mark, reason) in notes.lines() {
+            self.hang(indent);
+            self.ink(Ink::Dim, mark);
+            self.hang(indent + width(mark) + 1);
+            self.words(Ink::Dim, &reason, 1);
+            self.newline();
+        }
+        self.hang(indent);
+    }
+
+    /// Writes a remark below a block, wrapped.
+    pub(super) fn remark(&mut self, words: &str) {
+        if !words.is_empty() {
+            self.words(Ink::Dim, words, 0);
+            self.newline();
+        }
+    }
+}

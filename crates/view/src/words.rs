@@ -1,0 +1,170 @@
+//! Words: made harmless, measured, cut to a width, and values turned into them.
+
+use std::borrow::Cow;
+
+use pagewise_model::name::escape;
+use pagewise_model::report::Value;
+use unicode_width::UnicodeWidthChar;
+
+use crate::footnotes::Footnotes;
+use crate::number::{self, Units};
+
+/// Text that cannot steer a terminal. What is printable ASCII, as nearly all is, is only looked at.
+pub(crate) fn clean(text: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(text) {
+        Ok(text) if is_printable_ascii(text.as_bytes()) => Cow::Borrowed(text),
+        _ => escape(text),
+    }
+}
+
+/// Whether every byte is a printable ASCII character.
+pub(crate) fn is_printable_ascii(text: &[u8]) -> bool {
+    // `all` would stop at the first byte that is not, which keeps it from looking at 16 at a time.
+    text.iter().fold(true, |so_far, b| so_far & (0x20..0x7f).contains(b))
+}
+
+/// How many columns a terminal gives the text, at most.
+pub(crate) fn width(text: &str) -> usize {
+    if text.is_ascii() { text.len() } else { text.chars().map(char_width).sum() }
+}
+
+fn char_width(c: char) -> usize {
+    // U+FE0F makes the character before it an emoji, which some terminals draw one column wider.
+    if c == '\u{fe0f}' { 1 } else { c.width().unwrap_or(0) }
+}
+
+/// The longest start of `text` that fits `room` columns, and the rest.
+pub(crate) fn split(text: &str, room: usize) -> (&str, &str) {
+    let mut used = 0;
+    let end = text.char_indices().find(|&(_, c)| {
+        used += char_width(c);
+        used > room
+    });
+    text.split_at(end.map_or(text.len(), |(at, _)| at))
+}
+
+/// Pushes `text`, with `…` for its middle where it is wider than `room`. The end of a path says
+/// more than its start, so the end gets two thirds.
+pub(crate) fn push_cut(out: &mut String, text: &str, room: usize) {
+    if width(text) <= room {
+        out.push_str(text);
+    } else if room > 0 {
+        let head = (room - 1) / 3;
+        out.push_str(split(text, head).0);
+        out.push('…');
+        out.push_str(tail(text, room - 1 - head));
+    }
+}
+
+/// The longest end of `text` that fits `room` columns.
+fn tail(text: &str, room: usize) -> &str {
+    let mut used = 0;
+    let start = text.char_indices().rev().find(|&(_, c)| {
+        used += char_width(c);
+        used > room
+    });
+    start.map_or(text, |(at, c)| &text[at + c.len_utf8()..])
+}
+
+/// How values become words.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wording<'a> {
+    /// How sizes are written.
+    pub(crate) units: Units,
+    /// What stands for a missing value; `None` writes the reason itself.
+    pub(crate) notes: Option<&'a Footnotes<'a>>,
+}
+
+impl Wording<'_> {
+    /// Pushes one value.
+    pub(crate) fn push(self, out: &mut String, value: &Value) {
+        match value {
+            Value::None => {}
+            Value::Bytes(n) => number::push(out, |field| number::size(field, *n, self.units)),
+            Value::Change(n) => number::push_change(out, *n, self.units),
+            Value::Count(n) => number::push(out, |field| number::decimal(field, *n)),
+            Value::Address(n) => {
+                out.push_str("0x");
+                number::push(out, |field| number::hex(field, *n));
+            }
+            Value::Share(share) => number::push_share(out, *share),
+            Value::Nanos(ns) => number::push_nanos(out, *ns),
+            Value::Flag(flag) => out.push_str(if *flag { "yes" } else { "no" }),
+            Value::Text(text) => out.push_str(&clean(text.as_bytes())),
+            Value::Name(name) => out.push_str(&clean(name.as_bytes())),
+            Value::List(values) => self.push_list(out, values),
+            Value::Absent(absent) => match self.notes {
+                Some(notes) => out.push_str(notes.mark(absent)),
+                None => out.push_str(&clean(format!("unknown ({absent})").as_bytes())),
+            },
+        }
+    }
+
+    fn push_list(self, out: &mut String, values: &[Value]) {
+        for (at, value) in values.iter().enumerate() {
+            if at > 0 {
+                out.push(' ');
+            }
+            self.push(out, value);
+        }
+    }
+
+    /// The value as words.
+    pub(crate) fn value(self, value: &Value) -> String {
+        let mut out = String::new();
+        self.push(&mut out, value);
+        out
+    }
+
+    /// A sentence from its pieces, with nothing between them.
+    pub(crate) fn sentence(self, pieces: &[Value]) -> String {
+        let mut out = String::new();
+        for piece in pieces {
+            self.push(&mut out, piece);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use unicode_width::UnicodeWidthStr;
+
+    use super::*;
+
+    fn cut(text: &str, room: usize) -> String {
+        let mut out = String::new();
+        push_cut(&mut out, text, room);
+        out
+    }
+
+    #[test]
+    fn a_long_path_keeps_both_its_ends() {
+        assert_eq!(cut("/usr/lib/x86_64-linux-gnu/libc.so.6", 16), "/usr/…/libc.so.6");
+        assert_eq!(cut("/usr/lib", 8), "/usr/lib");
+        assert_eq!(cut("/usr/lib", 1), "…");
+        assert_eq!(cut("/usr/lib", 0), "");
+    }
+
+    #[test]
+    fn wide_characters_count_twice() {
+        assert_eq!(width("漢字"), 4);
+        assert_eq!(cut("漢字漢字", 5), "…字");
+    }
+
+    proptest! {
+        #[test]
+        fn cut_text_fits_and_is_cut_only_where_it_must_be(text in "\\PC*", room in 0..40usize) {
+            let cut = cut(&text, room);
+            prop_assert!(width(&cut) <= room);
+            prop_assert!(UnicodeWidthStr::width(cut.as_str()) <= room);
+            prop_assert_eq!(cut == text, width(&text) <= room);
+        }
+
+        #[test]
+        fn printable_ascii_is_what_its_name_says(text: Vec<u8>) {
+            prop_assert_eq!(is_printable_ascii(&text), text.iter().all(|b| b.is_ascii_graphic() || *b == b' '));
+        }
+    }
+}
