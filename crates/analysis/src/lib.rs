@@ -1,2 +1,7 @@
 //! Analyses: model values to reports. Pure: no I/O, no clock.
 #![forbid(unsafe_code)]
+pub mod define;
+pub mod filter;
+pub mod maps;
+pub mod pools;
+pub mod sections;

@@ -1,0 +1,246 @@
+//! Pools of private anonymous memory without a name, told by address, shape and first words.
+
+use pagewise_model::{AddrRange, Bytes, Mapping};
+
+use super::{Kind, Sorter, stacks};
+
+/// The name of the pool of glibc's further arenas.
+pub(super) const ARENAS: &str = "glibc malloc, arenas but the first";
+/// The name of the pool of glibc's mapped chunks.
+pub(super) const CHUNKS: &str = "glibc malloc, chunks mapped one by one";
+
+/// HEAP_MAX_SIZE of 64-bit glibc: an arena's heap starts at a multiple and reserves as much.
+pub(crate) const ARENA_HEAP: Bytes = Bytes::mib(64);
+
+/// A larger mapping without access is a reservation, not the guard of a stack: glibc takes one page,
+/// the JVM four, Go and Rust one; 64 KiB pages make it 256 KiB.
+pub(super) const LARGEST_GUARD: Bytes = Bytes::mib(1);
+
+/// IS_MMAPPED, the only flag set in the size word of a chunk that glibc mapped alone.
+const IS_MMAPPED: u64 = 2;
+const CHUNK_FLAGS: u64 = 7;
+
+/// Places every mapping that has no home yet.
+pub(super) fn place(sorter: &mut Sorter<'_>) {
+    let libraries = Libraries::of(sorter);
+    sanitizers(sorter);
+    go(sorter);
+    if libraries.glibc {
+        arenas(sorter);
+        chunks(sorter);
+    }
+    stacks::place(sorter);
+    rest(sorter, libraries.allocator);
+}
+
+/// What the libraries and the program tell about who hands out memory.
+struct Libraries {
+    glibc: bool,
+    /// What the memory of an allocator that cannot be told from plain mmap is called.
+    allocator: Option<&'static str>,
+}
+
+/// How a library's name, or a symbol inside a file, starts; and the pool of what cannot be told apart.
+const ALLOCATORS: &[(&[u8], &[u8], &str)] = &[
+    (b"libjemalloc", b"je_", "jemalloc, and mmap"),
+    (b"libtcmalloc", b"tc_", "tcmalloc, and mmap"),
+    (b"libmimalloc", b"mi_", "mimalloc, and mmap"),
+    (b"ld-musl-", b"musl", "musl malloc, and mmap"),
+];
+
+impl Libraries {
+    fn of(sorter: &Sorter<'_>) -> Libraries {
+        let mut found = Libraries { glibc: false, allocator: None };
+        for pool in sorter.pools.iter().filter(|p| p.kind == Kind::Library) {
+            let base = pool.name.base();
+            found.glibc |= base == b"libc.so.6" || base.starts_with(b"libc-2.");
+            found.allocator = found.allocator.or_else(|| allocator(|row| base.starts_with(row.0)));
+        }
+        for elf in sorter.snapshot.objects.iter().filter_map(|o| o.elf.as_ref().ok()) {
+            found.glibc |= elf.is_static;
+            if let Some(symbol) = &elf.allocator {
+                let inside = allocator(|row| symbol.as_bytes().starts_with(row.1));
+                found.allocator = found.allocator.or(inside);
+            }
+        }
+        found
+    }
+}
+
+fn allocator(fits: impl Fn(&(&[u8], &[u8], &str)) -> bool) -> Option<&'static str> {
+    ALLOCATORS.iter().find(|row| fits(row)).map(|row| row.2)
+}
+
+/// Where a sanitizer of x86-64 keeps what, and the mapping that gives it away: it starts at this
+/// address, and no other program reserves that much there.
+struct Layout {
+    name: &'static str,
+    sign: u64,
+    ranges: &'static [AddrRange],
+}
+
+/// Smaller than the smallest reservation that gives a sanitizer away, larger than any stack of mappings.
+const SHADOW: Bytes = Bytes::gib(256);
+
+const fn range(start: u64, end: u64) -> AddrRange {
+    AddrRange { start, end }
+}
+
+/// The first that fits decides. compiler-rt: asan_mapping.h, tsan_platform.h, msan.h.
+const LAYOUTS: &[Layout] = &[
+    Layout {
+        name: "AddressSanitizer shadow",
+        sign: 0x0200_8fff_7000,
+        ranges: &[range(0x7fff_8000, 0x1000_7fff_8000)],
+    },
+    Layout {
+        name: "MemorySanitizer shadow and origins",
+        sign: 0x5000_0000_0000,
+        ranges: &[
+            range(0x0100_0000_0000, 0x5100_0000_0000),
+            range(0x6000_0000_0000, 0x6100_0000_0000),
+        ],
+    },
+    Layout {
+        name: "ThreadSanitizer shadow",
+        sign: 0x3000_0000_0000,
+        ranges: &[
+            range(0x0100_0000_0000, 0x2000_0000_0000),
+            range(0x3000_0000_0000, 0x4000_0000_0000),
+        ],
+    },
+];
+
+fn sanitizers(sorter: &mut Sorter<'_>) {
+    let signs = |layout: &&Layout| {
+        let at = at(sorter.mappings, layout.sign);
+        at.is_some_and(|m| m.range.start == layout.sign && m.size() >= SHADOW)
+    };
+    let Some(layout) = LAYOUTS.iter().find(signs) else { return };
+    for range in layout.ranges {
+        for index in within(sorter.mappings, *range) {
+            if sorter.is_free_anonymous(index) {
+                sorter.put(index, Kind::Sanitizer, layout.name);
+            }
+        }
+    }
+}
+
+/// Go on 64-bit machines asks for its first arena here and goes on upwards.
+const GO_ARENAS: AddrRange = range(0xc0_0000_0000, 0x1c0_0000_0000);
+
+fn go(sorter: &mut Sorter<'_>) {
+    let first = at(sorter.mappings, GO_ARENAS.start);
+    if first.is_none_or(|m| m.range.start != GO_ARENAS.start) {
+        return;
+    }
+    for index in within(sorter.mappings, GO_ARENAS) {
+        if sorter.is_free_anonymous(index) {
+            sorter.put(index, Kind::Go, "Go heap arenas");
+        }
+    }
+}
+
+/// Arenas: aligned writable memory and a rest without access that together make whole heaps.
+fn arenas(sorter: &mut Sorter<'_>) {
+    for index in 0..sorter.mappings.len() {
+        let mapping = &sorter.mappings[index];
+        let starts = mapping.range.start.is_multiple_of(ARENA_HEAP.0)
+            && mapping.prot.write
+            && sorter.is_free_anonymous(index);
+        if !starts {
+            continue;
+        }
+        let rest = rest_of_heap(sorter, index);
+        match head(sorter, mapping) {
+            Some(words) if !is_heap_info(mapping, words) => continue,
+            None if rest.is_none() => continue,
+            _ => sorter.put(index, Kind::MallocArena, ARENAS),
+        }
+        if let Some(rest) = rest {
+            sorter.put(rest, Kind::MallocArena, ARENAS);
+        }
+    }
+}
+
+/// The mapping without access that follows and fills the last heap; a stack's guard may be merged to it.
+fn rest_of_heap(sorter: &Sorter<'_>, index: usize) -> Option<usize> {
+    let used = sorter.mappings[index].range.end;
+    let next = sorter.mappings.get(index + 1)?;
+    let end = used.checked_next_multiple_of(ARENA_HEAP.0)?;
+    let fills = next.range.start == used
+        && used != end
+        && (end..=end.saturating_add(LARGEST_GUARD.0)).contains(&next.range.end);
+    (fills && next.prot.is_none() && sorter.is_free_anonymous(index + 1)).then_some(index + 1)
+}
+
+/// A heap starts with the address of its arena, which lies in a heap too, and of the heap before it, if any.
+fn is_heap_info(mapping: &Mapping, [arena, previous]: [u64; 2]) -> bool {
+    let own = mapping.range.contains(arena) && previous == 0;
+    let linked = previous != 0 && arena != 0 && previous.is_multiple_of(ARENA_HEAP.0);
+    own || linked
+}
+
+/// Large requests: each mapping starts with the header of the chunk that fills it, or its first part.
+fn chunks(sorter: &mut Sorter<'_>) {
+    for index in 0..sorter.mappings.len() {
+        if !sorter.is_free_anonymous(index) || sorter.mappings[index].prot.is_none() {
+            continue;
+        }
+        let mapping = &sorter.mappings[index];
+        let page = sorter.snapshot.provenance.page_size.bytes();
+        if head(sorter, mapping).is_some_and(|words| is_chunk(mapping, words, page)) {
+            sorter.put(index, Kind::MallocChunk, CHUNKS);
+        }
+    }
+}
+
+fn is_chunk(mapping: &Mapping, [previous, word]: [u64; 2], page: u64) -> bool {
+    let size = word & !CHUNK_FLAGS;
+    previous == 0
+        && word & CHUNK_FLAGS == IS_MMAPPED
+        && size != 0
+        && size.is_multiple_of(page)
+        && size <= mapping.size().0
+}
+
+/// The first words of a mapping, where they were read.
+fn head(sorter: &Sorter<'_>, mapping: &Mapping) -> Option<[u64; 2]> {
+    let heads = &sorter.snapshot.heads;
+    let found = heads.binary_search_by_key(&mapping.range.start, |head| head.address).ok()?;
+    Some(heads[found].words)
+}
+
+fn rest(sorter: &mut Sorter<'_>, allocator: Option<&'static str>) {
+    for index in 0..sorter.mappings.len() {
+        if !sorter.is_free(index) {
+            continue;
+        }
+        let prot = sorter.mappings[index].prot;
+        match allocator {
+            _ if prot.is_none() => sorter.put(index, Kind::Reserve, "guards and reservations"),
+            _ if prot.exec => sorter.put(index, Kind::Jit, "anonymous and executable"),
+            Some(name) if prot.write => sorter.put(index, Kind::Allocator, name),
+            _ => sorter.put(index, Kind::Anonymous, "mmap"),
+        }
+    }
+}
+
+/// The mapping that holds an address.
+pub(super) fn at(mappings: &[Mapping], address: u64) -> Option<&Mapping> {
+    index_at(mappings, address).map(|index| &mappings[index])
+}
+
+/// The place of the mapping that holds an address.
+pub(super) fn index_at(mappings: &[Mapping], address: u64) -> Option<usize> {
+    let after = mappings.partition_point(|m| m.range.start <= address);
+    let index = after.checked_sub(1)?;
+    mappings[index].range.contains(address).then_some(index)
+}
+
+/// The places of the mappings that start in a range.
+fn within(mappings: &[Mapping], range: AddrRange) -> std::ops::Range<usize> {
+    let first = mappings.partition_point(|m| m.range.start < range.start);
+    let end = mappings.partition_point(|m| m.range.start < range.end);
+    first..end.max(first)
+}

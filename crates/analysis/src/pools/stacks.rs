@@ -1,0 +1,117 @@
+//! Thread stacks: told by stack pointers, and where a running thread gives none, by guard and size.
+//!
+//! ```text
+//! | guard, no access | stack, grows down <- stack pointer | thread-local variables |
+//! ```
+
+use std::collections::HashSet;
+
+use pagewise_model::process::Thread;
+use pagewise_model::{Bytes, Mapping, Name};
+
+use super::anonymous::{LARGEST_GUARD, index_at};
+use super::{Kind, Mark, Sorter};
+
+/// What thread stacks take where nobody sets a size and RLIMIT_STACK is not lowered or raised.
+const USUAL_STACK: Bytes = Bytes::mib(8);
+
+/// Places the stacks of all threads but the first, each with its guard.
+pub(super) fn place(sorter: &mut Sorter<'_>) {
+    let Ok(threads) = &sorter.snapshot.threads else { return };
+    let found = by_pointer(sorter, threads);
+    let usual = usual_sizes(sorter, &found);
+    for stack in found.iter().flat_map(|f| f.stack) {
+        if let Some(guard) = guard_of(sorter, stack) {
+            sorter.homes[guard] = sorter.homes[stack];
+        }
+    }
+    let pid = sorter.snapshot.process.pid;
+    let known = found.iter().map(|f| f.thread.tid).chain([pid]).collect::<HashSet<_>>();
+    let unknown = threads.iter().filter(|t| !known.contains(&t.tid)).count();
+    by_guard(sorter, unknown, &usual);
+}
+
+/// A thread whose stack pointer is known, and the mapping it points into where that is a stack.
+struct Found<'a> {
+    thread: &'a Thread,
+    stack: Option<usize>,
+}
+
+fn by_pointer<'a>(sorter: &mut Sorter<'_>, threads: &'a [Thread]) -> Vec<Found<'a>> {
+    let mut found = Vec::new();
+    for thread in threads {
+        let Ok(pointer) = thread.stack_pointer else { continue };
+        let index = index_at(sorter.mappings, pointer);
+        let stack = index.filter(|&i| sorter.is_free_anonymous(i) && sorter.mappings[i].prot.write);
+        found.push(Found { thread, stack });
+    }
+    let mut stacks: Vec<_> = found.iter().filter_map(|f| Some((f.stack?, f.thread))).collect();
+    stacks.sort_by_key(|&(index, thread)| (index, thread.tid));
+    // Without guards between them, several stacks can be one mapping.
+    for sharers in stacks.chunk_by(|a, b| a.0 == b.0) {
+        let (index, first) = sharers[0];
+        let mark = Mark::Number(u64::from(first.tid.0));
+        sorter.put_marked(index, Kind::ThreadStack, mark, || name(first, sharers.len() - 1));
+    }
+    found
+}
+
+fn name(thread: &Thread, others: usize) -> Name {
+    let mut name = thread.name.as_bytes().to_vec();
+    name.extend(format!(" ({})", thread.tid).bytes());
+    if others > 0 {
+        name.extend(format!(" and {others} more").bytes());
+    }
+    Name::new(&name)
+}
+
+/// The sizes, guards included, that stacks of this process have.
+fn usual_sizes(sorter: &Sorter<'_>, found: &[Found<'_>]) -> HashSet<Bytes> {
+    let limit = sorter.snapshot.limits.as_ref().ok().and_then(|l| l.stack.soft).map(Bytes);
+    let stacks = found.iter().filter_map(|f| f.stack);
+    let sizes = stacks.filter_map(|stack| {
+        let guard = guard_of(sorter, stack)?;
+        Some(sorter.mappings[guard].size() + sorter.mappings[stack].size())
+    });
+    sizes.chain(limit).chain([USUAL_STACK]).collect()
+}
+
+/// The mapping without access just below, if small enough for a guard and not placed yet.
+fn guard_of(sorter: &Sorter<'_>, stack: usize) -> Option<usize> {
+    let index = stack.checked_sub(1)?;
+    let guard = &sorter.mappings[index];
+    let touches = guard.range.end == sorter.mappings[stack].range.start;
+    let is_guard = touches && guard.prot.is_none() && guard.size() <= LARGEST_GUARD;
+    (is_guard && sorter.is_free_anonymous(index)).then_some(index)
+}
+
+/// Gives guarded mappings to threads whose stack pointer is not known: those of a usual size first,
+/// and of these the ones left over are stacks the C library keeps for the next thread.
+fn by_guard(sorter: &mut Sorter<'_>, mut unknown: usize, usual: &HashSet<Bytes>) {
+    let is_candidate = |(index, mapping): &(usize, &Mapping)| {
+        mapping.prot.read && mapping.prot.write && sorter.is_free_anonymous(*index)
+    };
+    let candidates = sorter.mappings.iter().enumerate().filter(is_candidate);
+    let pairs = candidates.filter_map(|(stack, _)| Some((guard_of(sorter, stack)?, stack)));
+    let size = |(guard, stack): &(usize, usize)| {
+        sorter.mappings[*guard].size() + sorter.mappings[*stack].size()
+    };
+    let (likely, others): (Vec<_>, Vec<_>) = pairs.partition(|pair| usual.contains(&size(pair)));
+    for (guard, stack) in likely {
+        let kind = if unknown > 0 { Kind::ThreadStack } else { Kind::CachedStack };
+        put_both(sorter, guard, stack, kind);
+        unknown = unknown.saturating_sub(1);
+    }
+    for (guard, stack) in others.into_iter().take(unknown) {
+        put_both(sorter, guard, stack, Kind::ThreadStack);
+    }
+}
+
+fn put_both(sorter: &mut Sorter<'_>, guard: usize, stack: usize, kind: Kind) {
+    let name = match kind {
+        Kind::CachedStack => "of threads that ended",
+        _ => "of threads that were running",
+    };
+    sorter.put(guard, kind, name);
+    sorter.put(stack, kind, name);
+}
