@@ -1,0 +1,655 @@
+//! pagewise on live processes, against the kernel, procps and programs whose right answers are known.
+//!
+//! Every program is stopped while it is looked at. Where figures depend on who else maps a page,
+//! the program is linked statically: else pagewise itself would change what it measures.
+
+mod fixture;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use fixture::{
+    Entry, Fixture, Link, READINGS, explain, is_root, json, number, pagewise, skip, sum, tool,
+};
+
+const QUADRANTS: [&str; 4] =
+    ["private_anonymous", "shared_anonymous", "private_file", "shared_file"];
+const MIB: u64 = 1 << 20;
+
+/// The programs that every general comparison runs on.
+const PROGRAMS: &[(&str, &[&str])] = &[
+    ("quadrants", &["51200"]),
+    ("reserve", &["16384"]),
+    ("threads", &["8"]),
+    ("forked", &["10240"]),
+    ("names", &[]),
+    ("many", &["2000"]),
+];
+
+/// Runs `check` on each program and reading.
+fn everywhere(link: Link, check: impl Fn(&Fixture, &Value, &str)) {
+    for (program, args) in PROGRAMS {
+        let Some(fixture) = Fixture::linked(link, program, args) else { return };
+        for reading in READINGS {
+            check(&fixture, &explain(fixture.pid, reading), &format!("{program} {reading}"));
+        }
+    }
+}
+
+/// The row of a table whose key has that value.
+fn row<'a>(rows: &'a Value, key: &str, value: u64) -> &'a Value {
+    let rows = rows.as_array().expect("a table is a list");
+    rows.iter().find(|row| row[key] == value).unwrap_or_else(|| panic!("no {key} is {value:#x}"))
+}
+
+/// The mapping that an address lies in.
+fn mapping_at(report: &Value, address: u64) -> &Value {
+    let rows = report["mappings"].as_array().expect("mappings is a list");
+    rows.iter()
+        .find(|row| number(row, "start") <= address && address < number(row, "end"))
+        .unwrap_or_else(|| panic!("no mapping holds {address:#x}"))
+}
+
+#[test]
+fn the_columns_equal_statm_and_the_rollup() {
+    everywhere(Link::Dynamic, |fixture, report, context| {
+        let (statm, rollup) = (fixture.statm(), fixture.rollup());
+        for (column, figure) in [("virt", 0), ("res", 1), ("shr", 2), ("code", 3), ("data", 5)] {
+            let path = format!("totals.{column}");
+            assert_eq!(number(report, &path), statm[figure], "{context}: {column}");
+        }
+        assert_eq!(number(report, "totals.res"), rollup["Rss"], "{context}: Rss");
+        assert_eq!(number(report, "totals.swap"), rollup["Swap"], "{context}: Swap");
+        assert_eq!(number(report, "process.pid"), u64::from(fixture.pid), "{context}");
+    });
+}
+
+#[test]
+fn the_cells_of_both_quadrant_tables_add_up_to_virt_and_res() {
+    everywhere(Link::Dynamic, |_, report, context| {
+        for table in ["declared", "effective"] {
+            let total = |column: &str| -> u64 {
+                let cell =
+                    |quadrant| number(report, &format!("quadrants.{table}.{quadrant}.{column}"));
+                QUADRANTS.into_iter().map(cell).sum()
+            };
+            assert_eq!(total("reserved"), number(report, "totals.virt"), "{context}: {table}");
+            assert_eq!(total("resident"), number(report, "totals.res"), "{context}: {table}");
+            assert_eq!(total("swapped"), number(report, "totals.swap"), "{context}: {table}");
+        }
+    });
+}
+
+#[test]
+fn the_pools_and_the_mappings_add_up_to_virt_and_res() {
+    everywhere(Link::Dynamic, |_, report, context| {
+        let (virt, res) = (number(report, "totals.virt"), number(report, "totals.res"));
+        assert_eq!(sum(&report["pools"], "reserved"), virt, "{context}");
+        assert_eq!(sum(&report["pools"], "resident"), res, "{context}");
+        assert_eq!(sum(&report["mappings"], "rss"), res, "{context}");
+    });
+}
+
+#[test]
+fn every_mapping_equals_smaps() {
+    if !is_root() {
+        return; // PSS without smaps takes page counts, which only root may read.
+    }
+    everywhere(Link::Static, |fixture, report, context| {
+        let smaps = fixture.smaps();
+        let rows = report["mappings"].as_array().expect("mappings is a list");
+        assert_eq!(rows.len(), smaps.len(), "{context}");
+        for (row, entry) in rows.iter().zip(&smaps).filter(|(_, entry)| !entry.is_kernels()) {
+            let figures =
+                ["start", "end", "rss", "pss", "swap", "anon_huge"].map(|key| number(row, key));
+            let kernels = ["Rss", "Pss", "Swap", "AnonHugePages"].map(|name| entry.counter(name));
+            let expected = [&[entry.start, entry.end], &kernels[..]].concat();
+            assert_eq!(figures[..], expected[..], "{context}: {entry:?}");
+        }
+    });
+}
+
+#[test]
+fn pss_and_uss_equal_the_rollup() {
+    if !is_root() {
+        return;
+    }
+    everywhere(Link::Static, |fixture, report, context| {
+        let rollup = fixture.rollup();
+        let exclusive = rollup["Private_Clean"] + rollup["Private_Dirty"];
+        assert_eq!(number(report, "totals.uss"), exclusive, "{context}");
+        // The vdso's pages are mapped by every process, and processes come and go.
+        let vdso: u64 =
+            fixture.smaps().iter().filter(|e| e.is_kernels()).map(|e| e.counter("Rss")).sum();
+        let pss = number(report, "totals.pss");
+        assert!(pss.abs_diff(rollup["Pss"]) <= vdso, "{context}: {pss} is not {}", rollup["Pss"]);
+    });
+}
+
+#[test]
+fn every_row_equals_pmaps() {
+    let fixture = Fixture::start("quadrants", &["51200"]);
+    let pid = fixture.pid.to_string();
+    let Some(text) = tool("pmap", &["-X", &pid]) else { return };
+    let mut lines = text.lines().skip(1);
+    let head: Vec<&str> = lines.next().expect("pmap prints a head").split_whitespace().collect();
+    let pmap: Vec<Vec<&str>> = lines
+        .map(|line| line.split_whitespace().take(head.len() - 1).collect::<Vec<_>>())
+        .take_while(|row| !row[0].starts_with('='))
+        .collect();
+    let ours = json(&["maps", &pid, "--json", "--columns", "all"]);
+    let ours = ours["mappings"].as_array().expect("mappings is a list");
+    assert_eq!(ours.len(), pmap.len());
+
+    // What depends on who else maps a page changes with pagewise's own coming and going.
+    let steady =
+        ["Size", "Rss", "Referenced", "Anonymous", "LazyFree", "AnonHugePages", "Swap", "Locked"];
+    for (ours, pmap) in ours.iter().zip(&pmap) {
+        assert_eq!(Some(number(ours, "start")), u64::from_str_radix(pmap[0], 16).ok());
+        for (name, value) in head.iter().zip(pmap).filter(|(name, _)| steady.contains(name)) {
+            let kib: u64 = value.parse().expect("pmap prints numbers");
+            assert_eq!(number(ours, name), kib << 10, "{name} of {pmap:?}");
+        }
+    }
+}
+
+#[test]
+fn rss_equals_what_ps_and_smem_print() {
+    let Some(fixture) = Fixture::linked(Link::Static, "quadrants", &["51200"]) else { return };
+    let pid = fixture.pid.to_string();
+    let report = explain(fixture.pid, "--full");
+    if let Some(ps) = tool("ps", &["-o", "rss=", "-p", &pid]) {
+        assert_eq!(number(&report, "totals.res"), ps.trim().parse::<u64>().unwrap() << 10);
+    }
+    let Some(smem) = tool("smem", &["-H", "-c", "pid rss uss pss"]) else { return };
+    let row = smem
+        .lines()
+        .map(|line| line.split_whitespace().map(|n| n.parse::<u64>().unwrap()).collect::<Vec<_>>())
+        .find(|row| row[0] == u64::from(fixture.pid))
+        .expect("smem lists every process");
+    assert_eq!(number(&report, "totals.res"), row[1] << 10);
+    assert_eq!(number(&report, "totals.uss"), row[2] << 10);
+    // smem adds up figures that the kernel rounded down for each mapping.
+    let rounding = fixture.smaps().len() as u64 * 1024;
+    assert!(number(&report, "totals.pss").abs_diff(row[3] << 10) <= rounding);
+}
+
+#[test]
+fn a_process_is_listed_with_the_figures_of_its_rollup() {
+    let Some(fixture) = Fixture::linked(Link::Static, "quadrants", &["2048"]) else { return };
+    for reading in READINGS {
+        let listing = json(&["ps", "--json", reading]);
+        let row = row(&listing["processes"], "pid", fixture.pid.into());
+        let rollup = fixture.rollup();
+        assert_eq!(number(row, "rss"), rollup["Rss"], "{reading}");
+        assert_eq!(number(row, "swap"), rollup["Swap"], "{reading}");
+        assert_eq!(
+            number(row, "uss"),
+            rollup["Private_Clean"] + rollup["Private_Dirty"],
+            "{reading}"
+        );
+    }
+}
+
+/// The quadrant of each region of `quadrants.c`.
+fn quadrant_of_region(name: &str) -> &'static str {
+    match name {
+        "shared_anon" | "memfd" | "sysv" | "posix" => "shared_anonymous",
+        "file_private" => "private_file",
+        "file_shared" => "shared_file",
+        _ => "private_anonymous",
+    }
+}
+
+#[test]
+fn each_kind_of_mapping_is_in_its_quadrant_with_the_rss_its_program_says() {
+    let fixture = Fixture::start("quadrants", &["51200"]);
+    for reading in READINGS {
+        let report = explain(fixture.pid, reading);
+        for region in fixture.regions() {
+            let start = fixture.fact(&format!("{region}.start"));
+            let mapping = mapping_at(&report, start);
+            let context = format!("{reading}: {region}: {mapping}");
+            assert_eq!(mapping["quadrant"], quadrant_of_region(&region), "{context}");
+            assert_eq!(number(mapping, "start"), start, "{context}");
+            assert_eq!(
+                number(mapping, "end") - start,
+                fixture.fact(&format!("{region}.size")),
+                "{context}"
+            );
+            assert_eq!(number(mapping, "rss"), fixture.fact(&format!("{region}.rss")), "{context}");
+        }
+    }
+}
+
+#[test]
+fn each_kind_of_shared_memory_is_told_by_its_name() {
+    let fixture = Fixture::start("quadrants", &["1024"]);
+    let report = explain(fixture.pid, "--polite");
+    for (region, pool) in [
+        ("shared_anon", "shared_anonymous"),
+        ("memfd", "memfd"),
+        ("sysv", "shared_sysv"),
+        ("posix", "shared_posix"),
+        ("file_private", "file"),
+        ("file_shared", "file"),
+    ] {
+        let mapping = mapping_at(&report, fixture.fact(&format!("{region}.start")));
+        assert_eq!(mapping["pool"], pool, "{mapping}");
+    }
+}
+
+/// What the kernel's counters say of the four quadrants by page. Holds for a process whose
+/// anonymous pages nobody else maps.
+fn effective_by_smaps(
+    smaps: &[Entry],
+    shmem: impl Fn(&Entry) -> bool,
+) -> BTreeMap<&'static str, u64> {
+    let mut cells = BTreeMap::from(QUADRANTS.map(|quadrant| (quadrant, 0)));
+    let mut add = |quadrant, bytes| *cells.get_mut(quadrant).expect("all four are there") += bytes;
+    for entry in smaps {
+        let anonymous = entry.counter("Anonymous");
+        let file = entry.counter("Rss") - anonymous;
+        let co_mapped = entry.counter("Shared_Clean") + entry.counter("Shared_Dirty");
+        add("private_anonymous", anonymous);
+        if shmem(entry) {
+            add("shared_anonymous", file);
+        } else if entry.mode.ends_with('s') {
+            add("shared_file", file);
+        } else {
+            add("shared_file", co_mapped);
+            add("private_file", file - co_mapped);
+        }
+    }
+    cells
+}
+
+#[test]
+fn a_page_is_in_the_quadrant_that_the_kernel_counts_it_in() {
+    let Some(fixture) = Fixture::linked(Link::Static, "quadrants", &["51200"]) else { return };
+    let shared = ["shared_anon", "memfd", "sysv", "posix"];
+    let shared = shared.map(|region| fixture.fact(&format!("{region}.start")));
+    for reading in READINGS {
+        let report = explain(fixture.pid, reading);
+        for (quadrant, bytes) in effective_by_smaps(&fixture.smaps(), |e| shared.contains(&e.start))
+        {
+            let path = format!("quadrants.effective.{quadrant}.resident");
+            assert_eq!(number(&report, &path), bytes, "{reading}: {path}");
+        }
+    }
+}
+
+#[test]
+fn writing_half_of_a_private_file_moves_that_half_to_private_anonymous() {
+    let Some(fixture) = Fixture::linked(Link::Static, "quadrants", &["51200"]) else { return };
+    let half = fixture.fact("file_private.anonymous");
+    assert_eq!(half, 25 * MIB);
+    let report = explain(fixture.pid, "--polite");
+    let resident =
+        |table: &str| number(&report, &format!("quadrants.{table}.private_anonymous.resident"));
+    // Beside it, only the written pages of the program's own data move.
+    let moved = resident("effective") - resident("declared");
+    assert!((half..half + MIB).contains(&moved), "{moved}");
+}
+
+#[test]
+fn sixteen_tebibytes_of_reserve_are_virt_and_one_page_of_it_is_res() {
+    let fixture = Fixture::start("reserve", &["16384"]);
+    for reading in READINGS {
+        let report = explain(fixture.pid, reading);
+        assert!(number(&report, "totals.virt") >= 16 << 40, "{reading}");
+        assert!(number(&report, "totals.data") >= 16 << 40, "{reading}");
+        assert!(number(&report, "totals.res") < 16 * MIB, "{reading}");
+        let mapping = mapping_at(&report, fixture.fact("reserve.start"));
+        assert_eq!(number(mapping, "rss"), fixture.fact("reserve.rss"), "{reading}");
+        let mode = mapping["mode"].as_str().expect("a mode is text");
+        assert!(reading != "--full" || mode.contains('R'), "{mode}");
+        let findings = report["findings"].as_array().expect("findings is a list");
+        assert!(
+            findings.iter().any(|f| f["id"].as_str().is_some_and(|id| id.contains("reserve"))),
+            "{findings:?}"
+        );
+    }
+}
+
+#[test]
+fn each_threads_stack_has_its_name_and_its_arena_is_mallocs() {
+    let fixture = Fixture::start("threads", &["4", "64", "1000"]);
+    for reading in READINGS {
+        let report = explain(fixture.pid, reading);
+        let pools = report["pools"].as_array().expect("pools is a list");
+        for worker in 0..4 {
+            let fact = |key: &str| fixture.fact(&format!("worker-{worker}.{key}"));
+            let stack = mapping_at(&report, fact("stack_address"));
+            assert_eq!(stack["pool"], "thread_stack", "{reading}: {stack}");
+            let arena = mapping_at(&report, fact("malloc_address"));
+            assert_eq!(arena["pool"], "malloc_arena", "{reading}: {arena}");
+
+            let named = format!("worker-{worker}");
+            let of_thread = |pool: &&Value| {
+                pool["pool"] == "thread_stack"
+                    && pool["name"].as_str().is_some_and(|n| n.contains(&named))
+            };
+            let pool =
+                pools.iter().find(of_thread).unwrap_or_else(|| panic!("{reading}: no {named}"));
+            let used = fact("stack_used");
+            assert!(
+                (used..used + 64 * 1024).contains(&number(pool, "resident")),
+                "{reading}: {pool}"
+            );
+        }
+        let chunk = mapping_at(&report, fixture.fact("big_malloc.address"));
+        assert_eq!(chunk["pool"], "malloc_chunk", "{reading}: {chunk}");
+    }
+}
+
+#[test]
+fn after_fork_the_rewritten_half_is_private_in_fact_and_the_rest_is_shared() {
+    let Some(fixture) = Fixture::linked(Link::Static, "forked", &["102400"]) else { return };
+    for reading in READINGS {
+        let report = explain(fixture.pid, reading);
+        let mapping = mapping_at(&report, fixture.fact("forked.start"));
+        assert_eq!(number(mapping, "rss"), 100 * MIB, "{reading}");
+        assert_eq!(mapping["quadrant"], "private_anonymous", "{reading}");
+        let cell = |quadrant| number(&report, &format!("quadrants.effective.{quadrant}.resident"));
+        for quadrant in ["private_anonymous", "shared_anonymous"] {
+            let resident = cell(quadrant);
+            assert!((50 * MIB..52 * MIB).contains(&resident), "{reading}: {quadrant} {resident}");
+        }
+        if is_root() {
+            assert_eq!(number(mapping, "pss"), fixture.fact("forked.pss"), "{reading}");
+        }
+    }
+}
+
+#[test]
+fn the_stack_reuses_what_the_heap_leaks() {
+    let heap = Fixture::start("stackheap", &["heap", "1000000"]);
+    let stack = Fixture::start("stackheap", &["stack", "1000000"]);
+    let resident = |fixture: &Fixture, pool: &str| -> u64 {
+        let report = explain(fixture.pid, "--full");
+        let pools = report["pools"].as_array().expect("pools is a list");
+        pools.iter().filter(|row| row["pool"] == pool).map(|row| number(row, "resident")).sum()
+    };
+    let (leaked, reused) = (heap.fact("heap.at_least"), stack.fact("stack.at_least"));
+    assert_eq!(leaked, 2 * reused);
+    let chunks = resident(&heap, "malloc_chunk");
+    assert!((leaked..leaked + MIB).contains(&chunks), "{chunks}");
+    let frames = resident(&stack, "main_stack");
+    assert!((reused..reused + MIB).contains(&frames), "{frames}");
+}
+
+/// The bytes that a page or a terminal would take for more than text.
+fn assert_harmless(bytes: &[u8], what: &str) {
+    let text = std::str::from_utf8(bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let bad = text.chars().find(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}');
+    assert_eq!(bad, None, "{what} holds a control character");
+}
+
+#[test]
+fn no_name_reaches_the_terminal_raw() {
+    let fixture = Fixture::start("names", &[]);
+    let pid = fixture.pid.to_string();
+    let commands: &[&[&str]] = &[
+        &["explain", &pid, "--largest", "200"],
+        &["explain", &pid, "--long"],
+        &["maps", &pid],
+        &["maps", &pid, "--columns", "all"],
+        &["maps", &pid, "--group", "file"],
+        &["ps"],
+        &["explain", "--", "/no/such\x1b[31m"],
+    ];
+    for command in commands {
+        let output = pagewise(command);
+        assert_harmless(&output.stdout, &format!("{command:?}"));
+        assert_harmless(&output.stderr, &format!("the errors of {command:?}"));
+    }
+    let output = pagewise(&["maps", &pid]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for escaped in [r"escape\x1b[31mred", r"not-utf8-\xff\xfe\xc3", r"right-to-left-\u{202e}"] {
+        assert!(text.contains(escaped), "{escaped} is not in {text}");
+    }
+    // An ambiguous name is answered with candidates, which are names too.
+    let output = pagewise(&["explain", "e"]);
+    assert_harmless(&output.stderr, "an ambiguous name");
+}
+
+#[test]
+fn the_json_of_hostile_names_parses_and_lists_each_of_them() {
+    let fixture = Fixture::start("names", &[]);
+    let report = explain(fixture.pid, "--full");
+    let in_folder =
+        |row: &&Value| row["name"].to_string().contains("/file") || row["mode"] == "r--s";
+    let files = report["mappings"].as_array().unwrap().iter().filter(in_folder).count();
+    assert_eq!(files as u64, fixture.fact("names.files"));
+    let live = mapping_at(&report, fixture.fact("file-3.start"));
+    assert!(live["name"].as_str().unwrap().ends_with("live (deleted)"), "{live}");
+    let long = mapping_at(&report, fixture.fact("long_path.start"));
+    assert!(long["name"].as_str().unwrap().len() > 3500, "{long}");
+}
+
+#[test]
+fn the_page_holds_no_markup_of_a_name() {
+    let fixture = Fixture::start("names", &[]);
+    let page = fixture.folder().join("report.html");
+    let output = pagewise(&["explain", &fixture.pid.to_string(), "--html", page.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let html = fs::read(&page).unwrap();
+    assert_harmless(&html, "the page");
+    let html = String::from_utf8(html).unwrap();
+    for markup in ["<img src=x", "<script>alert(", "<b>&"] {
+        assert!(!html.contains(markup), "{markup}");
+    }
+    for network in ["src=\"http", "href=\"http", "url(http", "@import"] {
+        assert!(!html.contains(network), "{network}");
+    }
+}
+
+#[test]
+fn writable_code_and_a_deleted_library_are_found() {
+    let fixture = Fixture::start("names", &[]);
+    let findings = &explain(fixture.pid, "--full")["findings"];
+    let findings = findings.as_array().expect("findings is a list");
+    for word in ["writable", "deleted"] {
+        let about = |f: &&Value| f["id"].as_str().is_some_and(|id| id.contains(word));
+        assert!(findings.iter().any(|f| about(&f)), "{word}: {findings:?}");
+    }
+}
+
+#[test]
+fn a_saved_snapshot_opens_to_the_same_report() {
+    let fixture = Fixture::start("quadrants", &["1024"]);
+    let saved = fixture.folder().join("snapshot.json");
+    let saved = saved.to_str().unwrap();
+    for reading in READINGS {
+        let live = json(&["explain", &fixture.pid.to_string(), "--json", reading, "--save", saved]);
+        assert_eq!(json(&["explain", "--from", saved, "--json"]), live, "{reading}");
+    }
+}
+
+#[test]
+fn a_process_that_ends_while_it_is_read_is_an_error_and_no_panic() {
+    let mut vanished = 0;
+    for round in 0..60 {
+        let mut child = Command::new("sleep").arg("100").spawn().expect("sleep is everywhere");
+        let reader = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+            .args(["explain", &child.id().to_string(), "--json", READINGS[round % 3]])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("pagewise was built for this test");
+        // Between nothing read and all read, wherever this round falls.
+        std::thread::sleep(std::time::Duration::from_micros(250 * round as u64));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let output = reader.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{:?}: {said}", output.status);
+        assert!(!said.contains("panicked"), "{said}");
+        if output.status.code() == Some(1) {
+            assert!(said.starts_with("pagewise: "), "{said}");
+            vanished += 1;
+        }
+    }
+    assert!(vanished > 0, "no round caught the process going");
+}
+
+#[test]
+fn a_zombie_has_no_memory_and_that_is_said() {
+    let mut child = Command::new("true").spawn().expect("true is everywhere");
+    let pid = child.id();
+    while !fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ") {
+        std::thread::yield_now();
+    }
+    let output = pagewise(&["explain", &pid.to_string()]);
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
+    assert!(said.to_lowercase().contains("zombie"), "{said}");
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_kernel_thread_has_no_memory_and_that_is_said() {
+    if !fs::read_to_string("/proc/2/status").is_ok_and(|status| status.contains("kthreadd")) {
+        return skip("this pid namespace has no kernel threads");
+    }
+    let output = pagewise(&["explain", "2"]);
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
+    assert!(said.contains("kernel thread"), "{said}");
+}
+
+#[test]
+fn another_users_process_is_refused_with_what_it_takes() {
+    if !is_root() {
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    let fixture = Fixture::start("quadrants", &["1024"]);
+    // The folder of the build may be closed to others.
+    let open = tempfile::tempdir().unwrap();
+    fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = open.path().join("pagewise");
+    fs::copy(env!("CARGO_BIN_EXE_pagewise"), &binary).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(&binary);
+        command.args(args).uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap()
+    };
+    let output = run(&["explain", &fixture.pid.to_string()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("CAP_SYS_PTRACE"), "{said}");
+
+    let output = run(&["ps", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = row(&listing["processes"], "pid", fixture.pid.into());
+    assert!(row["pss"]["absent"].is_string(), "a value that may not be read says why: {row}");
+
+    let output = run(&["explain", "self", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let fixture = Fixture::start("many", &["20000"]);
+    for command in ["explain", "maps"] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+            .args([command, &fixture.pid.to_string(), "--json"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("pagewise was built for this test");
+        let mut first = [0];
+        let mut stdout = child.stdout.take().unwrap();
+        stdout.read_exact(&mut first).unwrap();
+        drop(stdout);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{command}");
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn wrong_usage_is_2_and_failure_is_1() {
+    let status = |args: &[&str]| pagewise(args).status.code();
+    for wrong in [
+        &["explain"][..],
+        &["explain", "self", "--no-such-option"],
+        &["explain", "self", "--full", "--fast"],
+        &["maps", "self", "--filter", "rss >"],
+        &["maps", "self", "--columns", "no_such_column"],
+        &["no-such-command"],
+    ] {
+        assert_eq!(status(wrong), Some(2), "{wrong:?}");
+    }
+    for failing in [
+        &["explain", "4194999"][..],
+        &["explain", "no process is called this"],
+        &["explain", "--from", "/no/such/file"],
+        &["explain", "--", "/no/such/program"],
+    ] {
+        assert_eq!(status(failing), Some(1), "{failing:?}");
+    }
+    assert_eq!(status(&["explain", "self"]), Some(0));
+}
+
+#[test]
+fn a_commands_exit_code_is_passed_on() {
+    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)] {
+        let output = pagewise(&["explain", "--", "sh", "-c", script]);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{script}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn a_command_is_seen_with_all_its_memory_as_it_exits() {
+    // `big` waits for its input to close, which is closed from the start, and ends.
+    let fixture = Fixture::start("big", &["1"]);
+    let big = fixture.folder().join("big");
+    let report = fixture.folder().join("report.json");
+    let args = [
+        "explain",
+        "--json",
+        "--output",
+        report.to_str().unwrap(),
+        "--",
+        big.to_str().unwrap(),
+        "32",
+    ];
+    let output = pagewise(&args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.ends_with("ready\n"), "the command's output is its own: {said}");
+    let report: Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    let res = number(&report, "totals.res");
+    assert!((32 * MIB..40 * MIB).contains(&res), "{res}");
+}
+
+#[test]
+fn what_grew_between_two_snapshots_is_told_by_quadrant() {
+    let small = Fixture::start("quadrants", &["1024"]);
+    let large = Fixture::start("quadrants", &["3072"]);
+    let save = |fixture: &Fixture| {
+        let path = fixture.folder().join("snapshot.json").to_str().unwrap().to_owned();
+        json(&["explain", &fixture.pid.to_string(), "--json", "--full", "--save", &path]);
+        path
+    };
+    let (before, after) = (save(&small), save(&large));
+    let same = pagewise(&["diff", &before, &before]);
+    assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stderr));
+    let report = json(&["diff", &before, &after, "--json"]);
+    // Four kinds of shared memory, all of them written, 2 MiB more of each.
+    let cell = &report["quadrants"]["declared"]["shared_anonymous"]["resident"];
+    assert_eq!(cell["change"].as_i64().or(cell.as_i64()), Some(8 << 20), "{}", report["quadrants"]);
+}
