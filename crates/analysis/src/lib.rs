@@ -4,4 +4,6 @@ pub mod define;
 pub mod filter;
 pub mod maps;
 pub mod pools;
+pub mod pss;
+pub mod quadrants;
 pub mod sections;

@@ -140,7 +140,7 @@ impl Pools {
     }
 
     /// The pool of a mapping.
-    pub fn pool(&self, mapping: usize) -> &Pool {
+    pub fn of(&self, mapping: usize) -> &Pool {
         &self.pools[self.index(mapping)]
     }
 

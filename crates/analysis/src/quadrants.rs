@@ -1,0 +1,393 @@
+//! The four quadrants of a process's memory, by mapping (declared) and by page (effective).
+//!
+//! Page tables tell what kind each page is. `smaps` counts a mapping's anonymous pages (`Anonymous`, A)
+//! and the pages that only this process maps (`Private_*`, P) of its `Rss` (R), but not how many are
+//! both. That number lies in `[max(0, A + P - R), min(A, P)]`: one value where a mapping holds one kind
+//! of page, and then every cell is known. Where the bounds differ a cell is ambiguous, not guessed.
+
+use pagewise_model::{
+    Absent, Backing, Bytes, Counter, Mapping, Quadrant, Reading, Sharing, Smaps, Snapshot,
+};
+
+use crate::pss::{self, Pss};
+
+/// One quadrant's numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// Address space.
+    pub reserved: Reading<Bytes>,
+    /// Resident pages.
+    pub resident: Reading<Bytes>,
+    /// Resident pages, each divided by how often it is mapped.
+    pub pss: Reading<Bytes>,
+    /// Pages in swap.
+    pub swapped: Reading<Bytes>,
+    /// Resident pages that must be written somewhere before they can be dropped. A mapping of several
+    /// kinds does not say which of its pages are dirty: its anonymous ones are taken to be.
+    pub dirty: Reading<Bytes>,
+}
+
+/// The numbers of the four quadrants, in the order of [`Quadrant::ALL`].
+pub type Cells = [Cell; 4];
+
+/// The quadrants of one process, sorted in two ways.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quadrants {
+    /// Each mapping as it was asked for.
+    pub declared: Cells,
+    /// Each page as it is: a private file page that was written is anonymous, a private page that others
+    /// map too is shared, a tmpfs page is shared anonymous. Untouched address space stays with its mapping.
+    pub effective: Cells,
+}
+
+impl Quadrants {
+    /// Whether both ways give the same numbers.
+    pub fn agree(&self) -> bool {
+        self.declared == self.effective
+    }
+}
+
+/// Sorts a snapshot's memory into quadrants.
+///
+/// # Errors
+/// Why the mappings are absent.
+pub fn quadrants(snapshot: &Snapshot) -> Reading<Quadrants> {
+    let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
+    Ok(of(snapshot, mappings, &pss::shares(snapshot, mappings)))
+}
+
+/// [`quadrants`], for who has the mappings and their shares already.
+pub(crate) fn of(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss) -> Quadrants {
+    let (mut declared, mut effective) = (Columns::default(), Columns::default());
+    let needs_full = Absent::NotCollected("only smaps tells dirty pages: --full reads it".into());
+    for (index, mapping) in mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m)) {
+        let share = pss.of(index, mapping);
+        let dirty = dirty(mapping, &needs_full);
+        declare(&mut declared, mapping, &share, &dirty);
+        take_effect(&mut effective, mapping, &share, &dirty);
+    }
+    if !pss.torn {
+        effective.settle_pss(snapshot);
+    }
+    Quadrants { declared: declared.cells(), effective: effective.cells() }
+}
+
+/// Whether `statm` counts a mapping: all but `[vsyscall]`, which is the kernel's and not in its address range.
+pub(crate) fn counts_in_virt(mapping: &Mapping) -> bool {
+    mapping.name.as_bytes() != b"[vsyscall]"
+}
+
+fn declare(columns: &mut Columns, mapping: &Mapping, pss: &Reading<Bytes>, dirty: &Reading<Dirty>) {
+    let at = mapping.declared() as usize;
+    columns.reserved[at].add_known(mapping.size().0);
+    columns.resident[at].add_reading(&mapping.rss());
+    columns.pss[at].add_reading(pss);
+    columns.swapped[at].add_reading(&mapping.swap());
+    match dirty {
+        Ok(dirty) => columns.dirty[at].add_known(dirty.exclusive.saturating_add(dirty.co_mapped)),
+        Err(absent) => columns.dirty[at].miss(absent),
+    }
+}
+
+/// Dirty pages that this process alone maps, and those that others map too.
+struct Dirty {
+    exclusive: u64,
+    co_mapped: u64,
+}
+
+fn dirty(mapping: &Mapping, needs_full: &Absent) -> Reading<Dirty> {
+    if mapping.smaps.is_err() && mapping.pages.is_ok() {
+        return Err(needs_full.clone());
+    }
+    Ok(Dirty {
+        exclusive: mapping.counter(Counter::PrivateDirty)?.0,
+        co_mapped: mapping.counter(Counter::SharedDirty)?.0,
+    })
+}
+
+impl Dirty {
+    /// By kind of page, in the order of [`Pages`]: anonymous pages first.
+    fn sort(&self, pages: Four) -> Four {
+        let [exclusive, co_mapped] = [self.exclusive.min(pages[0]), self.co_mapped.min(pages[1])];
+        [exclusive, co_mapped, self.exclusive - exclusive, self.co_mapped - co_mapped]
+    }
+}
+
+fn take_effect(
+    columns: &mut Columns,
+    mapping: &Mapping,
+    pss: &Reading<Bytes>,
+    dirty: &Reading<Dirty>,
+) {
+    let homes = Homes::of(mapping);
+    let Pages { low, high } = match Pages::of(mapping) {
+        Ok(pages) => pages,
+        Err(absent) => return columns.miss(homes, &absent),
+    };
+    let resident = [homes.sort(low), homes.sort(high)];
+    Columns::add(&mut columns.resident, resident);
+    let swap = mapping.swap();
+    columns.swapped[homes.swap].add_reading(&swap);
+    Columns::add(&mut columns.reserved, resident.map(|r| reserve(mapping, homes, r, &swap)));
+    columns.add_pss(homes, [low, high], pss);
+    match dirty {
+        Ok(dirty) => {
+            Columns::add(&mut columns.dirty, [low, high].map(|end| homes.sort(dirty.sort(end))));
+        }
+        Err(absent) => homes.each(|at| columns.dirty[at].miss(absent)),
+    }
+}
+
+/// Address space by quadrant: resident pages and swapped ones where they are, the rest as declared.
+fn reserve(mapping: &Mapping, homes: Homes, resident: Four, swap: &Reading<Bytes>) -> Four {
+    let (mut cells, untouched) = fit(resident, mapping.size().0);
+    let swapped = swap.as_ref().map_or(0, |s| s.0.min(untouched));
+    cells[homes.swap] += swapped;
+    cells[homes.declared] += untouched - swapped;
+    cells
+}
+
+/// The cells, cut down where they hold more than `room`, and the room that is left.
+fn fit(mut cells: Four, mut room: u64) -> (Four, u64) {
+    for cell in &mut cells {
+        *cell = (*cell).min(room);
+        room -= *cell;
+    }
+    (cells, room)
+}
+
+/// A number for each quadrant, or for each kind of page.
+type Four = [u64; 4];
+
+/// The resident pages of a mapping by kind, at both ends of what is possible: anonymous and exclusive,
+/// anonymous and co-mapped, of a file and exclusive, of a file and co-mapped.
+struct Pages {
+    low: Four,
+    high: Four,
+}
+
+const ANON_CO_MAPPED: usize = 1;
+const FILE_CO_MAPPED: usize = 3;
+
+impl Pages {
+    fn of(mapping: &Mapping) -> Reading<Pages> {
+        match (&mapping.smaps, &mapping.pages) {
+            // Read a moment apart, they may differ; the numbers shown are those of smaps.
+            (Ok(smaps), Ok(pages))
+                if smaps.bytes(Counter::Rss) == Ok(pages.breakdown.resident()) =>
+            {
+                Ok(Pages::exact(mapping))
+            }
+            (Ok(smaps), _) => Pages::bounds(smaps),
+            (Err(_), Ok(_)) => Ok(Pages::exact(mapping)),
+            (Err(absent), Err(_)) => Err(absent.clone()),
+        }
+    }
+
+    fn exact(mapping: &Mapping) -> Pages {
+        let breakdown = mapping.pages.as_ref().map(|p| p.breakdown).unwrap_or_default();
+        let b = breakdown;
+        let pages =
+            [b.anon_exclusive, b.anon_co_mapped, b.file_exclusive, b.file_co_mapped].map(|b| b.0);
+        Pages { low: pages, high: pages }
+    }
+
+    fn bounds(smaps: &Smaps) -> Reading<Pages> {
+        let resident = smaps.get(Counter::Rss)?;
+        let anonymous = smaps.get(Counter::Anonymous)?.min(resident);
+        let exclusive = smaps.get(Counter::PrivateClean)?;
+        let exclusive = exclusive.saturating_add(smaps.get(Counter::PrivateDirty)?).min(resident);
+        let pages = |both: u64| {
+            let co_mapped_file = resident - anonymous - (exclusive - both);
+            [both, anonymous - both, exclusive - both, co_mapped_file]
+        };
+        // A page that is both is one of A + P pages that fit in R only because it is counted twice.
+        let low = exclusive.saturating_sub(resident - anonymous);
+        Ok(Pages { low: pages(low), high: pages(anonymous.min(exclusive)) })
+    }
+}
+
+/// The quadrants in which the pages of a mapping are.
+#[derive(Clone, Copy)]
+struct Homes {
+    declared: usize,
+    swap: usize,
+    /// For each kind of page, in the order of [`Pages`].
+    kinds: [usize; 4],
+}
+
+impl Homes {
+    fn of(mapping: &Mapping) -> Homes {
+        use Quadrant::{PrivateAnonymous, PrivateFile, SharedAnonymous, SharedFile};
+        let (swap, exclusive, co_mapped) = match (mapping.backing(), mapping.sharing) {
+            (Backing::Shmem, _) => (SharedAnonymous, SharedAnonymous, SharedAnonymous),
+            (Backing::Anonymous, _) => (PrivateAnonymous, SharedAnonymous, SharedAnonymous),
+            (_, Sharing::Private) => (PrivateAnonymous, PrivateFile, SharedFile),
+            (_, Sharing::Shared) => (PrivateAnonymous, SharedFile, SharedFile),
+        };
+        let kinds = [PrivateAnonymous, SharedAnonymous, exclusive, co_mapped];
+        Homes {
+            declared: mapping.declared() as usize,
+            swap: swap as usize,
+            kinds: kinds.map(|q| q as usize),
+        }
+    }
+
+    /// Kinds of pages to quadrants.
+    fn sort(self, pages: Four) -> Four {
+        let mut cells = [0; 4];
+        for (kind, bytes) in pages.into_iter().enumerate() {
+            cells[self.kinds[kind]] += bytes;
+        }
+        cells
+    }
+
+    /// Calls `f` for each quadrant that may hold a page of the mapping.
+    fn each(self, mut f: impl FnMut(usize)) {
+        let may = |at: &usize| self.kinds.contains(at) || *at == self.declared;
+        (0..4).filter(may).for_each(&mut f);
+    }
+}
+
+/// A sum whose parts may be bounds or missing.
+#[derive(Clone, Debug, Default)]
+struct Tally {
+    low: u64,
+    high: u64,
+    absent: Option<Absent>,
+}
+
+impl Tally {
+    fn add(&mut self, low: u64, high: u64) {
+        self.low = self.low.saturating_add(low);
+        self.high = self.high.saturating_add(high);
+    }
+
+    fn add_known(&mut self, bytes: u64) {
+        self.add(bytes, bytes);
+    }
+
+    fn add_reading(&mut self, reading: &Reading<Bytes>) {
+        match reading {
+            Ok(bytes) => self.add_known(bytes.0),
+            Err(absent) => self.miss(absent),
+        }
+    }
+
+    fn miss(&mut self, absent: &Absent) {
+        self.absent.get_or_insert_with(|| absent.clone());
+    }
+
+    fn is_known(&self) -> bool {
+        self.low == self.high && self.absent.is_none()
+    }
+
+    fn reading(self, decides: &str) -> Reading<Bytes> {
+        match self.absent {
+            Some(absent) => Err(absent),
+            None if self.low == self.high => Ok(Bytes(self.low)),
+            None => Err(Absent::Ambiguous(decides.into())),
+        }
+    }
+}
+
+const PAGE_TABLES_DECIDE: &str = "page tables decide, smaps does not tell co-mapped anonymous pages \
+     from co-mapped file pages: --fast reads them";
+const PAGE_COUNTS_DECIDE: &str =
+    "mappings hold co-mapped pages of both kinds, and have one Pss: --full reads Pss_Anon";
+
+/// The columns of [`Cell`] while they are summed up.
+#[derive(Default)]
+struct Columns {
+    reserved: [Tally; 4],
+    resident: [Tally; 4],
+    pss: [Tally; 4],
+    swapped: [Tally; 4],
+    dirty: [Tally; 4],
+}
+
+impl Columns {
+    fn add(column: &mut [Tally; 4], [one, other]: [Four; 2]) {
+        for (at, tally) in column.iter_mut().enumerate() {
+            tally.add(one[at].min(other[at]), one[at].max(other[at]));
+        }
+    }
+
+    /// A mapping of which nothing is known: each quadrant that may hold its pages misses them.
+    fn miss(&mut self, homes: Homes, absent: &Absent) {
+        let columns = [
+            &mut self.reserved,
+            &mut self.resident,
+            &mut self.pss,
+            &mut self.swapped,
+            &mut self.dirty,
+        ];
+        for column in columns {
+            homes.each(|at| column[at].miss(absent));
+        }
+    }
+
+    /// Exclusive pages count in full; what is left of the share is that of the co-mapped ones.
+    fn add_pss(&mut self, homes: Homes, ends: [Four; 2], pss: &Reading<Bytes>) {
+        let exclusive = ends.map(|pages| homes.sort([pages[0], 0, pages[2], 0]));
+        let may = |kind: usize| ends.iter().any(|pages| pages[kind] > 0);
+        let (anon, file) = (homes.kinds[ANON_CO_MAPPED], homes.kinds[FILE_CO_MAPPED]);
+        let share = match pss {
+            Ok(share) => share.0,
+            Err(absent) => {
+                Columns::add(&mut self.pss, exclusive);
+                let kinds = [(ANON_CO_MAPPED, anon), (FILE_CO_MAPPED, file)];
+                kinds.iter().filter(|k| may(k.0)).for_each(|k| self.pss[k.1].miss(absent));
+                return;
+            }
+        };
+        let fitted = exclusive.map(|cells| fit(cells, share));
+        Columns::add(&mut self.pss, fitted.map(|(cells, _)| cells));
+        let left = fitted[0].1;
+        match (may(ANON_CO_MAPPED), may(FILE_CO_MAPPED)) {
+            (true, true) if anon != file => {
+                self.pss[anon].add(0, left);
+                self.pss[file].add(0, left);
+            }
+            (true, false) => self.pss[anon].add_known(left),
+            _ => self.pss[file].add_known(left),
+        }
+    }
+
+    /// Splits the share of co-mapped pages between anonymous and file pages as the rollup does, where
+    /// mappings hold both. `Pss_Anon` and `Pss_Shmem` are rounded down to a KiB each: so is the split.
+    fn settle_pss(&mut self, snapshot: &Snapshot) {
+        let [private_anonymous, shared_anonymous, private_file, shared_file] = &mut self.pss;
+        let exclusive_known = private_anonymous.is_known() && private_file.is_known();
+        let open = shared_anonymous.absent.is_none() && !shared_anonymous.is_known();
+        let (true, true, Ok(rollup)) = (exclusive_known, open, &snapshot.rollup) else { return };
+        let counters = [Counter::Pss, Counter::PssAnon, Counter::PssShmem].map(|c| rollup.get(c));
+        let [Ok(total), Ok(anon), Ok(shmem)] = counters else { return };
+        let shared = anon.saturating_add(shmem).saturating_sub(private_anonymous.low);
+        let shared = shared.clamp(shared_anonymous.low, shared_anonymous.high);
+        let others = private_anonymous.low.saturating_add(private_file.low);
+        let Some(file) = total.checked_sub(others).and_then(|left| left.checked_sub(shared)) else {
+            return;
+        };
+        *shared_anonymous = Tally { low: shared, high: shared, absent: None };
+        *shared_file = Tally { low: file, high: file, absent: None };
+    }
+
+    fn cells(self) -> Cells {
+        let [r, s, p, w, d] = [self.reserved, self.resident, self.pss, self.swapped, self.dirty];
+        let mut columns = [r, s, p, w, d].map(IntoIterator::into_iter);
+        std::array::from_fn(|_| {
+            let mut next = |column: usize, decides: &str| {
+                let tally = columns[column].next().expect("a column has four cells");
+                tally.reading(decides)
+            };
+            Cell {
+                reserved: next(0, PAGE_TABLES_DECIDE),
+                resident: next(1, PAGE_TABLES_DECIDE),
+                pss: next(2, PAGE_COUNTS_DECIDE),
+                swapped: next(3, PAGE_TABLES_DECIDE),
+                dirty: next(4, PAGE_TABLES_DECIDE),
+            }
+        })
+    }
+}
