@@ -5,11 +5,12 @@
 pub struct Field {
     /// The kernel's spelling, or our column's.
     pub name: &'static str,
-    /// The file it is read from: `smaps`, `status`, `statm`, `meminfo`; `pagewise` for what we compute.
+    /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`, `meminfo`;
+    /// `pagewise` for what we compute.
     pub source: &'static str,
-    /// `kB`, `pages`, `bytes`, `flag`, `count`.
+    /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the form of what is no number.
     pub unit: &'static str,
-    /// The kernel release that brought it; empty where it has always been there.
+    /// The kernel release that brought it; empty where it has been there since 2.6.14 or longer.
     pub since: &'static str,
     /// One sentence.
     pub meaning: &'static str,
@@ -17,13 +18,705 @@ pub struct Field {
     pub trap: &'static str,
 }
 
-/// Every field, by source and in the kernel's order.
-pub const FIELDS: &[Field] = &[];
-
-/// The fields of that name; upper and lower case matter only where two fields differ by it alone.
+/// The fields of that name. Upper and lower case matter only where a field is spelled exactly so;
+/// `_`, `-` and a space count alike.
 pub fn named(name: &str) -> impl Iterator<Item = &'static Field> {
     let exact = FIELDS.iter().any(|f| f.name == name);
-    FIELDS
-        .iter()
-        .filter(move |f| if exact { f.name == name } else { f.name.eq_ignore_ascii_case(name) })
+    let name = name.to_owned();
+    FIELDS.iter().filter(move |f| if exact { f.name == name } else { is_alike(f.name, &name) })
+}
+
+/// Whether two names differ by nothing but case and the kind of space between words.
+pub fn is_alike(a: &str, b: &str) -> bool {
+    let plain = |byte: u8| match byte {
+        b'-' | b' ' => b'_',
+        byte => byte.to_ascii_lowercase(),
+    };
+    a.bytes().map(plain).eq(b.bytes().map(plain))
+}
+
+macro_rules! fields {
+    ($($source:literal { $($name:literal $unit:literal $since:literal $meaning:literal $trap:literal;)* })*) => {
+        /// Every field, by source and in the kernel's order.
+        pub const FIELDS: &[Field] = &[$($(Field {
+            name: $name,
+            source: $source,
+            unit: $unit,
+            since: $since,
+            meaning: $meaning,
+            trap: $trap,
+        },)*)*];
+    };
+}
+
+// Name, unit, since; the meaning; the trap. Releases are those that first printed the line.
+fields! {
+    "smaps" {
+        "Size" "kB" "2.6.14"
+            "Address space of the mapping."
+            "Reserved, not used: it costs nothing until pages are touched.";
+        "KernelPageSize" "kB" "2.6.29"
+            "The page size that the mapping asks of the kernel: larger than the base page for hugetlb only."
+            "Transparent huge pages do not show here: AnonHugePages, ShmemPmdMapped and FilePmdMapped have them.";
+        "MMUPageSize" "kB" "2.6.29"
+            "The page size that the hardware uses for the mapping: KernelPageSize but for a few POWER machines."
+            "Transparent huge pages do not show here.";
+        "Rss" "kB" "2.6.14"
+            "Resident: memory of the mapping that this process's page table maps now."
+            "Shared pages count in full for each process, so sums over processes mean nothing; huge TLB pages and device memory are left out.";
+        "Pss" "kB" "2.6.25"
+            "Resident memory where each page is divided by how often it is mapped."
+            "A share, not a cost: it falls when another process maps the same pages. Mappings count, not processes; kernels that keep no map count for each page of a large folio use its average.";
+        "Pss_Dirty" "kB" "6.0"
+            "The part of Pss whose pages are dirty."
+            "Anonymous memory is nearly always dirty; what leaving it costs is a write to swap, not to a file.";
+        "Pss_Anon" "kB" "5.4"
+            "The part of Pss that is anonymous."
+            "smaps_rollup only.";
+        "Pss_File" "kB" "5.4"
+            "The part of Pss that is page cache of files."
+            "smaps_rollup only; tmpfs is in Pss_Shmem.";
+        "Pss_Shmem" "kB" "5.4"
+            "The part of Pss that is tmpfs: shared anonymous memory, memfd, System V, /dev/shm."
+            "smaps_rollup only.";
+        "Shared_Clean" "kB" "2.6.14"
+            "Resident pages that are mapped more than once and can be dropped without writing."
+            "Nothing to do with MAP_SHARED: private library text that two processes map is here, and a MAP_SHARED page that only one maps is in Private_Clean.";
+        "Shared_Dirty" "kB" "2.6.14"
+            "Resident pages that are mapped more than once and must be written somewhere before they are dropped."
+            "After fork a parent's private memory shows up here until one side writes to it.";
+        "Private_Clean" "kB" "2.6.14"
+            "Resident pages that are mapped once and can be dropped without writing."
+            "Mapped once, not MAP_PRIVATE; and an unmapped page can stay in the page cache, so it is not all freed when the process ends.";
+        "Private_Dirty" "kB" "2.6.14"
+            "Resident pages that are mapped once and must be written somewhere before they are dropped."
+            "For a MAP_SHARED file that is the file, for the rest swap.";
+        "Referenced" "kB" "2.6.22"
+            "Resident pages that are marked as accessed."
+            "Since the mark was last cleared, by reclaim or by clear_refs: not a working set by itself.";
+        "Anonymous" "kB" "2.6.37"
+            "Resident pages that belong to no file."
+            "Also in a mapping of a file: what a private mapping has written is copied and anonymous from then on.";
+        "KSM" "kB" "6.7"
+            "Resident pages that the kernel merged with equal ones."
+            "Merged zero pages are not counted.";
+        "LazyFree" "kB" "4.12"
+            "Resident pages given up with MADV_FREE and not written since."
+            "Still in Rss until memory is short; can lag behind, since pages wait in per-CPU batches.";
+        "AnonHugePages" "kB" "2.6.39"
+            "Anonymous memory that huge (PMD) page-table entries map."
+            "Large folios of other sizes, and huge pages mapped piece by piece, are not counted.";
+        "ShmemPmdMapped" "kB" "4.8"
+            "tmpfs memory that huge (PMD) page-table entries map."
+            "A huge page that is mapped piece by piece is not counted.";
+        "FilePmdMapped" "kB" "5.4"
+            "Page cache of files that huge (PMD) page-table entries map."
+            "tmpfs is in ShmemPmdMapped.";
+        "Shared_Hugetlb" "kB" "4.4"
+            "Memory of the huge TLB pool that is mapped more than once."
+            "Not in Rss, Pss, Shared_* or Private_*.";
+        "Private_Hugetlb" "kB" "4.4"
+            "Memory of the huge TLB pool that is mapped once."
+            "Not in Rss, Pss, Shared_* or Private_*.";
+        "Swap" "kB" "2.6.26"
+            "Pages of the mapping that are in swap."
+            "For tmpfs mappings it includes swapped pages of the object (since 4.5), which VmSwap leaves out; pages shared after fork count in full.";
+        "SwapPss" "kB" "4.3"
+            "Pages in swap, each divided by how many page tables point at it."
+            "Swapped pages of tmpfs objects are left out, so it is no share of Swap.";
+        "Locked" "kB" "2.6.38"
+            "The proportional share (Pss) of the mapping where mlock holds it."
+            "Neither a yes or no nor the locked size: VmLck has the size.";
+        "THPeligible" "flag" "5.0"
+            "1 where the kernel may use a transparent huge page of some enabled size here, else 0."
+            "Eligible is not huge: AnonHugePages says what there is. Before 6.8 only the PMD size counted.";
+        "ProtectionKey" "number" "4.6"
+            "The memory protection key of the mapping."
+            "Shown only where the CPU has protection keys.";
+        "VmFlags" "flags" "3.8"
+            "The kernel's flags of the mapping, two letters each: `define nr` explains one."
+            "Codes come and go between kernels; there are none in smaps_rollup.";
+    }
+    "maps" {
+        "address" "hex" ""
+            "The first address and the one past the last, in hex."
+            "Neighbours with equal flags and backing are merged, so one line may be several mmap calls.";
+        "perms" "letters" ""
+            "r, w, x for read, write and execute; s for MAP_SHARED, p for MAP_PRIVATE."
+            "p says that writes stay private, not that nobody else maps the same pages.";
+        "offset" "hex" ""
+            "Where in the file the mapping begins."
+            "For anonymous memory it is meaningless.";
+        "dev" "hex" ""
+            "Major and minor number of the device the file is on."
+            "btrfs and overlayfs can show another device here than stat does.";
+        "inode" "number" ""
+            "The inode of the file; 0 where there is none."
+            "";
+        "pathname" "text" ""
+            "The file, or a name in brackets that the kernel or the program gave."
+            "` (deleted)` is appended to files without a name, and newlines are written \\012; a live file's own name can look the same.";
+    }
+    "status" {
+        "Name" "text" ""
+            "The name of the main thread: at most 15 bytes."
+            "Any thread can be renamed, so it need not be the program's; newlines and backslashes are escaped.";
+        "Umask" "octal" "4.7"
+            "The file mode creation mask."
+            "";
+        "State" "letter" ""
+            "What the main thread does: R runs, S sleeps, D waits and cannot be killed, T is stopped, t is traced, Z is a zombie, I is idle, X is dead."
+            "Other threads can be busy while the main one sleeps.";
+        "Tgid" "number" ""
+            "The process id."
+            "";
+        "Ngid" "number" "3.13"
+            "The NUMA group that automatic balancing put the thread in; 0 for none."
+            "";
+        "Pid" "number" ""
+            "The thread id: that of the main thread is the process id."
+            "";
+        "PPid" "number" ""
+            "The parent's process id."
+            "init or a subreaper, once the parent has ended.";
+        "TracerPid" "number" ""
+            "The process that traces this one; 0 for none, or for one outside our pid namespace."
+            "";
+        "Uid" "numbers" ""
+            "Real, effective, saved and filesystem user id."
+            "";
+        "Gid" "numbers" ""
+            "Real, effective, saved and filesystem group id."
+            "";
+        "FDSize" "count" ""
+            "How many slots the table of file descriptors has."
+            "Slots, not open files.";
+        "Groups" "numbers" ""
+            "Supplementary group ids."
+            "";
+        "NStgid" "numbers" "4.1"
+            "The process id in each pid namespace from the reader's to its own."
+            "";
+        "NSpid" "numbers" "4.1"
+            "The thread id in each pid namespace from the reader's to its own."
+            "";
+        "NSpgid" "numbers" "4.1"
+            "The process group in each pid namespace from the reader's to its own."
+            "";
+        "NSsid" "numbers" "4.1"
+            "The session in each pid namespace from the reader's to its own."
+            "";
+        "Kthread" "flag" "6.8"
+            "1 for a kernel thread, which has no memory of its own."
+            "";
+        "VmPeak" "kB" "2.6.15"
+            "The highest VmSize so far."
+            "Address space, not memory: VmHWM is the peak in memory.";
+        "VmSize" "kB" ""
+            "Address space of all mappings: VIRT."
+            "Reserved, not used. [vsyscall] is not counted.";
+        "VmLck" "kB" ""
+            "Size of the mappings that mlock holds."
+            "The whole size of the mappings, resident or not.";
+        "VmPin" "kB" "3.2"
+            "Memory that drivers pinned for direct access and charged to the process."
+            "Only drivers that account for it count, as RDMA and io_uring do; pages pinned otherwise do not show.";
+        "VmHWM" "kB" "2.6.15"
+            "The highest VmRSS so far: peak RES."
+            "After fork it starts at what the child inherited, and writing 5 to clear_refs resets it.";
+        "VmRSS" "kB" ""
+            "Resident memory: RssAnon + RssFile + RssShmem."
+            "Counted per CPU and off by some pages on many kernels: smaps is exact.";
+        "RssAnon" "kB" "4.5"
+            "Resident anonymous memory."
+            "Counted per CPU and off by some pages on many kernels.";
+        "RssFile" "kB" "4.5"
+            "Resident page cache of files."
+            "The page cache itself stays when the process ends. Counted per CPU and off by some pages on many kernels.";
+        "RssShmem" "kB" "4.5"
+            "Resident tmpfs memory: shared anonymous memory, memfd, System V, /dev/shm."
+            "Counted per CPU and off by some pages on many kernels.";
+        "VmData" "kB" ""
+            "Address space of private writable mappings, stacks left out."
+            "Reserved, not resident. statm's data adds the stack.";
+        "VmStk" "kB" ""
+            "Address space of mappings that grow down: the main stack."
+            "Stacks of other threads are in VmData; what is resident is less.";
+        "VmExe" "kB" ""
+            "Address space of the program's text."
+            "The program's own only: libraries are in VmLib.";
+        "VmLib" "kB" ""
+            "Address space of executable, not writable mappings, less VmExe."
+            "Text of libraries, but JIT code and the vdso too; no data of libraries.";
+        "VmPTE" "kB" "2.6.10"
+            "Memory of the process's page tables, all levels."
+            "Before 4.15 only the lowest level, with VmPMD beside it.";
+        "VmPMD" "kB" "4.0"
+            "Memory of the second level of page tables."
+            "Gone since 4.15: VmPTE counts all levels.";
+        "VmSwap" "kB" "2.6.34"
+            "Anonymous memory of the process in swap."
+            "Swapped tmpfs pages are left out, so it can be less than the sum of Swap in smaps.";
+        "HugetlbPages" "kB" "4.4"
+            "Memory of the huge TLB pool that the process maps."
+            "Not in VmRSS.";
+        "CoreDumping" "flag" "4.15"
+            "1 while its memory is being dumped."
+            "";
+        "THP_enabled" "flag" "5.0"
+            "0 where PR_SET_THP_DISABLE forbids the process transparent huge pages, else 1."
+            "1 does not mean that it gets any: the machine's setting and each mapping decide too.";
+        "untag_mask" "mask" "6.4"
+            "Which bits of a pointer are its address: the rest may be a tag (x86 LAM)."
+            "";
+        "x86_Thread_features" "text" "6.6"
+            "CPU features the thread has turned on: shadow stacks."
+            "";
+        "x86_Thread_features_locked" "text" "6.6"
+            "CPU features the thread can no longer turn on or off."
+            "";
+        "Threads" "count" ""
+            "How many threads the process has."
+            "";
+        "SigQ" "counts" ""
+            "Signals queued for the user, and the limit."
+            "For the user, not the process.";
+        "SigPnd" "mask" ""
+            "Signals that wait for the thread."
+            "";
+        "ShdPnd" "mask" ""
+            "Signals that wait for the process."
+            "";
+        "SigBlk" "mask" ""
+            "Signals that the thread blocks."
+            "";
+        "SigIgn" "mask" ""
+            "Signals that are ignored."
+            "";
+        "SigCgt" "mask" ""
+            "Signals that have a handler."
+            "";
+        "CapInh" "mask" ""
+            "Inheritable capabilities."
+            "";
+        "CapPrm" "mask" ""
+            "Permitted capabilities."
+            "";
+        "CapEff" "mask" ""
+            "Effective capabilities: what the kernel checks."
+            "In a user namespace they count only inside it.";
+        "CapBnd" "mask" "2.6.26"
+            "The bounding set of capabilities."
+            "";
+        "CapAmb" "mask" "4.3"
+            "Ambient capabilities: kept over exec."
+            "";
+        "NoNewPrivs" "flag" "4.10"
+            "1 where exec can give no new privileges."
+            "";
+        "Seccomp" "number" "3.8"
+            "0 no filter, 1 strict, 2 filters."
+            "";
+        "Seccomp_filters" "count" "5.9"
+            "How many seccomp filters apply."
+            "";
+        "Speculation_Store_Bypass" "text" "4.17"
+            "How the thread stands to speculative store bypass."
+            "";
+        "SpeculationIndirectBranch" "text" "5.11"
+            "How the thread stands to indirect branch speculation."
+            "";
+        "Cpus_allowed" "mask" "2.6.24"
+            "The CPUs the thread may run on."
+            "";
+        "Cpus_allowed_list" "list" "2.6.26"
+            "The CPUs the thread may run on, as a list."
+            "";
+        "Mems_allowed" "mask" "2.6.24"
+            "The NUMA nodes the thread may take memory from."
+            "";
+        "Mems_allowed_list" "list" "2.6.26"
+            "The NUMA nodes the thread may take memory from, as a list."
+            "";
+        "voluntary_ctxt_switches" "count" "2.6.23"
+            "How often the thread gave up the CPU."
+            "The main thread's only.";
+        "nonvoluntary_ctxt_switches" "count" "2.6.23"
+            "How often the CPU was taken from the thread."
+            "The main thread's only.";
+    }
+    "statm" {
+        "size" "pages" ""
+            "All mappings: VIRT."
+            "Address space, not memory.";
+        "resident" "pages" ""
+            "Resident anonymous, file and tmpfs pages: RES."
+            "Counted per CPU and off by some pages on many kernels: smaps is exact.";
+        "shared" "pages" ""
+            "Resident file and tmpfs pages: SHR."
+            "Says what kind of page it is, not that anybody shares it.";
+        "text" "pages" ""
+            "Address space of the program's text: CODE."
+            "The program's own: libraries are not in it.";
+        "lib" "pages" ""
+            "0 since 2.6."
+            "Once meant libraries.";
+        "data" "pages" ""
+            "Address space of private writable mappings and stacks: DATA."
+            "Reserved, not resident: a sanitizer's shadow makes it terabytes.";
+        "dt" "pages" ""
+            "0 since 2.6."
+            "Once meant dirty pages.";
+    }
+    "meminfo" {
+        "MemTotal" "kB" ""
+            "RAM the kernel manages."
+            "Less than the machine has: firmware and the kernel's own image are left out.";
+        "MemFree" "kB" ""
+            "RAM that nobody uses at all."
+            "Small on a healthy machine, since the page cache fills the rest: MemAvailable is what programs can have.";
+        "MemAvailable" "kB" "3.14"
+            "An estimate of what programs can still take without swapping."
+            "An estimate: free memory, and the page cache and slab that can be dropped, less a reserve.";
+        "Buffers" "kB" ""
+            "Page cache of block devices."
+            "Metadata of filesystems and raw disk reads; not network or socket buffers.";
+        "Cached" "kB" ""
+            "Page cache of files, tmpfs included."
+            "tmpfs and shared anonymous memory are in it (see Shmem) and cannot be dropped; SwapCached and Buffers are not.";
+        "SwapCached" "kB" ""
+            "Memory that is in RAM and still has its copy in swap."
+            "Not swap in use: it can leave RAM again without another write.";
+        "Active" "kB" ""
+            "Anonymous and file pages that reclaim takes late."
+            "";
+        "Inactive" "kB" ""
+            "Anonymous and file pages that reclaim looks at first."
+            "Not idle: they may have been used a moment ago.";
+        "Active(anon)" "kB" "2.6.28"
+            "Anonymous and tmpfs pages on the active list."
+            "On kernels with the multi-generational LRU the lists are made up from generations.";
+        "Inactive(anon)" "kB" "2.6.28"
+            "Anonymous and tmpfs pages on the inactive list."
+            "Without swap they cannot be reclaimed.";
+        "Active(file)" "kB" "2.6.28"
+            "File pages on the active list."
+            "";
+        "Inactive(file)" "kB" "2.6.28"
+            "File pages on the inactive list."
+            "";
+        "Unevictable" "kB" "2.6.28"
+            "Pages that cannot be reclaimed: mlock, ramfs, secret memory and others."
+            "More than Mlocked.";
+        "Mlocked" "kB" "2.6.28"
+            "Pages locked by mlock."
+            "Resident pages of the whole machine, while VmLck is one process's address space.";
+        "HighTotal" "kB" ""
+            "RAM that the kernel does not map all the time (32-bit only)."
+            "";
+        "HighFree" "kB" ""
+            "Free part of HighTotal."
+            "";
+        "LowTotal" "kB" ""
+            "RAM that the kernel maps all the time (32-bit only)."
+            "";
+        "LowFree" "kB" ""
+            "Free part of LowTotal."
+            "";
+        "MmapCopy" "kB" "2.6.29"
+            "Memory given out by mmap on machines without an MMU."
+            "";
+        "SwapTotal" "kB" ""
+            "Swap space."
+            "";
+        "SwapFree" "kB" ""
+            "Swap space that is not in use."
+            "Its use says that memory was short once, not that it is now.";
+        "Zswap" "kB" "5.19"
+            "RAM that compressed swap pages take."
+            "Compressed size.";
+        "Zswapped" "kB" "5.19"
+            "What the pages held by zswap would take uncompressed."
+            "Also counted as used swap.";
+        "Dirty" "kB" ""
+            "Page cache that waits to be written to disk."
+            "Not the dirty of smaps, which counts anonymous memory.";
+        "Writeback" "kB" ""
+            "Page cache that is being written to disk now."
+            "";
+        "AnonPages" "kB" "2.6.18"
+            "Anonymous pages that page tables map."
+            "Of the whole machine, each once; tmpfs is not in it.";
+        "Mapped" "kB" ""
+            "Page cache that page tables map, tmpfs included."
+            "Each page once, however many processes map it.";
+        "Shmem" "kB" "2.6.32"
+            "tmpfs and shared anonymous memory, mapped or not."
+            "Counted in Cached too, though it cannot be dropped.";
+        "KReclaimable" "kB" "4.20"
+            "Kernel memory that reclaim can ask back: SReclaimable and some more."
+            "";
+        "Slab" "kB" ""
+            "Kernel objects: SReclaimable + SUnreclaim."
+            "Large kmalloc and vmalloc memory is elsewhere.";
+        "SReclaimable" "kB" "2.6.19"
+            "Slab that shrinkers can free, as dentries and inodes."
+            "Can, not will: one object in use keeps its whole page.";
+        "SUnreclaim" "kB" "2.6.19"
+            "Slab that cannot be freed by reclaim."
+            "";
+        "KernelStack" "kB" "2.6.32"
+            "Kernel stacks of all threads."
+            "";
+        "ShadowCallStack" "kB" "5.8"
+            "Shadow call stacks of all threads (arm64, RISC-V)."
+            "";
+        "PageTables" "kB" "2.6.18"
+            "Page tables of user space."
+            "Page tables of the kernel are not in it.";
+        "SecPageTables" "kB" "6.1"
+            "Page tables for others than the CPU's user space: KVM guests, IOMMU."
+            "";
+        "Quicklists" "kB" "2.6.27"
+            "Page-table pages kept for reuse."
+            "Gone since 5.4.";
+        "NFS_Unstable" "kB" "2.6.18"
+            "0 since 5.8."
+            "Once pages sent to an NFS server and not yet on its disk.";
+        "Bounce" "kB" "2.6.18"
+            "Bounce buffers of block devices."
+            "0 on recent kernels, which use none.";
+        "WritebackTmp" "kB" "2.6.26"
+            "Copies that FUSE makes to write back."
+            "FUSE of recent kernels makes none, so it stays 0.";
+        "CommitLimit" "kB" "2.6.10"
+            "How much may be promised to programs under strict overcommit."
+            "Binds only where vm.overcommit_memory is 2.";
+        "Committed_AS" "kB" ""
+            "How much has been promised to programs."
+            "Promised, not used; can exceed RAM and swap unless vm.overcommit_memory is 2.";
+        "VmallocTotal" "kB" ""
+            "Address space for vmalloc."
+            "Address space of the kernel, not RAM.";
+        "VmallocUsed" "kB" ""
+            "Memory of vmalloc areas."
+            "0 from 4.4 to 5.2, which did not count it.";
+        "VmallocChunk" "kB" ""
+            "0 since 4.4."
+            "Once the largest free piece of vmalloc address space.";
+        "Percpu" "kB" "4.19"
+            "Memory of per-CPU variables."
+            "Without its own bookkeeping.";
+        "EarlyMemtestBad" "kB" "6.4"
+            "RAM found bad by the memory test at boot."
+            "Only shown where the test ran.";
+        "HardwareCorrupted" "kB" "2.6.32"
+            "RAM taken out of use after a hardware memory error."
+            "";
+        "AnonHugePages" "kB" "2.6.38"
+            "Anonymous memory in transparent huge pages that huge (PMD) entries map."
+            "Large folios of other sizes are not counted.";
+        "ShmemHugePages" "kB" "4.8"
+            "tmpfs memory in huge pages, mapped or not."
+            "";
+        "ShmemPmdMapped" "kB" "4.8"
+            "tmpfs memory that huge (PMD) page-table entries map."
+            "";
+        "FileHugePages" "kB" "5.4"
+            "Page cache of files in huge pages, mapped or not."
+            "";
+        "FilePmdMapped" "kB" "5.4"
+            "Page cache of files that huge (PMD) page-table entries map."
+            "";
+        "CmaTotal" "kB" "3.19"
+            "Memory set aside for the contiguous memory allocator."
+            "Movable pages may use it meanwhile.";
+        "CmaFree" "kB" "3.19"
+            "Free part of CmaTotal."
+            "";
+        "Unaccepted" "kB" "6.5"
+            "RAM that a confidential guest has not accepted from its host yet."
+            "";
+        "Balloon" "kB" "6.16"
+            "RAM that balloon drivers gave back to the host."
+            "";
+        "HugePages_Total" "pages" ""
+            "Pages in the huge TLB pool of the default size."
+            "Of the default size only; taken from MemFree even while unused.";
+        "HugePages_Free" "pages" ""
+            "Pages of the pool that nobody has touched."
+            "Some may be promised: see HugePages_Rsvd.";
+        "HugePages_Rsvd" "pages" "2.6.17"
+            "Pages of the pool that are promised to a mapping and not yet touched."
+            "";
+        "HugePages_Surp" "pages" "2.6.24"
+            "Pages above the pool's size, taken on demand."
+            "";
+        "Hugepagesize" "kB" ""
+            "The default size of huge TLB pages."
+            "Not the size of transparent huge pages, though often equal.";
+        "Hugetlb" "kB" "4.16"
+            "RAM in huge TLB pools of all sizes, used or not."
+            "";
+        "DirectMap4k" "kB" "2.6.27"
+            "RAM that the kernel maps with 4 KiB pages."
+            "The kernel's own map of RAM: nothing to do with the page size of programs.";
+        "DirectMap2M" "kB" "2.6.27"
+            "RAM that the kernel maps with 2 MiB pages."
+            "Not how many huge pages are in use.";
+        "DirectMap4M" "kB" "2.6.27"
+            "RAM that the kernel maps with 4 MiB pages (x86 without PAE)."
+            "Not how many huge pages are in use.";
+        "DirectMap1G" "kB" "2.6.27"
+            "RAM that the kernel maps with 1 GiB pages."
+            "Not how many huge pages are in use.";
+    }
+    "pagewise" {
+        "VIRT" "bytes" ""
+            "Address space: the sum of all mappings (statm size)."
+            "Not memory: most of it may never be touched.";
+        "RES" "bytes" ""
+            "Resident memory: anonymous, file and tmpfs pages (statm resident)."
+            "Shared pages count in full in each process; huge TLB memory is left out.";
+        "SHR" "bytes" ""
+            "Resident file and tmpfs pages (statm shared)."
+            "Neither what is shared nor what could be: a private library nobody else maps is in it, memory shared after fork is not.";
+        "DATA" "bytes" ""
+            "Address space of private writable mappings and stacks (statm data)."
+            "Reserved, not resident: a sanitizer's shadow makes it terabytes.";
+        "CODE" "bytes" ""
+            "Address space of the program's text (statm text)."
+            "Not resident, and without libraries.";
+        "SWAP" "bytes" ""
+            "Anonymous memory in swap (VmSwap); in `ps` what smaps counts, tmpfs included."
+            "Old tools printed VIRT - RES under this name, which means nothing.";
+        "%MEM" "%" ""
+            "RES as a share of MemTotal."
+            "Adds up to more than 100 % over processes, since shared pages count in each.";
+        "PSS" "bytes" ""
+            "Proportional set size: each resident page divided by how often it is mapped."
+            "The only one of these that adds up over processes, and for that it changes when others start or end.";
+        "USS" "bytes" ""
+            "Unique set size: resident pages that only this process maps."
+            "What its end would free at once, but for file pages, which stay in the page cache.";
+        "RSS" "bytes" ""
+            "Resident set size, from smaps or the page table: exact where RES may be off by some pages."
+            "Shared pages count in full in each process.";
+        "peak RES" "bytes" ""
+            "The highest RES so far (VmHWM)."
+            "Starts at what was inherited by fork; the moments of the peaks of two processes differ.";
+        "locked" "bytes" ""
+            "Size of the mappings that mlock holds (VmLck)."
+            "Their whole size, resident or not.";
+        "page tables" "bytes" ""
+            "Memory of the process's page tables (VmPTE)."
+            "Not in RES; grows with the touched address space, not with what is resident now.";
+        "size" "bytes" ""
+            "Address space of a mapping."
+            "Reserved, not resident.";
+        "reserved" "bytes" ""
+            "Address space, touched or not."
+            "Costs nothing but page tables until it is touched, and commit charge where it may be written.";
+        "resident" "bytes" ""
+            "In RAM and mapped by this process."
+            "A page that is in the page cache but not mapped here is not resident in this sense.";
+        "swapped" "bytes" ""
+            "In swap."
+            "Non-zero says that memory was short once, not that it is now.";
+        "dirty" "bytes" ""
+            "Must be written somewhere before it can be dropped: Shared_Dirty + Private_Dirty."
+            "To the file for a shared file mapping, to swap for the rest: not only what waits for the disk.";
+        "huge" "bytes" ""
+            "Anonymous memory that huge (PMD) page-table entries map (AnonHugePages)."
+            "Large folios of other sizes are not counted.";
+        "private_anonymous" "bytes" ""
+            "Stack, malloc, MAP_PRIVATE|MAP_ANONYMOUS."
+            "A page that fork left shared counts as shared anonymous in the effective view until it is written.";
+        "shared_anonymous" "bytes" ""
+            "MAP_SHARED|MAP_ANONYMOUS, System V, memfd, /dev/shm, tmpfs."
+            "The kernel counts it as file pages, so it is in SHR.";
+        "private_file" "bytes" ""
+            "MAP_PRIVATE of a file: programs and libraries."
+            "Once written, a page is copied and private anonymous; pages that others map too are shared in effect.";
+        "shared_file" "bytes" ""
+            "MAP_SHARED of a file."
+            "Dirty pages go to the file, not to swap.";
+        "declared" "bytes" ""
+            "The quadrant by what was asked of mmap."
+            "Pages can differ: see effective.";
+        "effective" "bytes" ""
+            "The quadrant by what each page is: anonymous or not, mapped once or more."
+            "Untouched address space keeps its declared quadrant, so both views add up to VIRT.";
+        "r" "letter" ""
+            "The mapping may be read."
+            "";
+        "w" "letter" ""
+            "The mapping may be written."
+            "In a private file mapping writes stay in the process.";
+        "x" "letter" ""
+            "The mapping may be executed."
+            "";
+        "s" "letter" ""
+            "MAP_SHARED: writes reach whoever maps the same object."
+            "Not that anybody else does.";
+        "p" "letter" ""
+            "MAP_PRIVATE: writes stay in this process."
+            "Its pages can be physically shared all the same: library text, memory after fork.";
+        "R" "letter" ""
+            "No swap is reserved for the mapping (MAP_NORESERVE)."
+            "Touching it when memory is short may kill the process instead of failing an allocation.";
+        "?" "letter" ""
+            "Whether swap is reserved is unknown: smaps was not read."
+            "`--full` tells.";
+        "mode" "letters" ""
+            "r w x, then s or p, then R."
+            "";
+        "pool" "text" ""
+            "What a mapping is used for: program text, a library, malloc, a stack."
+            "Told by ELF headers, stack pointers and malloc's marks; what nothing tells apart is called anonymous.";
+        "quadrant" "text" ""
+            "Private or shared, anonymous or file."
+            "Of the mapping: its pages can differ.";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Counter;
+
+    #[test]
+    fn every_counter_has_a_row_with_the_same_release() {
+        for counter in Counter::ALL {
+            let row = FIELDS.iter().find(|f| f.source == "smaps" && f.name == counter.name());
+            assert_eq!(row.map(|f| f.since), Some(counter.since()), "{}", counter.name());
+        }
+    }
+
+    #[test]
+    fn no_source_names_a_field_twice() {
+        for (i, field) in FIELDS.iter().enumerate() {
+            let twin =
+                FIELDS[..i].iter().find(|f| (f.name, f.source) == (field.name, field.source));
+            assert_eq!(twin, None);
+        }
+    }
+
+    #[test]
+    fn a_meaning_is_a_sentence_and_a_trap_is_one_or_nothing() {
+        for field in FIELDS {
+            assert!(field.meaning.ends_with('.') && !field.unit.is_empty(), "{field:?}");
+            assert!(field.trap.is_empty() || field.trap.ends_with('.'), "{field:?}");
+        }
+    }
+
+    #[test]
+    fn case_matters_only_where_it_tells_fields_apart() {
+        let sources = |name| named(name).map(|f| f.source).collect::<Vec<_>>();
+        assert_eq!(sources("Rss"), ["smaps"]);
+        assert_eq!(sources("RSS"), ["pagewise"]);
+        assert_eq!(sources("rss"), ["smaps", "pagewise"]);
+        assert_eq!(sources("anonhugepages"), ["smaps", "meminfo"]);
+        assert_eq!(sources("Private anonymous"), ["pagewise"]);
+    }
 }

@@ -7,6 +7,7 @@
 
 pub mod counters;
 pub mod fields;
+pub mod listing;
 pub mod machine;
 pub mod mapping;
 pub mod name;
