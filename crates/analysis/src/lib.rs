@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 pub mod define;
 pub mod filter;
+pub mod invariants;
 pub mod maps;
 pub mod pools;
 pub mod pss;

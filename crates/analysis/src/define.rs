@@ -1,0 +1,201 @@
+//! What a number means: the rows of [`FIELDS`] for one name, or all of them.
+
+use pagewise_model::fields::{self, FIELDS, Field};
+use pagewise_model::report::{
+    Audience, Block, Cells, Column, Fact, Facts, Label, Report, Shape, Table, Value,
+};
+
+/// How many suggestions a reader is offered.
+const SUGGESTIONS: usize = 3;
+
+/// Everything known under a name; `None` where nothing is called so.
+///
+/// A name that several files use gets a block for each. Upper and lower case count alike unless
+/// two fields differ by nothing else.
+pub fn define(name: &str) -> Option<Report> {
+    let found: Vec<&'static Field> = fields::named(name.trim()).collect();
+    let first = found.first()?;
+    Some(Report {
+        schema: "pagewise.define/1",
+        title: vec![Value::text(first.name)],
+        blocks: vec![Block::Table(programs(&found))]
+            .into_iter()
+            .chain(found.iter().map(|field| people(field)))
+            .collect(),
+    })
+}
+
+/// Every field there is, as one table.
+pub fn all() -> Report {
+    let fields: Vec<&'static Field> = FIELDS.iter().collect();
+    let mut table = programs(&fields);
+    table.audience = Audience::Everyone;
+    for column in &mut table.columns {
+        let is_brief = matches!(column.key.as_ref(), "name" | "source" | "unit" | "since");
+        column.audience = if is_brief { Audience::Everyone } else { Audience::Long };
+    }
+    Report {
+        schema: "pagewise.define/1",
+        title: vec![Value::text("Every number and what it means")],
+        blocks: vec![Block::Table(table)],
+    }
+}
+
+/// Names of fields that look like `name`, the likeliest first.
+pub fn similar(name: &str) -> Vec<&'static str> {
+    nearest(name.trim(), FIELDS.iter().map(|field| field.name))
+}
+
+/// The names of `known` that are a few slips away from `name`, or hold it, the nearest first.
+pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let name: Vec<char> = name.to_lowercase().chars().take(64).collect();
+    let allowed = (name.len() / 3).max(1);
+    let mut found: Vec<(usize, &str)> = Vec::new();
+    for candidate in known {
+        let letters: Vec<char> = candidate.to_lowercase().chars().collect();
+        let is_part = name.len() >= 3 && letters.windows(name.len()).any(|part| part == name);
+        let slips = distance(&name, &letters);
+        if (slips <= allowed || is_part) && !found.iter().any(|(_, seen)| *seen == candidate) {
+            found.push((slips, candidate));
+        }
+    }
+    found.sort_by_key(|(slips, _)| *slips);
+    found.into_iter().take(SUGGESTIONS).map(|(_, candidate)| candidate).collect()
+}
+
+/// How many letters must be put in, left out, replaced or swapped with their neighbour.
+fn distance(a: &[char], b: &[char]) -> usize {
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replaced = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = replaced.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(before[j - 2] + 1);
+            }
+            row.push(least);
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+/// What a source file is called where people look for it.
+fn place(source: &'static str) -> &'static str {
+    match source {
+        "smaps" => "/proc/PID/smaps and smaps_rollup",
+        "smaps_rollup" => "/proc/PID/smaps_rollup",
+        "status" => "/proc/PID/status",
+        "statm" => "/proc/PID/statm",
+        "maps" => "/proc/PID/maps",
+        "meminfo" => "/proc/meminfo",
+        _ => "computed by pagewise",
+    }
+}
+
+fn people(field: &Field) -> Block {
+    let fact = |key: &'static str, label: &'static str, text: Label| {
+        (!text.is_empty()).then(|| Fact {
+            key: key.into(),
+            label: label.into(),
+            value: Value::Text(text),
+            meaning: "".into(),
+            audience: Audience::People,
+        })
+    };
+    let since =
+        if field.since.is_empty() { "".into() } else { format!("Linux {}", field.since).into() };
+    let facts = [
+        fact("meaning", "means", field.meaning.into()),
+        fact("unit", "unit", field.unit.into()),
+        fact("source", "source", place(field.source).into()),
+        fact("since", "since", since),
+        fact("trap", "trap", field.trap.into()),
+    ];
+    Block::Facts(Facts {
+        key: "".into(),
+        title: format!("{} ({})", field.name, field.source).into(),
+        audience: Audience::People,
+        shape: Shape::List,
+        facts: facts.into_iter().flatten().collect(),
+    })
+}
+
+fn programs(fields: &[&'static Field]) -> Table {
+    let column = |key: &'static str, text: fn(&Field) -> &'static str| {
+        let cell = |field: &&'static Field| match text(field) {
+            "" => Value::None,
+            text => Value::text(text),
+        };
+        Column::new(key, key, Cells::Values(fields.iter().map(cell).collect()))
+    };
+    Table {
+        key: "fields".into(),
+        title: "".into(),
+        audience: Audience::Programs,
+        columns: vec![
+            column("name", |f| f.name),
+            column("source", |f| f.source),
+            column("unit", |f| f.unit),
+            column("since", |f| f.since),
+            column("meaning", |f| f.meaning),
+            column("trap", |f| f.trap),
+        ],
+        row_keys: None,
+        total: None,
+        note: "".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(report: &Report) -> String {
+        format!("{report:?}")
+    }
+
+    #[test]
+    fn a_name_is_found_whatever_its_case() {
+        assert_eq!(define("pss_dirty"), define("Pss_Dirty"));
+        assert!(words(&define("PSS_DIRTY").unwrap()).contains("6.0"));
+    }
+
+    #[test]
+    fn a_name_that_two_files_use_gets_both_meanings() {
+        let report = words(&define("AnonHugePages").unwrap());
+        assert!(
+            report.contains("AnonHugePages (smaps)") && report.contains("AnonHugePages (meminfo)")
+        );
+    }
+
+    #[test]
+    fn names_that_differ_only_by_case_are_told_apart_when_written_exactly() {
+        assert_ne!(define("SHR"), None);
+        let names = |name| fields::named(name).map(|f| (f.name, f.source)).collect::<Vec<_>>();
+        assert!(
+            names("RSS").contains(&("RSS", "pagewise"))
+                && !names("RSS").contains(&("Rss", "smaps"))
+        );
+        assert!(names("rss").len() > 1);
+    }
+
+    #[test]
+    fn an_unknown_name_brings_the_nearest() {
+        assert_eq!(define("Pss_Dirt"), None);
+        assert_eq!(similar("Pss_Dirt")[0], "Pss_Dirty");
+        assert_eq!(similar("MemAvailabel")[0], "MemAvailable");
+        assert_eq!(similar("anonhug")[0], "AnonHugePages");
+        assert!(similar("zzzzzzzzzzzz").is_empty());
+    }
+
+    #[test]
+    fn swapped_neighbours_are_one_slip() {
+        let letters = |text: &str| text.chars().collect::<Vec<_>>();
+        assert_eq!(distance(&letters("rsS"), &letters("rSs")), 1);
+        assert_eq!(distance(&letters(""), &letters("abc")), 3);
+        assert_eq!(distance(&letters("kitten"), &letters("sitting")), 3);
+    }
+}

@@ -1,0 +1,719 @@
+//! The mappings of a process as a table: which columns, which rows, in which order. `pmap`'s successor.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use pagewise_model::report::{
+    Audience, Block, Cells, Column, Fact, Facts, Gaps, Label, Report, Shape, Table, Value,
+};
+use pagewise_model::{
+    Absent, Bytes, Counter, Mapping, Name, Quadrant, Reading, Sharing, Snapshot, VmFlags,
+};
+
+use crate::filter::{Bound, Datum, Error, Filter, Kind};
+use crate::pools::{self, Pool, Pools};
+use crate::sections;
+
+/// What to show.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Which columns.
+    pub columns: Columns,
+    /// A column to sort by, and whether the largest comes first; by address where there is none.
+    pub sort: Option<(String, bool)>,
+    /// Which rows.
+    pub filter: Option<Filter>,
+    /// One row a file, or a pool for memory without a file.
+    pub group_by_file: bool,
+    /// A second table with the ELF sections inside each file mapping.
+    pub sections: bool,
+}
+
+/// Which columns to show.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Columns {
+    /// Those of `pmap -x`, and PSS and swap.
+    #[default]
+    Default,
+    /// Every line of smaps that any mapping has, lines unknown to us too.
+    All,
+    /// These.
+    List(Vec<String>),
+}
+
+/// A column of the table. Kernel counters and unknown lines join the fixed ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Start,
+    End,
+    Size,
+    Rss,
+    Pss,
+    Uss,
+    Dirty,
+    Swap,
+    AnonHuge,
+    Mode,
+    Offset,
+    Device,
+    Inode,
+    Pool,
+    Quadrant,
+    VmFlags,
+    Name,
+    Counter(Counter),
+    /// A line that no [`Counter`] stands for: an index into [`Rows::extra`].
+    Extra(usize),
+}
+
+/// A column of our own: key, the word that people may use as well, heading, meaning.
+type About = (Key, &'static str, &'static str, &'static str, &'static str);
+
+const OURS: [About; 17] = [
+    (Key::Start, "start", "address", "Address", "The first address."),
+    (Key::End, "end", "end", "End", "One past the last address."),
+    (Key::Size, "size", "kbytes", "Size", "Address space, touched or not."),
+    (Key::Rss, "rss", "res", "RSS", "Resident: in RAM and in this process's page table."),
+    (Key::Pss, "pss", "pss", "PSS", "Resident, each page divided by how often it is mapped."),
+    (Key::Uss, "uss", "uss", "USS", "Resident pages that only this process maps."),
+    (Key::Dirty, "dirty", "dirty", "Dirty", "Must be written somewhere before it can be dropped."),
+    (Key::Swap, "swap", "swap", "Swap", "In swap."),
+    (Key::AnonHuge, "anon_huge", "huge", "Huge", "Anonymous memory in huge pages."),
+    (Key::Mode, "mode", "perm", "Mode", "r w x, s or p, R where no swap is reserved (? unknown)."),
+    (Key::Offset, "offset", "offset", "Offset", "Where in the file the mapping begins."),
+    (Key::Device, "device", "dev", "Device", "Major and minor number of the file's device."),
+    (Key::Inode, "inode", "inode", "Inode", "The file's inode; 0 where there is none."),
+    (Key::Pool, "pool", "pool", "Pool", "What the memory is used for."),
+    (Key::Quadrant, "quadrant", "quadrant", "Quadrant", "By what was asked of mmap."),
+    (Key::VmFlags, "VmFlags", "flags", "VmFlags", "The kernel's two-letter flags."),
+    (Key::Name, "name", "mapping", "Mapping", "The file, or the kernel's name for the memory."),
+];
+
+const DEFAULT: [Key; 8] =
+    [Key::Start, Key::Size, Key::Rss, Key::Pss, Key::Dirty, Key::Swap, Key::Mode, Key::Name];
+
+/// What programs get beside the default columns.
+const FOR_PROGRAMS: [Key; 8] = [
+    Key::End,
+    Key::Uss,
+    Key::AnonHuge,
+    Key::Offset,
+    Key::Device,
+    Key::Inode,
+    Key::Pool,
+    Key::Quadrant,
+];
+
+const BEFORE_COUNTERS: [Key; 6] =
+    [Key::Start, Key::End, Key::Mode, Key::Offset, Key::Device, Key::Inode];
+
+/// The mappings as a report: table `mappings`, sums `total`, and `sections` where asked for.
+///
+/// # Errors
+/// A column that does not exist, in the options or in the filter.
+pub fn maps(snapshot: &Snapshot, options: &Options) -> Result<Report, Error> {
+    let mappings = match &snapshot.mappings {
+        Ok(mappings) => mappings,
+        Err(absent) => return Ok(report(snapshot, vec![nothing(absent)])),
+    };
+    let rows = Rows::new(snapshot, mappings);
+    let bound = options.filter.as_ref().map(|filter| rows.bind(filter)).transpose()?;
+    let mut chosen = rows.chosen(bound.as_ref());
+    let mut blocks = if options.group_by_file {
+        rows.grouped(&chosen, options.sort.as_ref())?
+    } else {
+        if let Some((name, largest_first)) = &options.sort {
+            rows.sort(&mut chosen, rows.find(name)?, *largest_first);
+        }
+        rows.listed(&chosen, &options.columns)?
+    };
+    if options.sections {
+        blocks.push(Block::Table(sections::table(snapshot, &rows.pick(&chosen))));
+    }
+    Ok(report(snapshot, blocks))
+}
+
+/// The letters of a mapping: `rwx`, `s` or `p`, and `R` for `MAP_NORESERVE`; `?` there says that
+/// the flags were not read.
+///
+/// ```text
+/// r-xp-   program text
+/// rw-p-   malloc
+/// rw-pR   reserved without swap: touching it may kill the process when memory is short
+/// ```
+pub fn mode(mapping: &Mapping) -> Label {
+    let prot = mapping.prot;
+    let access = usize::from(prot.read) * 4 + usize::from(prot.write) * 2 + usize::from(prot.exec);
+    let sharing = usize::from(mapping.sharing == Sharing::Shared);
+    let reserve = match mapping.smaps.as_ref().ok().and_then(|smaps| smaps.flags.as_ref()) {
+        Some(flags) => usize::from(flags.has("nr")),
+        None => 2,
+    };
+    Cow::Borrowed(MODES[reserve][sharing][access])
+}
+
+/// Every mode there is: by reserve (charged, not charged, unknown), sharing and access.
+const MODES: [[[&str; 8]; 2]; 3] = [
+    [
+        ["---p-", "--xp-", "-w-p-", "-wxp-", "r--p-", "r-xp-", "rw-p-", "rwxp-"],
+        ["---s-", "--xs-", "-w-s-", "-wxs-", "r--s-", "r-xs-", "rw-s-", "rwxs-"],
+    ],
+    [
+        ["---pR", "--xpR", "-w-pR", "-wxpR", "r--pR", "r-xpR", "rw-pR", "rwxpR"],
+        ["---sR", "--xsR", "-w-sR", "-wxsR", "r--sR", "r-xsR", "rw-sR", "rwxsR"],
+    ],
+    [
+        ["---p?", "--xp?", "-w-p?", "-wxp?", "r--p?", "r-xp?", "rw-p?", "rwxp?"],
+        ["---s?", "--xs?", "-w-s?", "-wxs?", "r--s?", "r-xs?", "rw-s?", "rwxs?"],
+    ],
+];
+
+fn report(snapshot: &Snapshot, blocks: Vec<Block>) -> Report {
+    let process = &snapshot.process;
+    Report {
+        schema: "pagewise.maps/1",
+        title: vec![
+            Value::text("Mappings of "),
+            Value::Name(process.name.clone()),
+            Value::text(format!(" ({})", process.pid)),
+        ],
+        blocks,
+    }
+}
+
+/// What stands in the place of a table that could not be made.
+fn nothing(why: &Absent) -> Block {
+    Block::Facts(Facts {
+        key: "".into(),
+        title: "".into(),
+        audience: Audience::Everyone,
+        shape: Shape::List,
+        facts: vec![Fact {
+            key: "mappings".into(),
+            label: "mappings".into(),
+            value: Value::Absent(why.clone()),
+            meaning: "".into(),
+            audience: Audience::Everyone,
+        }],
+    })
+}
+
+/// The mappings, and what is worked out once for all columns.
+struct Rows<'a> {
+    mappings: &'a [Mapping],
+    pools: Pools,
+    /// The counters that any mapping has, in the kernel's order.
+    counters: Vec<Counter>,
+    /// The names of lines that no counter stands for, in order of appearance.
+    extra: Vec<Name>,
+}
+
+impl<'a> Rows<'a> {
+    fn new(snapshot: &Snapshot, mappings: &'a [Mapping]) -> Rows<'a> {
+        let entries = || mappings.iter().filter_map(|m| m.smaps.as_deref().ok());
+        let has = |counter: &Counter| entries().any(|smaps| smaps.has(*counter));
+        let mut extra: Vec<Name> = Vec::new();
+        for (name, _) in entries().flat_map(|smaps| &smaps.extra) {
+            if !extra.contains(name) {
+                extra.push(name.clone());
+            }
+        }
+        Rows {
+            mappings,
+            pools: pools::classify(snapshot),
+            counters: Counter::ALL.iter().copied().filter(has).collect(),
+            extra,
+        }
+    }
+
+    fn pool(&self, row: usize) -> &Pool {
+        &self.pools.list()[self.pools.index(row)]
+    }
+
+    fn pick(&self, rows: &[usize]) -> Vec<&'a Mapping> {
+        rows.iter().map(|&row| &self.mappings[row]).collect()
+    }
+
+    /// The column of that name: ours first, unless only the kernel's is spelled just so.
+    fn key(&self, name: &str) -> Option<Key> {
+        let same = |a: &str| a.eq_ignore_ascii_case(name);
+        let counter = |fits: &dyn Fn(&str) -> bool| {
+            Counter::ALL.iter().copied().find(|c| fits(c.name())).map(Key::Counter)
+        };
+        let extra = || self.extra.iter().position(|n| n.as_bytes() == name.as_bytes());
+        counter(&|known| known == name)
+            .or_else(|| {
+                OURS.iter().find(|(_, key, word, ..)| same(key) || same(word)).map(|(key, ..)| *key)
+            })
+            .or_else(|| counter(&same))
+            .or_else(|| extra().map(Key::Extra))
+    }
+
+    fn find(&self, name: &str) -> Result<Key, Error> {
+        self.key(name).ok_or_else(|| Error::unknown_column(name, &known()))
+    }
+
+    fn bind(&self, filter: &Filter) -> Result<Bound<Key>, Error> {
+        filter.bind(|name| self.key(name).map(|key| (key, kind(key))), &known())
+    }
+
+    fn chosen(&self, filter: Option<&Bound<Key>>) -> Vec<usize> {
+        let fits = |row: &usize| filter.is_none_or(|f| f.fits(&|key| self.datum(*key, *row)));
+        (0..self.mappings.len()).filter(fits).collect()
+    }
+
+    /// Sorts stably; rows without a value come last either way.
+    fn sort(&self, rows: &mut [usize], key: Key, largest_first: bool) {
+        let data: Vec<Datum<'_>> =
+            (0..self.mappings.len()).map(|row| self.datum(key, row)).collect();
+        rows.sort_by(|&a, &b| order(&data[a], &data[b], largest_first));
+    }
+
+    fn datum(&self, key: Key, row: usize) -> Datum<'a> {
+        let m = &self.mappings[row];
+        let number =
+            |reading: Reading<Bytes>| reading.map_or(Datum::Absent, |b| Datum::Number(b.0));
+        match key {
+            Key::Start => Datum::Number(m.range.start),
+            Key::End => Datum::Number(m.range.end),
+            Key::Offset => Datum::Number(m.offset),
+            Key::Inode => Datum::Number(m.inode),
+            Key::Size => Datum::Number(m.size().0),
+            Key::Rss => number(m.rss()),
+            Key::Pss => number(m.pss()),
+            Key::Uss => number(m.uss()),
+            Key::Dirty => number(m.dirty()),
+            Key::Swap => number(m.swap()),
+            Key::AnonHuge => number(m.anon_huge()),
+            Key::Counter(counter) => number(m.counter(counter)),
+            Key::Name => Datum::Text(m.name.as_bytes().into()),
+            Key::Mode => text(mode(m)),
+            Key::Device => text(device(m)),
+            Key::Pool => text(self.pool(row).kind.id().into()),
+            Key::Quadrant => text(m.declared().key().into()),
+            Key::VmFlags => match flags(m) {
+                Ok(flags) => Datum::Text(spell(flags).into()),
+                Err(_) => Datum::Absent,
+            },
+            Key::Extra(i) => match extra(m, &self.extra[i]) {
+                Some(value) => Datum::Text(value.as_bytes().into()),
+                None => Datum::Absent,
+            },
+        }
+    }
+
+    fn listed(&self, rows: &[usize], columns: &Columns) -> Result<Vec<Block>, Error> {
+        let (shown, for_programs) = self.choose(columns)?;
+        let mappings = self.pick(rows);
+        let mut table = self.columns(&mappings, rows, &shown);
+        for mut column in self.columns(&mappings, rows, &for_programs) {
+            column.audience = Audience::Programs;
+            table.push(column);
+        }
+        let count = format!("{} mappings", rows.len());
+        let note = if mappings.iter().any(|m| m.name.as_bytes() == b"[vsyscall]") {
+            "[vsyscall] is the kernel's page: it is in this table and not in VIRT."
+        } else {
+            ""
+        };
+        Ok(with_total(table, count.into(), note.into()))
+    }
+
+    /// The columns for everyone, and those for programs alone.
+    fn choose(&self, columns: &Columns) -> Result<(Vec<Key>, Vec<Key>), Error> {
+        Ok(match columns {
+            Columns::Default => (DEFAULT.into(), FOR_PROGRAMS.into()),
+            Columns::List(names) => {
+                (names.iter().map(|name| self.find(name)).collect::<Result<_, _>>()?, Vec::new())
+            }
+            Columns::All => {
+                let mut all = BEFORE_COUNTERS.to_vec();
+                all.extend(self.counters.iter().copied().map(Key::Counter));
+                all.extend((0..self.extra.len()).map(Key::Extra));
+                all.extend([Key::VmFlags, Key::Name]);
+                (all, vec![Key::Pool, Key::Quadrant])
+            }
+        })
+    }
+
+    fn columns(&self, mappings: &[&Mapping], rows: &[usize], keys: &[Key]) -> Vec<Column> {
+        let counters: Vec<Counter> = keys.iter().filter_map(|key| key.counter()).collect();
+        let mut counted = count(mappings, &counters).into_iter();
+        let mut column = |key: &Key| match key {
+            Key::Counter(_) => counted.next().expect("one column a counter"),
+            key => self.column(mappings, rows, *key),
+        };
+        keys.iter().map(&mut column).collect()
+    }
+
+    fn column(&self, mappings: &[&Mapping], rows: &[usize], key: Key) -> Column {
+        let each = mappings.iter();
+        let bytes =
+            |read: fn(&Mapping) -> Reading<Bytes>| readings(mappings.iter().map(|m| read(m)));
+        let whole = |cells| (cells, Gaps::None);
+        let (cells, gaps) = match key {
+            Key::Start => whole(Cells::Addresses(each.map(|m| m.range.start).collect())),
+            Key::End => whole(Cells::Addresses(each.map(|m| m.range.end).collect())),
+            Key::Offset => whole(Cells::Addresses(each.map(|m| m.offset).collect())),
+            Key::Inode => whole(Cells::Counts(each.map(|m| m.inode).collect())),
+            Key::Size => whole(Cells::Bytes(each.map(|m| m.size().0).collect())),
+            Key::Rss => bytes(Mapping::rss),
+            Key::Pss => bytes(Mapping::pss),
+            Key::Uss => bytes(Mapping::uss),
+            Key::Dirty => bytes(Mapping::dirty),
+            Key::Swap => bytes(Mapping::swap),
+            Key::AnonHuge => bytes(Mapping::anon_huge),
+            Key::Name => whole(Cells::Names(each.map(|m| m.name.clone()).collect())),
+            Key::Mode => whole(Cells::Labels(each.map(|m| mode(m)).collect())),
+            Key::Device => whole(Cells::Labels(each.map(|m| device(m)).collect())),
+            Key::Pool => {
+                let id = |&row: &usize| Cow::Borrowed(self.pool(row).kind.id());
+                whole(Cells::Labels(rows.iter().map(id).collect()))
+            }
+            Key::Quadrant => whole(Cells::Labels(each.map(|m| quadrant(m.declared())).collect())),
+            Key::VmFlags => spelled(mappings),
+            Key::Extra(i) => {
+                let cell = |m: &&Mapping| {
+                    extra(m, &self.extra[i]).cloned().map_or(Value::None, Value::Name)
+                };
+                whole(Cells::Values(each.map(cell).collect()))
+            }
+            Key::Counter(counter) => return count(mappings, &[counter]).remove(0),
+        };
+        let (key, label, meaning) = self.heading(key);
+        Column { meaning, gaps, ..Column::new(key, label, cells) }
+    }
+
+    fn heading(&self, key: Key) -> (Label, Label, Label) {
+        if let Key::Extra(i) = key {
+            let name = self.extra[i].escaped().into_owned();
+            return (
+                name.clone().into(),
+                name.into(),
+                "A line that pagewise does not know.".into(),
+            );
+        }
+        let about =
+            OURS.iter().find(|(own, ..)| *own == key).expect("every fixed column is listed");
+        let (_, key, _, label, meaning) = *about;
+        (key.into(), label.into(), meaning.into())
+    }
+
+    /// One row a file, or a pool where there is no file.
+    fn grouped(&self, rows: &[usize], sort: Option<&(String, bool)>) -> Result<Vec<Block>, Error> {
+        let mut groups: BTreeMap<Name, Group> = BTreeMap::new();
+        for &row in rows {
+            groups.entry(self.group_name(row)).or_default().add(&self.mappings[row]);
+        }
+        let mut groups: Vec<(Name, Group)> = groups.into_iter().collect();
+        let (name, largest_first) = sort.map_or(("rss", true), |(name, first)| (name, *first));
+        let column = GROUP_COLUMNS.iter().position(|column| column.eq_ignore_ascii_case(name));
+        let column = column.ok_or_else(|| Error::unknown_column(name, &GROUP_COLUMNS))?;
+        groups
+            .sort_by(|a, b| order(&group_datum(a, column), &group_datum(b, column), largest_first));
+        let count = format!("{} mappings in {} groups", rows.len(), groups.len());
+        Ok(with_total(group_columns(groups), count.into(), "".into()))
+    }
+
+    fn group_name(&self, row: usize) -> Name {
+        let mapping = &self.mappings[row];
+        match mapping.name.as_bytes() {
+            [] => self.pool(row).name.clone(),
+            _ => mapping.name.clone(),
+        }
+    }
+}
+
+impl Key {
+    fn counter(self) -> Option<Counter> {
+        match self {
+            Key::Counter(counter) => Some(counter),
+            _ => None,
+        }
+    }
+}
+
+/// Every name that a column may be called by.
+fn known() -> Vec<&'static str> {
+    let ours = OURS.iter().flat_map(|(_, key, word, ..)| [*key, *word]);
+    ours.chain(Counter::ALL.iter().map(|counter| counter.name())).collect()
+}
+
+fn kind(key: Key) -> Kind {
+    match key {
+        Key::Mode | Key::Device | Key::Pool | Key::Quadrant | Key::VmFlags | Key::Name => {
+            Kind::Text
+        }
+        Key::Extra(_) => Kind::Text,
+        _ => Kind::Number,
+    }
+}
+
+fn order(a: &Datum<'_>, b: &Datum<'_>, largest_first: bool) -> Ordering {
+    let order = match (a, b) {
+        (Datum::Absent, Datum::Absent) => return Ordering::Equal,
+        (Datum::Absent, _) => return Ordering::Greater,
+        (_, Datum::Absent) => return Ordering::Less,
+        (Datum::Number(a), Datum::Number(b)) => a.cmp(b),
+        (Datum::Text(a), Datum::Text(b)) => a.cmp(b),
+        (Datum::Number(_), Datum::Text(_)) => Ordering::Less,
+        (Datum::Text(_), Datum::Number(_)) => Ordering::Greater,
+    };
+    if largest_first { order.reverse() } else { order }
+}
+
+fn text<'a>(label: Label) -> Datum<'a> {
+    Datum::Text(match label {
+        Cow::Borrowed(text) => text.as_bytes().into(),
+        Cow::Owned(text) => text.into_bytes().into(),
+    })
+}
+
+fn quadrant(quadrant: Quadrant) -> Label {
+    Cow::Borrowed(quadrant.key())
+}
+
+/// `fe:00`, as `maps` writes it.
+fn device(mapping: &Mapping) -> Label {
+    let device = mapping.device;
+    if device.major == 0 && device.minor == 0 {
+        return "00:00".into();
+    }
+    format!("{:02x}:{:02x}", device.major, device.minor).into()
+}
+
+fn flags(mapping: &Mapping) -> Reading<&VmFlags> {
+    let smaps = mapping.smaps.as_ref().map_err(Clone::clone)?;
+    smaps.flags.as_ref().ok_or(Absent::NotInThisKernel("3.8".into()))
+}
+
+fn spell(flags: &VmFlags) -> Vec<u8> {
+    flags.iter().collect::<Vec<_>>().join(&b' ')
+}
+
+fn extra<'a>(mapping: &'a Mapping, name: &Name) -> Option<&'a Name> {
+    let smaps = mapping.smaps.as_ref().ok()?;
+    smaps.extra.iter().find(|(own, _)| own == name).map(|(_, value)| value)
+}
+
+/// The `VmFlags` column. A process has few different sets of flags, so each is spelled once.
+fn spelled(mappings: &[&Mapping]) -> (Cells, Gaps) {
+    let mut seen: Vec<(&VmFlags, Name)> = Vec::new();
+    let mut builder = GapBuilder::default();
+    let mut names = Vec::with_capacity(mappings.len());
+    for mapping in mappings {
+        names.push(match builder.take(flags(mapping)) {
+            None => Name::default(),
+            Some(flags) => match seen.iter().find(|(known, _)| *known == flags) {
+                Some((_, name)) => name.clone(),
+                None => {
+                    seen.push((flags, Name::new(&spell(flags))));
+                    seen[seen.len() - 1].1.clone()
+                }
+            },
+        });
+    }
+    (Cells::Names(names), builder.finish())
+}
+
+/// Columns of kernel counters, filled mapping by mapping: each entry is in memory once.
+fn count(mappings: &[&Mapping], counters: &[Counter]) -> Vec<Column> {
+    let mut cells = vec![Vec::with_capacity(mappings.len()); counters.len()];
+    let mut gaps = vec![GapBuilder::default(); counters.len()];
+    for mapping in mappings {
+        for ((counter, cells), gaps) in counters.iter().zip(&mut cells).zip(&mut gaps) {
+            let reading = match &mapping.smaps {
+                Ok(smaps) => smaps.get(*counter),
+                Err(absent) => Err(absent.clone()),
+            };
+            cells.push(gaps.take(reading).unwrap_or_default());
+        }
+    }
+    let column = |((counter, cells), gaps): ((&Counter, Vec<u64>), GapBuilder)| {
+        let cells = if counter.is_bytes() { Cells::Bytes(cells) } else { Cells::Counts(cells) };
+        Column { gaps: gaps.finish(), ..Column::new(counter.name(), counter.name(), cells) }
+    };
+    counters.iter().zip(cells).zip(gaps).map(column).collect()
+}
+
+fn readings(readings: impl Iterator<Item = Reading<Bytes>>) -> (Cells, Gaps) {
+    let mut gaps = GapBuilder::default();
+    let cells = readings.map(|reading| gaps.take(reading).unwrap_or_default().0).collect();
+    (Cells::Bytes(cells), gaps.finish())
+}
+
+/// Collects why rows have no value; a column that has none for one reason stays small.
+#[derive(Clone, Debug, Default)]
+struct GapBuilder {
+    rows: usize,
+    /// The reason that every row so far had.
+    common: Option<Absent>,
+    some: BTreeMap<usize, Absent>,
+}
+
+impl GapBuilder {
+    fn take<T>(&mut self, reading: Reading<T>) -> Option<T> {
+        let row = self.rows;
+        self.rows += 1;
+        match reading {
+            Ok(value) => {
+                self.spread(row);
+                Some(value)
+            }
+            Err(absent) => {
+                self.note(row, absent);
+                None
+            }
+        }
+    }
+
+    fn note(&mut self, row: usize, absent: Absent) {
+        if row == 0 {
+            self.common = Some(absent);
+        } else if self.common.as_ref() != Some(&absent) {
+            self.spread(row);
+            self.some.insert(row, absent);
+        }
+    }
+
+    /// From here on rows differ: what was common to all before `row` is noted for each.
+    fn spread(&mut self, row: usize) {
+        if let Some(common) = self.common.take() {
+            self.some.extend((0..row).map(|row| (row, common.clone())));
+        }
+    }
+
+    fn finish(self) -> Gaps {
+        match self.common {
+            Some(common) => Gaps::All(common),
+            None if self.some.is_empty() => Gaps::None,
+            None => Gaps::Some(self.some),
+        }
+    }
+}
+
+/// The table `mappings` with its sums as the last row, and the sums once more as `total`.
+fn with_total(columns: Vec<Column>, count: Label, note: Label) -> Vec<Block> {
+    let mut sums: Vec<Value> = columns.iter().map(total).collect();
+    let facts = columns.iter().zip(&sums).filter(|(_, sum)| **sum != Value::None);
+    let fact = |(column, sum): (&Column, &Value)| Fact {
+        key: column.key.clone(),
+        label: column.label.clone(),
+        value: sum.clone(),
+        meaning: "".into(),
+        audience: Audience::Programs,
+    };
+    let total = Facts {
+        key: "total".into(),
+        title: "".into(),
+        audience: Audience::Programs,
+        shape: Shape::List,
+        facts: facts.map(fact).collect(),
+    };
+    // The words go where a sum makes no sense: the last column is the name.
+    let has_room = |(column, sum): &(&Column, &mut Value)| {
+        **sum == Value::None && column.audience != Audience::Programs
+    };
+    if let Some((_, last)) = columns.iter().zip(&mut sums).rev().find(has_room) {
+        *last = Value::Text(count);
+    }
+    let table = Table {
+        key: "mappings".into(),
+        title: "".into(),
+        audience: Audience::Everyone,
+        columns,
+        row_keys: None,
+        total: Some(sums),
+        note,
+    };
+    vec![Block::Table(table), Block::Facts(total)]
+}
+
+/// The sum of a column of bytes; nothing for other columns, and for the page sizes.
+///
+/// A column with a gap has no sum: what is missing would be counted as 0.
+fn total(column: &Column) -> Value {
+    let Cells::Bytes(cells) = &column.cells else { return Value::None };
+    if matches!(column.key.as_ref(), "KernelPageSize" | "MMUPageSize") {
+        return Value::None;
+    }
+    match &column.gaps {
+        Gaps::None => {
+            Value::Bytes(cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(*cell)))
+        }
+        Gaps::All(absent) => Value::Absent(absent.clone()),
+        Gaps::Some(rows) => {
+            rows.values().next().map_or(Value::None, |absent| Value::Absent(absent.clone()))
+        }
+    }
+}
+
+/// The mappings of one file or pool, added up.
+struct Group {
+    mappings: u64,
+    size: Bytes,
+    sums: [Reading<Bytes>; GROUP_SUMS.len()],
+}
+
+/// The readings that a group adds up, with the headings.
+const GROUP_SUMS: [(&str, &str, fn(&Mapping) -> Reading<Bytes>); 5] = [
+    ("rss", "RSS", Mapping::rss),
+    ("pss", "PSS", Mapping::pss),
+    ("uss", "USS", Mapping::uss),
+    ("dirty", "Dirty", Mapping::dirty),
+    ("swap", "Swap", Mapping::swap),
+];
+
+const GROUP_COLUMNS: [&str; 8] = ["mappings", "size", "rss", "pss", "uss", "dirty", "swap", "name"];
+
+impl Default for Group {
+    fn default() -> Group {
+        Group {
+            mappings: 0,
+            size: Bytes::ZERO,
+            sums: [const { Ok(Bytes::ZERO) }; GROUP_SUMS.len()],
+        }
+    }
+}
+
+impl Group {
+    fn add(&mut self, mapping: &Mapping) {
+        self.mappings += 1;
+        self.size += mapping.size();
+        for (sum, (_, _, read)) in self.sums.iter_mut().zip(&GROUP_SUMS) {
+            if let Ok(bytes) = sum {
+                *sum = read(mapping).map(|more| *bytes + more);
+            }
+        }
+    }
+}
+
+/// The value of a group in [`GROUP_COLUMNS`]`[column]`.
+fn group_datum((name, group): &(Name, Group), column: usize) -> Datum<'_> {
+    match column {
+        0 => Datum::Number(group.mappings),
+        1 => Datum::Number(group.size.0),
+        7 => Datum::Text(name.as_bytes().into()),
+        sum => match &group.sums[sum - 2] {
+            Ok(bytes) => Datum::Number(bytes.0),
+            Err(_) => Datum::Absent,
+        },
+    }
+}
+
+fn group_columns(groups: Vec<(Name, Group)>) -> Vec<Column> {
+    let count = |(_, group): &(Name, Group)| group.mappings;
+    let size = |(_, group): &(Name, Group)| group.size.0;
+    let mut columns = vec![
+        Column::new("mappings", "Mappings", Cells::Counts(groups.iter().map(count).collect())),
+        Column::new("size", "Size", Cells::Bytes(groups.iter().map(size).collect())),
+    ];
+    for (i, (key, label, _)) in GROUP_SUMS.iter().enumerate() {
+        let (cells, gaps) = readings(groups.iter().map(|(_, group)| group.sums[i].clone()));
+        columns.push(Column { gaps, ..Column::new(*key, *label, cells) });
+    }
+    let names = groups.into_iter().map(|(name, _)| name).collect();
+    columns.push(Column::new("name", "Mapping", Cells::Names(names)));
+    columns
+}
