@@ -237,7 +237,8 @@ impl Homes {
     fn sort(self, pages: Four) -> Four {
         let mut cells = [0; 4];
         for (kind, bytes) in pages.into_iter().enumerate() {
-            cells[self.kinds[kind]] += bytes;
+            let cell = &mut cells[self.kinds[kind]];
+            *cell = bytes.saturating_add(*cell);
         }
         cells
     }

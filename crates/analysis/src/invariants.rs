@@ -1,0 +1,91 @@
+//! What must hold between the files of one process, and how far it does.
+//!
+//! `/proc` is read file by file while the process runs. Sums over `smaps` that differ from
+//! `smaps_rollup` show a snapshot that was torn. `statm` may also differ for another reason: kernels
+//! count RSS per thread or per CPU and add up late, so its drift is told in bytes and proves nothing.
+
+use pagewise_model::{Bytes, Counter, Mapping, Reading, Snapshot};
+
+use crate::pss::Pss;
+use crate::quadrants::counts_in_virt;
+
+/// What was checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invariants {
+    /// The counters whose sum over the mappings is not what the rollup says; absent without a rollup.
+    pub torn: Reading<Vec<Counter>>,
+    /// How far `statm` is from the mappings, in bytes: positive where `statm` has more.
+    pub drift: Drift,
+}
+
+/// `statm` minus the sum over the mappings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    /// Of VIRT. Not 0 means that a mapping came or went between two reads.
+    pub virt: Reading<i64>,
+    /// Of RES.
+    pub res: Reading<i64>,
+}
+
+impl Invariants {
+    /// Whether the parts of the snapshot are surely of different moments. Absent where nothing shows.
+    pub fn is_torn(&self) -> Reading<bool> {
+        match &self.torn {
+            _ if self.drift.virt.as_ref().is_ok_and(|&drift| drift != 0) => Ok(true),
+            Ok(counters) => Ok(!counters.is_empty()),
+            Err(absent) => Err(absent.clone()),
+        }
+    }
+}
+
+/// Counters that the rollup sums up in whole KiB: equal, or torn. `Pss` and its kin are rounded and
+/// have their own check ([`Pss::torn`]); `Referenced` changes by itself.
+const SUMMED: [Counter; 14] = [
+    Counter::Rss,
+    Counter::SharedClean,
+    Counter::SharedDirty,
+    Counter::PrivateClean,
+    Counter::PrivateDirty,
+    Counter::Anonymous,
+    Counter::Ksm,
+    Counter::LazyFree,
+    Counter::AnonHugePages,
+    Counter::ShmemPmdMapped,
+    Counter::FilePmdMapped,
+    Counter::SharedHugetlb,
+    Counter::PrivateHugetlb,
+    Counter::Swap,
+];
+
+/// Checks a snapshot's mappings against its rollup and `statm`.
+pub fn check(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss) -> Invariants {
+    let torn = snapshot.rollup.as_ref().map_err(Clone::clone).map(|rollup| {
+        let sums = sums(mappings);
+        let differs = |&at: &usize| rollup.get(SUMMED[at]).is_ok_and(|total| total != sums[at]);
+        let counters = (0..SUMMED.len()).filter(differs).map(|at| SUMMED[at]);
+        counters.chain(pss.torn.then_some(Counter::Pss)).collect()
+    });
+    let virt = mappings.iter().filter(|m| counts_in_virt(m)).map(Mapping::size).sum();
+    let res: Reading<Bytes> = mappings.iter().map(Mapping::rss).sum();
+    let statm = || snapshot.statm.as_ref().map_err(Clone::clone);
+    let drift = Drift {
+        virt: statm().map(|s| difference(s.size, virt)),
+        res: statm().and_then(|s| Ok(difference(s.resident, res?))),
+    };
+    Invariants { torn, drift }
+}
+
+fn sums(mappings: &[Mapping]) -> [u64; SUMMED.len()] {
+    let mut sums = [0u64; SUMMED.len()];
+    for smaps in mappings.iter().filter_map(|m| m.smaps.as_ref().ok()) {
+        for (sum, counter) in sums.iter_mut().zip(SUMMED) {
+            *sum = sum.saturating_add(smaps.get(counter).unwrap_or(0));
+        }
+    }
+    sums
+}
+
+fn difference(a: Bytes, b: Bytes) -> i64 {
+    let size = i64::try_from(a.0.abs_diff(b.0)).unwrap_or(i64::MAX);
+    if a >= b { size } else { -size }
+}
