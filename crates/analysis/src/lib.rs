@@ -5,6 +5,7 @@ pub mod filter;
 pub mod invariants;
 pub mod maps;
 pub mod pools;
+pub mod ps;
 pub mod pss;
 pub mod quadrants;
 pub mod sections;

@@ -1,0 +1,597 @@
+//! Every process in a table, or grouped: who holds how much, and what of it adds up.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BTreeMap;
+
+use pagewise_model::listing::{Listing, Summary};
+use pagewise_model::report::{
+    Audience, Block, Cells, Column, Fact, Facts, Label, Report, Shape, Table, Value,
+};
+use pagewise_model::{Absent, Bytes, Name, Reading};
+
+use crate::filter::Error;
+
+/// What to show.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The column to sort by, and whether the largest comes first.
+    pub sort: (String, bool),
+    /// One row a group.
+    pub group: Option<Group>,
+    /// Only so many rows; totals count all.
+    pub limit: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { sort: ("pss".to_owned(), true), group: None, limit: None }
+    }
+}
+
+/// What processes are grouped by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// The real user.
+    User,
+    /// The process's name.
+    Name,
+    /// The memory cgroup.
+    Cgroup,
+    /// The program file.
+    Exe,
+}
+
+/// One number of a process.
+struct Metric {
+    key: &'static str,
+    label: &'static str,
+    meaning: &'static str,
+    /// Whether the sum over processes is an amount of memory: each page counts once in it.
+    adds_up: bool,
+    read: fn(&Summary) -> &Reading<Bytes>,
+}
+
+const METRICS: [Metric; 8] = [
+    Metric {
+        key: "uss",
+        label: "USS",
+        meaning: "Resident pages that only this process maps.",
+        adds_up: true,
+        read: |s| &s.uss,
+    },
+    Metric {
+        key: "pss",
+        label: "PSS",
+        meaning: "Resident pages, each divided by how often it is mapped.",
+        adds_up: true,
+        read: |s| &s.pss,
+    },
+    Metric {
+        key: "rss",
+        label: "RSS",
+        meaning: "Resident pages; shared ones count in full in each process.",
+        adds_up: false,
+        read: |s| &s.rss,
+    },
+    Metric {
+        key: "swap",
+        label: "SWAP",
+        meaning: "In swap; pages shared after fork count in full in each process.",
+        adds_up: false,
+        read: |s| &s.swap,
+    },
+    Metric {
+        key: "private_anonymous",
+        label: "anon private",
+        meaning: "Resident anonymous pages that only this process maps.",
+        adds_up: true,
+        read: |s| &s.quadrants.private_anonymous,
+    },
+    Metric {
+        key: "shared_anonymous",
+        label: "anon shared",
+        meaning: "Resident anonymous pages that others map too, and all tmpfs pages.",
+        adds_up: false,
+        read: |s| &s.quadrants.shared_anonymous,
+    },
+    Metric {
+        key: "private_file",
+        label: "file private",
+        meaning: "Resident pages of private file mappings that only this process maps.",
+        adds_up: true,
+        read: |s| &s.quadrants.private_file,
+    },
+    Metric {
+        key: "shared_file",
+        label: "file shared",
+        meaning: "Resident file pages that others map too, or of MAP_SHARED mappings.",
+        adds_up: false,
+        read: |s| &s.quadrants.shared_file,
+    },
+];
+
+/// The listing as a report: `processes` or `groups`, `totals` and `unreadable`.
+///
+/// # Errors
+/// A column to sort by that does not exist.
+pub fn ps(listing: &Listing, options: &Options) -> Result<Report, Error> {
+    let table = match options.group {
+        None => processes(listing, options)?,
+        Some(group) => groups(listing, options, group)?,
+    };
+    Ok(Report {
+        schema: "pagewise.ps/1",
+        title: vec![Value::text(match options.group {
+            None => "Processes",
+            Some(Group::User) => "Processes by user",
+            Some(Group::Name) => "Processes by name",
+            Some(Group::Cgroup) => "Processes by cgroup",
+            Some(Group::Exe) => "Processes by program",
+        })],
+        blocks: vec![
+            Block::Facts(overview(listing)),
+            Block::Table(table),
+            Block::Facts(totals(listing)),
+            Block::Table(unreadable(listing)),
+        ],
+    })
+}
+
+fn overview(listing: &Listing) -> Facts {
+    let fact = |key: &'static str, label: &'static str, value| Fact {
+        key: key.into(),
+        label: label.into(),
+        value,
+        meaning: "".into(),
+        audience: Audience::Everyone,
+    };
+    Facts {
+        key: "machine".into(),
+        title: "".into(),
+        audience: Audience::Everyone,
+        shape: Shape::Line,
+        facts: vec![
+            fact("processes", "processes", Value::Count(listing.processes.len() as u64)),
+            fact("mem_total", "RAM", Value::bytes(listing.mem_total.clone())),
+            fact("took_ns", "read in", Value::Nanos(listing.took_ns)),
+            fact(
+                "longest_hold_ns",
+                "held one at most",
+                Value::of(listing.longest_hold_ns.clone(), Value::Nanos),
+            ),
+        ],
+    }
+}
+
+fn processes(listing: &Listing, options: &Options) -> Result<Table, Error> {
+    let mut rows: Vec<&Summary> = listing.processes.iter().collect();
+    let (name, largest_first) = &options.sort;
+    let by = |a: &&Summary, b: &&Summary, order: fn(&Summary, &Summary) -> Ordering| {
+        if *largest_first { order(b, a) } else { order(a, b) }
+    };
+    match name.to_ascii_lowercase().as_str() {
+        "pid" => rows.sort_by(|a, b| by(a, b, |a, b| a.pid.cmp(&b.pid))),
+        "name" | "command" => rows.sort_by(|a, b| by(a, b, |a, b| a.name.cmp(&b.name))),
+        "user" => rows.sort_by(|a, b| by(a, b, |a, b| user(a).cmp(&user(b)))),
+        _ => {
+            let metric = metric(name, &["pid", "name", "command", "user"])?;
+            sort_by_reading(&mut rows, |row| (metric.read)(row), *largest_first);
+        }
+    }
+    let shown = &rows[..rows.len().min(options.limit.unwrap_or(usize::MAX))];
+    let pids = shown.iter().map(|s| u64::from(s.pid.0)).collect();
+    let mut columns = vec![
+        Column::new("pid", "PID", Cells::Counts(pids)),
+        Column::new("user", "USER", Cells::Names(shown.iter().map(|s| user(s)).collect())),
+    ];
+    columns.extend(METRICS.iter().map(|metric| {
+        let cells = shown.iter().map(|row| (metric.read)(row).clone());
+        Column { meaning: metric.meaning.into(), ..Column::bytes(metric.key, metric.label, cells) }
+    }));
+    let names = shown.iter().map(|s| s.name.clone()).collect();
+    columns.push(Column {
+        audience: Audience::Programs,
+        ..Column::new("name", "NAME", Cells::Names(names))
+    });
+    let commands = shown.iter().map(|s| command(s)).collect();
+    columns.push(Column::new("command", "COMMAND", Cells::Names(commands)));
+    let total = total_row(&columns, &sums(listing), format!("{} processes", rows.len()).into());
+    Ok(table("processes", columns, total, note(listing, rows.len() - shown.len())))
+}
+
+/// The processes of one group, added up.
+#[derive(Default)]
+struct Sum {
+    processes: u64,
+    /// How many of them say nothing about their PSS.
+    unread: u64,
+    bytes: [Bytes; METRICS.len()],
+}
+
+impl Sum {
+    fn add(&mut self, summary: &Summary) {
+        self.processes += 1;
+        self.unread += u64::from(summary.pss.is_err());
+        for (sum, metric) in self.bytes.iter_mut().zip(&METRICS) {
+            // What is not known is counted in `unread`, so the sum is of those that are.
+            *sum += (metric.read)(summary).clone().unwrap_or_default();
+        }
+    }
+}
+
+fn groups(listing: &Listing, options: &Options, group: Group) -> Result<Table, Error> {
+    let mut groups: BTreeMap<Name, Sum> = BTreeMap::new();
+    for summary in &listing.processes {
+        groups.entry(group_name(summary, group)).or_default().add(summary);
+    }
+    let mut rows: Vec<(Name, Sum)> = groups.into_iter().collect();
+    sort_groups(&mut rows, &options.sort)?;
+    let all = rows.len();
+    rows.truncate(options.limit.unwrap_or(usize::MAX));
+    let each = || rows.iter().map(|(_, sum)| sum);
+    let mut columns = vec![Column::new(
+        "processes",
+        "PROCESSES",
+        Cells::Counts(each().map(|sum| sum.processes).collect()),
+    )];
+    columns.extend(METRICS.iter().enumerate().map(|(i, metric)| {
+        let cells = Cells::Bytes(each().map(|sum| sum.bytes[i].0).collect());
+        Column { meaning: metric.meaning.into(), ..Column::new(metric.key, metric.label, cells) }
+    }));
+    columns.push(Column {
+        audience: Audience::Programs,
+        ..Column::new("unread", "UNREAD", Cells::Counts(each().map(|sum| sum.unread).collect()))
+    });
+    let key = match group {
+        Group::User => ("user", "USER"),
+        Group::Name => ("name", "NAME"),
+        Group::Cgroup => ("cgroup", "CGROUP"),
+        Group::Exe => ("exe", "PROGRAM"),
+    };
+    let note = note(listing, all - rows.len());
+    let names = rows.into_iter().map(|(name, _)| name).collect();
+    columns.push(Column::new(key.0, key.1, Cells::Names(names)));
+    let total = total_row(&columns, &sums(listing), format!("{all} groups").into());
+    Ok(table("groups", columns, total, note))
+}
+
+fn sort_groups(
+    rows: &mut [(Name, Sum)],
+    (name, largest_first): &(String, bool),
+) -> Result<(), Error> {
+    let others = ["processes", "name", "user", "cgroup", "exe", "command"];
+    match name.to_ascii_lowercase().as_str() {
+        "processes" => rows.sort_by_key(|(_, sum)| Reverse(sum.processes)),
+        // They are by name already, in the order that comes from the smallest.
+        other if others.contains(&other) => {
+            if *largest_first {
+                rows.reverse();
+            }
+            return Ok(());
+        }
+        other => {
+            let metric = metric(other, &others)?;
+            let at = METRICS.iter().position(|m| m.key == metric.key).expect("it is one of them");
+            rows.sort_by_key(|(_, sum)| Reverse(sum.bytes[at]));
+        }
+    }
+    if !largest_first {
+        rows.reverse();
+    }
+    Ok(())
+}
+
+fn group_name(summary: &Summary, group: Group) -> Name {
+    let or_why = |reading: &Reading<Name>| match reading {
+        Ok(name) => name.clone(),
+        Err(absent) => Name::from(format!("({absent})").as_str()),
+    };
+    match group {
+        Group::User => user(summary),
+        Group::Name => summary.name.clone(),
+        Group::Cgroup => or_why(&summary.cgroup),
+        Group::Exe => or_why(&summary.exe),
+    }
+}
+
+fn metric(name: &str, others: &[&str]) -> Result<&'static Metric, Error> {
+    METRICS.iter().find(|metric| metric.key.eq_ignore_ascii_case(name)).ok_or_else(|| {
+        let known: Vec<&str> =
+            METRICS.iter().map(|m| m.key).chain(others.iter().copied()).collect();
+        Error::unknown_column(name, &known)
+    })
+}
+
+/// Sorts stably; what is absent comes last either way.
+fn sort_by_reading<'a>(
+    rows: &mut [&'a Summary],
+    read: impl Fn(&'a Summary) -> &'a Reading<Bytes>,
+    largest_first: bool,
+) {
+    rows.sort_by(|a, b| match (read(a), read(b)) {
+        (Ok(a), Ok(b)) if largest_first => b.cmp(a),
+        (Ok(a), Ok(b)) => a.cmp(b),
+        (a, b) => a.is_err().cmp(&b.is_err()),
+    });
+}
+
+/// The user's name, or the number where the name is not known.
+fn user(summary: &Summary) -> Name {
+    summary.user.clone().unwrap_or_else(|| Name::from(summary.uid.to_string().as_str()))
+}
+
+/// The command line, or the name in brackets where there is none.
+fn command(summary: &Summary) -> Name {
+    match &summary.command {
+        Ok(words) if !words.is_empty() => {
+            let words: Vec<&[u8]> = words.iter().map(Name::as_bytes).collect();
+            Name::new(&words.join(&b' '))
+        }
+        _ => Name::new(&[b"[", summary.name.as_bytes(), b"]"].concat()),
+    }
+}
+
+/// The sums that mean an amount of memory, over all processes that could be read.
+fn sums(listing: &Listing) -> Vec<(&'static Metric, Bytes)> {
+    let known = |metric: &Metric| -> Bytes {
+        listing.processes.iter().filter_map(|s| (metric.read)(s).as_ref().ok().copied()).sum()
+    };
+    METRICS.iter().filter(|m| m.adds_up).map(|m| (m, known(m))).collect()
+}
+
+fn total_row(columns: &[Column], sums: &[(&'static Metric, Bytes)], words: Label) -> Vec<Value> {
+    let value = |column: &Column| {
+        let sum = sums.iter().find(|(metric, _)| metric.key == column.key);
+        sum.map_or(Value::None, |(_, bytes)| Value::Bytes(bytes.0))
+    };
+    let mut row: Vec<Value> = columns.iter().map(value).collect();
+    if let Some(last) = row.last_mut() {
+        *last = Value::Text(words);
+    }
+    row
+}
+
+fn totals(listing: &Listing) -> Facts {
+    let fact = |key: &'static str, label: &'static str, value| Fact {
+        key: key.into(),
+        label: label.into(),
+        value,
+        meaning: "".into(),
+        audience: Audience::Everyone,
+    };
+    let read = listing.processes.iter().filter(|s| s.pss.is_ok()).count() as u64;
+    let mut facts: Vec<Fact> = sums(listing)
+        .iter()
+        .map(|(m, bytes)| fact(m.key, m.label, Value::Bytes(bytes.0)))
+        .collect();
+    facts.extend([
+        fact("processes", "processes", Value::Count(listing.processes.len() as u64)),
+        fact("read", "of them read", Value::Count(read)),
+        fact("kernel_threads", "kernel threads", Value::Count(listing.kernel_threads)),
+        fact("vanished", "vanished", Value::Count(listing.vanished)),
+    ]);
+    Facts {
+        key: "totals".into(),
+        title: "".into(),
+        audience: Audience::Programs,
+        shape: Shape::List,
+        facts,
+    }
+}
+
+/// The processes that do not say how much they hold, with the reason.
+fn unread(listing: &Listing) -> impl Iterator<Item = (&Summary, &Absent)> {
+    listing.processes.iter().filter_map(|s| {
+        let why = s.memory.as_ref().err().or(s.pss.as_ref().err())?;
+        Some((s, why))
+    })
+}
+
+fn unreadable(listing: &Listing) -> Table {
+    let rows: Vec<(&Summary, &Absent)> = unread(listing).collect();
+    let pids = rows.iter().map(|(s, _)| u64::from(s.pid.0)).collect();
+    let names = rows.iter().map(|(s, _)| s.name.clone()).collect();
+    let why = rows.iter().map(|(_, why)| why.to_string().into()).collect();
+    let columns = vec![
+        Column::new("pid", "PID", Cells::Counts(pids)),
+        Column::new("name", "NAME", Cells::Names(names)),
+        Column::new("why", "WHY", Cells::Labels(why)),
+    ];
+    Table {
+        audience: Audience::Programs,
+        total: None,
+        ..table("unreadable", columns, Vec::new(), "".into())
+    }
+}
+
+fn table(key: &'static str, columns: Vec<Column>, total: Vec<Value>, note: Label) -> Table {
+    Table {
+        key: key.into(),
+        title: "".into(),
+        audience: Audience::Everyone,
+        columns,
+        row_keys: None,
+        total: Some(total),
+        note,
+    }
+}
+
+/// What the table does not show, and which of its columns have no sum.
+fn note(listing: &Listing, cut: usize) -> Label {
+    let mut lines = Vec::new();
+    if cut > 0 {
+        lines.push(format!("{cut} more rows are not shown; the totals count them."));
+    }
+    lines.push(
+        "USS, PSS and the private columns add up over processes; RSS, SWAP and the shared columns \
+         count what processes share several times, so they have no total."
+            .to_owned(),
+    );
+    lines.extend(reasons(listing));
+    let count = |n: u64, one: &str, many: &str| {
+        (n > 0).then(|| format!("{n} {}", if n == 1 { one } else { many }))
+    };
+    let zombies = listing.processes.iter().filter(|s| s.is_zombie()).count() as u64;
+    let left_out = [
+        count(zombies, "zombie holds no memory.", "zombies hold no memory."),
+        count(
+            listing.kernel_threads,
+            "kernel thread is left out: it has no memory of its own.",
+            "kernel threads are left out: they have no memory of their own.",
+        ),
+        count(
+            listing.vanished,
+            "process ended before it was read.",
+            "processes ended before they were read.",
+        ),
+    ];
+    lines.extend(left_out.into_iter().flatten());
+    lines.join(" ").into()
+}
+
+/// How many names a reason is followed by.
+const NAMED: usize = 4;
+
+/// `12 not read, not permitted: needs CAP_SYS_PTRACE (sshd 71, cron 80, ...).`
+fn reasons(listing: &Listing) -> Vec<String> {
+    let mut reasons: Vec<(&Absent, Vec<&Summary>)> = Vec::new();
+    for (summary, why) in unread(listing) {
+        match reasons.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, rows)) => rows.push(summary),
+            None => reasons.push((why, vec![summary])),
+        }
+    }
+    let line = |(why, rows): &(&Absent, Vec<&Summary>)| {
+        let name = |s: &&Summary| format!("{} {}", s.name.escaped(), s.pid);
+        let mut names: Vec<String> = rows.iter().take(NAMED).map(name).collect();
+        if rows.len() > NAMED {
+            names.push("...".to_owned());
+        }
+        format!("{} not read, {why} ({}).", rows.len(), names.join(", "))
+    };
+    reasons.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::Pid;
+    use pagewise_model::listing::ByQuadrant;
+    use pagewise_model::machine::Method;
+
+    use super::*;
+
+    fn process(pid: u32, name: &str, uid: u32, pss: Reading<Bytes>) -> Summary {
+        Summary {
+            pid: Pid(pid),
+            name: name.into(),
+            state: 'S',
+            uid,
+            user: (uid == 0).then(|| "root".into()),
+            command: Ok(vec![name.into(), "-x".into()]),
+            exe: Ok(format!("/bin/{name}").as_str().into()),
+            cgroup: Ok("/".into()),
+            memory: pss.clone().map(|_| Method::Full),
+            uss: pss.clone(),
+            rss: pss.clone().map(|b| b + b),
+            swap: pss.clone().map(|_| Bytes::ZERO),
+            quadrants: ByQuadrant::all(pss.clone()),
+            pss,
+        }
+    }
+
+    fn listing() -> Listing {
+        let denied = Err(Absent::NotPermitted("CAP_SYS_PTRACE".into()));
+        Listing {
+            processes: vec![
+                process(1, "init", 0, Ok(Bytes::mib(2))),
+                process(70, "ssh\x1bd", 0, denied),
+                process(71, "big", 1000, Ok(Bytes::mib(9))),
+                process(72, "init", 0, Ok(Bytes::mib(3))),
+            ],
+            kernel_threads: 40,
+            vanished: 0,
+            mem_total: Ok(Bytes::gib(1)),
+            took_ns: 1,
+            longest_hold_ns: Ok(1),
+        }
+    }
+
+    fn table<'a>(report: &'a Report, key: &str) -> &'a Table {
+        let find = |block: &'a Block| match block {
+            Block::Table(table) if table.key == key => Some(table),
+            _ => None,
+        };
+        report.blocks.iter().find_map(find).expect("the table is there")
+    }
+
+    fn column(table: &Table, key: &str) -> Vec<Value> {
+        let column = table.columns.iter().find(|c| c.key == key).expect("the column is there");
+        (0..table.rows()).map(|row| column.value(row)).collect()
+    }
+
+    #[test]
+    fn the_largest_pss_comes_first_and_unread_rows_last() {
+        let report = ps(&listing(), &Options::default()).unwrap();
+        let pids = column(table(&report, "processes"), "pid");
+        assert_eq!(pids, [71, 72, 1, 70].map(Value::Count));
+    }
+
+    #[test]
+    fn the_smallest_first_still_puts_unread_rows_last() {
+        let options = Options { sort: ("rss".into(), false), ..Options::default() };
+        let report = ps(&listing(), &options).unwrap();
+        assert_eq!(column(table(&report, "processes"), "pid"), [1, 72, 71, 70].map(Value::Count));
+    }
+
+    #[test]
+    fn pss_has_a_total_and_rss_has_none() {
+        let report = ps(&listing(), &Options { limit: Some(1), ..Options::default() }).unwrap();
+        let table = table(&report, "processes");
+        let total = table.total.as_ref().unwrap();
+        let of = |key| &total[table.columns.iter().position(|c| c.key == key).unwrap()];
+        assert_eq!((table.rows(), of("pss")), (1, &Value::Bytes(14 << 20)));
+        assert_eq!(of("rss"), &Value::None);
+        assert!(table.note.contains("3 more rows"), "{}", table.note);
+    }
+
+    #[test]
+    fn unread_processes_are_listed_counted_and_named_with_the_reason() {
+        let report = ps(&listing(), &Options::default()).unwrap();
+        let note = &table(&report, "processes").note;
+        assert!(
+            note.contains(r"1 not read, not permitted: needs CAP_SYS_PTRACE (ssh\x1bd 70)."),
+            "{note}"
+        );
+        assert!(note.contains("40 kernel threads are left out"), "{note}");
+        assert_eq!(column(table(&report, "unreadable"), "pid"), [Value::Count(70)]);
+        let absent = Value::Absent(Absent::NotPermitted("CAP_SYS_PTRACE".into()));
+        assert_eq!(column(table(&report, "processes"), "uss")[3], absent);
+    }
+
+    #[test]
+    fn groups_add_up_what_is_known_and_count_what_is_not() {
+        let options = Options { group: Some(Group::User), ..Options::default() };
+        let report = ps(&listing(), &options).unwrap();
+        let groups = table(&report, "groups");
+        assert_eq!(column(groups, "user"), ["1000", "root"].map(|n| Value::Name(n.into())));
+        assert_eq!(column(groups, "pss"), [9 << 20, 5 << 20].map(Value::Bytes));
+        assert_eq!(column(groups, "processes"), [1, 3].map(Value::Count));
+        assert_eq!(column(groups, "unread"), [0, 1].map(Value::Count));
+    }
+
+    #[test]
+    fn sorting_groups_by_name_puts_a_first_when_the_smallest_comes_first() {
+        let options =
+            Options { group: Some(Group::Name), sort: ("name".into(), false), limit: None };
+        let report = ps(&listing(), &options).unwrap();
+        let names = column(table(&report, "groups"), "name");
+        assert_eq!(names[0], Value::Name("big".into()));
+    }
+
+    #[test]
+    fn an_unknown_column_is_an_error_with_a_suggestion() {
+        let options = Options { sort: ("ps".into(), true), ..Options::default() };
+        let error = ps(&listing(), &options).unwrap_err().to_string();
+        assert!(error.contains("did you mean pss"), "{error}");
+    }
+}
