@@ -51,7 +51,7 @@ pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 const MORE: &str = "<label class=\"more\"><input type=\"checkbox\" id=\"more\"> Show more</label>";
 
 /// Values in words, missing ones with their reason.
-const WORDING: Wording<'static> = Wording { units: Units::Human, notes: None };
+const WORDING: Wording<'static> = Wording { units: Units::Human, bare: false, notes: None };
 
 /// Whether something in the report is only for those who ask.
 fn has_more(report: &Report) -> bool {

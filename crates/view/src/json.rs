@@ -4,9 +4,10 @@
 //! being built first.
 
 use std::io::{self, Write};
+use std::rc::Rc;
 
 use pagewise_model::name::{escape, is_plain};
-use pagewise_model::report::{Block, Column, Fact, Finding, Label, Report, Table, Value};
+use pagewise_model::report::{Block, Column, Fact, Finding, Report, Table, Value};
 use pagewise_model::{Absent, Name};
 
 use crate::cells::{Cell, for_programs};
@@ -64,6 +65,7 @@ enum Node<'r> {
     Text(&'r str),
     Value(&'r Value),
     Table(&'r Table),
+    Row(Rc<Columns<'r>>, usize),
     Findings(Vec<&'r Finding>),
 }
 
@@ -75,15 +77,11 @@ fn tree(report: &Report) -> Members<'_> {
             Block::Facts(facts) if for_programs(facts.audience) => {
                 add_facts(object_at(&mut root, &facts.key), &facts.facts);
             }
-            Block::Table(table) if for_programs(table.audience) => {
-                let (path, key) = table.key.rsplit_once('.').unwrap_or(("", &table.key));
-                set(object_at(&mut root, path), key, Node::Table(table));
-            }
+            Block::Table(table) if for_programs(table.audience) => add_table(&mut root, table),
             Block::Findings(findings) => {
-                let all = findings.list.iter().collect();
                 match root.iter_mut().find(|(key, _)| *key == "findings") {
                     Some((_, Node::Findings(so_far))) => so_far.extend(&findings.list),
-                    _ => set(&mut root, "findings", Node::Findings(all)),
+                    _ => set(&mut root, "findings", Node::Findings(findings.list.iter().collect())),
                 }
             }
             Block::Facts(_) | Block::Table(_) | Block::AddressMap(_) | Block::Text(_) => {}
@@ -95,6 +93,20 @@ fn tree(report: &Report) -> Members<'_> {
 fn add_facts<'r>(object: &mut Members<'r>, facts: &'r [Fact]) {
     for fact in facts.iter().filter(|fact| for_programs(fact.audience)) {
         set(object, &fact.key, Node::Value(&fact.value));
+    }
+}
+
+/// Adds a table: an array at its key, or where its rows have keys each as a member of the object there.
+fn add_table<'r>(root: &mut Members<'r>, table: &'r Table) {
+    if let Some(keys) = &table.row_keys {
+        let object = object_at(root, &table.key);
+        let columns = Rc::new(Columns::of(table));
+        for (key, row) in keys.iter().zip(0..table.rows()) {
+            set(object, key, Node::Row(Rc::clone(&columns), row));
+        }
+    } else {
+        let (path, key) = table.key.rsplit_once('.').unwrap_or(("", &table.key));
+        set(object_at(root, path), key, Node::Table(table));
     }
 }
 
@@ -151,6 +163,7 @@ impl Writer<'_> {
                     Ok(())
                 });
             }
+            Node::Row(columns, row) => self.row(columns, *row),
             Node::Text(text) => self.string(text),
             Node::Value(value) => self.value(value),
         }
@@ -195,18 +208,10 @@ impl Writer<'_> {
 
     fn table(&mut self, table: &Table) -> io::Result<()> {
         let columns = Columns::of(table);
-        let rows = 0..table.rows();
-        match &table.row_keys {
-            None => self.lines(b"[]", rows, |writer, row| {
-                writer.row(&columns, row);
-                Ok(())
-            }),
-            Some(keys) => self.lines(b"{}", last_of_each(keys, table.rows()), |writer, row| {
-                writer.key(&keys[row]);
-                writer.row(&columns, row);
-                Ok(())
-            }),
-        }
+        self.lines(b"[]", 0..table.rows(), |writer, row| {
+            writer.row(&columns, row);
+            Ok(())
+        })
     }
 
     /// Writes a row as an object on one line.
@@ -234,7 +239,10 @@ impl Writer<'_> {
         self.evidence(&finding.evidence);
         self.buffer.extend_from_slice(b", ");
         self.key("next_step");
-        self.string(&inline(&finding.next_step));
+        match inline(&finding.next_step).as_str() {
+            "" => self.value(&Value::None),
+            step => self.string(step),
+        }
         self.buffer.push(b'}');
     }
 
@@ -282,7 +290,8 @@ impl Writer<'_> {
                 self.number(n.unsigned_abs());
             }
             Value::Share(share) if share.is_finite() => {
-                self.buffer.extend_from_slice(share.to_string().as_bytes());
+                // `Debug` writes 1e-300 with an exponent, `Display` with 300 zeros.
+                self.buffer.extend_from_slice(format!("{share:?}").as_bytes());
             }
             Value::Share(_) => self.buffer.extend_from_slice(b"null"),
             Value::Flag(flag) => self.buffer.extend_from_slice(flag.to_string().as_bytes()),
@@ -365,23 +374,21 @@ struct Columns<'r>(Vec<(Vec<u8>, &'r Column)>);
 
 impl<'r> Columns<'r> {
     fn of(table: &'r Table) -> Columns<'r> {
-        let shown: Vec<&Column> =
-            table.columns.iter().filter(|column| for_programs(column.audience)).collect();
-        let keys: Vec<Label> = shown.iter().map(|column| column.key.clone()).collect();
-        let columns = last_of_each(&keys, shown.len()).enumerate().map(|(place, at)| {
-            let mut before = if place > 0 { b", ".to_vec() } else { Vec::new() };
-            push_string(&mut before, &keys[at]);
-            before.extend_from_slice(b": ");
-            (before, shown[at])
-        });
-        Columns(columns.collect())
+        let mut columns: Vec<&Column> = Vec::new();
+        for column in table.columns.iter().filter(|column| for_programs(column.audience)) {
+            match columns.iter_mut().find(|have| have.key == column.key) {
+                Some(have) => *have = column,
+                None => columns.push(column),
+            }
+        }
+        Columns(columns.into_iter().enumerate().map(|(at, c)| (lead(at, &c.key), c)).collect())
     }
 }
 
-/// The places of the first `count` keys, each key only where it stands last.
-fn last_of_each(keys: &[Label], count: usize) -> impl Iterator<Item = usize> {
-    let count = count.min(keys.len());
-    let last: std::collections::HashMap<&str, usize> =
-        keys[..count].iter().enumerate().map(|(at, key)| (key.as_ref(), at)).collect();
-    (0..count).filter(move |&at| last[keys[at].as_ref()] == at)
+/// What stands before the value of the member at a place.
+fn lead(place: usize, key: &str) -> Vec<u8> {
+    let mut lead = if place > 0 { b", ".to_vec() } else { Vec::new() };
+    push_string(&mut lead, key);
+    lead.extend_from_slice(b": ");
+    lead
 }

@@ -15,6 +15,17 @@ pub enum Units {
     Bytes,
 }
 
+impl Units {
+    /// What a number of these is called; `None` where it carries its own letter.
+    pub(crate) const fn name(self) -> Option<&'static str> {
+        match self {
+            Units::Human => None,
+            Units::KiB => Some("KiB"),
+            Units::Bytes => Some("bytes"),
+        }
+    }
+}
+
 /// The longest text any function here writes: `18446744073709551615`.
 pub(crate) const ROOM: usize = 20;
 
@@ -96,6 +107,9 @@ pub(crate) fn size_width(bytes: u64, units: Units) -> usize {
     }
 }
 
+/// The most that [`size_width`] says of [`Units::Human`]: `12.3K`, `1023M`.
+pub(crate) const WIDEST_HUMAN: usize = 5;
+
 /// The powers of 1024 from the first on.
 const POWERS: &[u8; 6] = b"KMGTPE";
 
@@ -147,14 +161,12 @@ pub(crate) fn push(out: &mut String, write: impl FnOnce(&mut [u8]) -> usize) {
     out.push_str(std::str::from_utf8(&field[ROOM - length..]).expect("digits are ASCII"));
 }
 
-/// Pushes a difference with its sign; 0 has none.
-pub(crate) fn push_change(out: &mut String, change: i64, units: Units) {
-    match change.signum() {
-        1 => out.push('+'),
-        -1 => out.push('-'),
-        _ => {}
+/// Pushes the sign of a difference; what is drawn as 0 has none.
+pub(crate) fn push_sign(out: &mut String, change: i64, units: Units) {
+    let smallest = if units == Units::KiB { 1024 } else { 1 };
+    if change.unsigned_abs() >= smallest {
+        out.push(if change > 0 { '+' } else { '-' });
     }
-    push(out, |field| size(field, change.unsigned_abs(), units));
 }
 
 /// Pushes a share as per cent with one decimal. More than none is never drawn as `0.0%`.
@@ -286,7 +298,7 @@ mod tests {
         fn a_human_size_is_within_its_last_digit(n: u64, shift in 0..64u32) {
             let n = n >> shift;
             let text = drawn(n);
-            prop_assert!(text.len() <= 5, "{}", text);
+            prop_assert!(text.len() <= WIDEST_HUMAN, "{}", text);
             let power = text.bytes().last().and_then(|b| POWERS.iter().position(|&p| p == b));
             let unit = power.map_or(1.0, |p| 1024f64.powi(i32::try_from(p).unwrap() + 1));
             let number: f64 = text.trim_end_matches(char::is_alphabetic).parse().unwrap();

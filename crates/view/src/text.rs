@@ -23,7 +23,7 @@ pub struct Style {
     pub width: usize,
     /// Whether to use bold, dim and colours. Nothing is said by them alone.
     pub color: bool,
-    /// Facts one a line with what they mean, nothing cut, and what is only for those who ask.
+    /// Facts one a line with what they mean, only cells of tables cut, and what is for those who ask.
     pub long: bool,
     /// How sizes are written.
     pub units: Units,
@@ -82,7 +82,7 @@ pub fn human(size: Bytes) -> String {
 
 /// Pieces of a sentence as one line of clean text of any width: what a finding claims, an error's hint.
 pub fn inline(pieces: &[Value]) -> String {
-    Wording { units: Units::Human, notes: None }.sentence(pieces)
+    Wording { units: Units::Human, bare: false, notes: None }.sentence(pieces)
 }
 
 fn title(page: &mut Page<'_>, pieces: &[Value]) {

@@ -71,6 +71,8 @@ fn tail(text: &str, room: usize) -> &str {
 pub(crate) struct Wording<'a> {
     /// How sizes are written.
     pub(crate) units: Units,
+    /// Whether sizes stand in a column, where a unit beside each would be noise.
+    pub(crate) bare: bool,
     /// What stands for a missing value; `None` writes the reason itself.
     pub(crate) notes: Option<&'a Footnotes<'a>>,
 }
@@ -80,8 +82,11 @@ impl Wording<'_> {
     pub(crate) fn push(self, out: &mut String, value: &Value) {
         match value {
             Value::None => {}
-            Value::Bytes(n) => number::push(out, |field| number::size(field, *n, self.units)),
-            Value::Change(n) => number::push_change(out, *n, self.units),
+            Value::Bytes(n) => self.push_size(out, *n),
+            Value::Change(n) => {
+                number::push_sign(out, *n, self.units);
+                self.push_size(out, n.unsigned_abs());
+            }
             Value::Count(n) => number::push(out, |field| number::decimal(field, *n)),
             Value::Address(n) => {
                 out.push_str("0x");
@@ -97,6 +102,18 @@ impl Wording<'_> {
                 Some(notes) => out.push_str(notes.mark(absent)),
                 None => out.push_str(&clean(format!("unknown ({absent})").as_bytes())),
             },
+        }
+    }
+
+    fn push_size(self, out: &mut String, bytes: u64) {
+        number::push(out, |field| number::size(field, bytes, self.units));
+        match self.units.name() {
+            _ if self.bare => {}
+            None if bytes >= 1024 => {}
+            name => {
+                out.push(' ');
+                out.push_str(name.unwrap_or("bytes"));
+            }
         }
     }
 

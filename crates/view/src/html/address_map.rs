@@ -34,7 +34,8 @@ impl Page<'_> {
         }
         self.html.push_str("</style>\n<ul class=\"legend\">\n");
         for (place, pool) in palette.pools.iter().enumerate() {
-            self.html.push_str(&format!("<li class=\"p{place}\">{}</li>\n", escaped(pool)));
+            let pool = escaped(&pool.replace('_', " "));
+            self.html.push_str(&format!("<li class=\"p{place}\">{pool}</li>\n"));
         }
         self.html.push_str("</ul>\n<p class=\"note\">The dark part of each is resident.</p>\n");
     }
@@ -76,8 +77,8 @@ impl Page<'_> {
 
     fn hover(&mut self, cell: &MapCell) {
         self.html.push_str(&escaped(&WORDING.sentence(&cell.label)));
-        let [range, pool] = [cell.range.to_string(), cell.pool.to_owned()];
-        self.html.push_str(&format!("\n{range}\n{}", escaped(&pool)));
+        let pool = escaped(&cell.pool.replace('_', " "));
+        self.html.push_str(&format!("\n{}\n{pool}", cell.range));
         for fact in &cell.facts {
             let value = escaped(&WORDING.value(&fact.value));
             self.html.push_str(&format!("\n{} {value}", escaped(&fact.label)));

@@ -113,7 +113,7 @@ impl Page<'_> {
                 notes.mark(absent)
             )),
             Cell::Other(value) => {
-                let words = Wording { notes: Some(notes), ..WORDING }.value(value);
+                let words = Wording { notes: Some(notes), bare: true, ..WORDING }.value(value);
                 push_escaped(&mut self.html, &words);
             }
         }

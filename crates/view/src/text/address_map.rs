@@ -93,7 +93,7 @@ fn legend(page: &mut Page<'_>, palette: &Palette) {
         palette.pools.split_at(alone)
     };
     for (place, pool) in alone.iter().enumerate() {
-        entry(page, pattern(place), &clean(pool.as_bytes()));
+        entry(page, pattern(place), &clean(pool.replace('_', " ").as_bytes()));
     }
     if !others.is_empty() {
         entry(page, pattern(PATTERNS.len()), "other");

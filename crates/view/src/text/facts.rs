@@ -25,14 +25,15 @@ pub(super) fn draw(page: &mut Page<'_>, facts: &Facts) {
         return;
     }
     let notes = Footnotes::of_facts(shown.iter().copied());
-    let wording = Wording { units: page.style.units, notes: Some(&notes) };
+    let shape = if page.style.long { Shape::List } else { facts.shape };
+    let bare = shape == Shape::Columns;
+    let wording = Wording { notes: Some(&notes), bare, ..page.wording() };
     let worded: Vec<Worded<'_>> = shown.iter().map(|fact| word(fact, wording)).collect();
-    page.heading(&facts.title);
-    match facts.shape {
-        Shape::List => list(page, &worded),
-        _ if page.style.long => list(page, &worded),
+    page.heading_of_sizes(&facts.title, bare);
+    match shape {
         Shape::Line => line(page, worded.iter().map(|f| (f.label.as_str(), f.value.as_str()))),
         Shape::Columns => columns(page, &worded),
+        Shape::List => list(page, &worded),
     }
     page.footnotes(&notes);
 }
@@ -61,21 +62,28 @@ pub(super) fn line<'a>(page: &mut Page<'_>, facts: impl Iterator<Item = (&'a str
     page.newline();
 }
 
-/// Labels above values, as many to a row as fit; rows share their columns where there are several.
+/// Labels above values, in as few rows as fit; rows share their columns.
 fn columns(page: &mut Page<'_>, facts: &[Worded<'_>]) {
     let room = page.room();
-    let mut widths: Vec<usize> =
+    let widths: Vec<usize> =
         facts.iter().map(|f| width(&f.label).max(width(&f.value)).min(room)).collect();
-    let mut per_row = facts.len();
-    if widths.iter().map(|w| w + GAP).sum::<usize>() > room.saturating_add(GAP) {
-        let widest = widths.iter().copied().max().unwrap_or(1);
-        widths.fill(widest);
-        per_row = (room.saturating_add(GAP) / (widest + GAP)).max(1);
+    let grids = (1..=facts.len()).map(|rows| grid(&widths, facts.len().div_ceil(rows)));
+    let fits = |grid: &Vec<usize>| grid.iter().sum::<usize>() + GAP * (grid.len() - 1) <= room;
+    // The last has one column, and that is no wider than the room.
+    let grid = grids.into_iter().find(fits).unwrap_or_default();
+    for facts in facts.chunks(grid.len().max(1)) {
+        row(page, Ink::Dim, facts.iter().map(|f| f.label.as_str()).zip(&grid));
+        row(page, Ink::Plain, facts.iter().map(|f| f.value.as_str()).zip(&grid));
     }
-    for (facts, widths) in facts.chunks(per_row).zip(widths.chunks(per_row)) {
-        row(page, Ink::Dim, facts.iter().map(|f| f.label.as_str()).zip(widths));
-        row(page, Ink::Plain, facts.iter().map(|f| f.value.as_str()).zip(widths));
+}
+
+/// The widths of the columns where the fields of these widths are put into rows of `per_row`.
+fn grid(widths: &[usize], per_row: usize) -> Vec<usize> {
+    let mut grid = vec![0; per_row];
+    for row in widths.chunks(per_row) {
+        grid.iter_mut().zip(row).for_each(|(column, width)| *column = (*column).max(*width));
     }
+    grid
 }
 
 /// One row of right-aligned words.
@@ -93,7 +101,7 @@ fn row<'a>(page: &mut Page<'_>, ink: Ink, cells: impl Iterator<Item = (&'a str, 
 
 /// The widest label and the widest value that get a column of their own.
 const LABEL: usize = 24;
-const VALUE: usize = 16;
+const VALUE: usize = 22;
 
 /// One fact a line: label, value, meaning, each in its column; what is too wide wraps.
 fn list(page: &mut Page<'_>, facts: &[Worded<'_>]) {
@@ -102,12 +110,13 @@ fn list(page: &mut Page<'_>, facts: &[Worded<'_>]) {
     let value_column = indent + label_width + if label_width > 0 { GAP } else { 0 };
     let value_width = facts.iter().map(|f| width(&f.value)).filter(|w| *w <= VALUE).max();
     let value_width = value_width.unwrap_or(0);
+    let numbers = facts.iter().all(|fact| fact.number);
     for fact in facts {
         page.hang(indent);
         page.words(Ink::Dim, &fact.label, 0);
         page.hang(value_column);
         page.make_room(width(&fact.value).min(value_width), GAP);
-        if fact.number {
+        if numbers {
             page.pad_to(value_column + value_width.saturating_sub(width(&fact.value)));
         }
         page.words(Ink::Plain, &fact.value, 0);

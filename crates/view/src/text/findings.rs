@@ -52,7 +52,7 @@ fn evidence(page: &mut Page<'_>, finding: &Finding) {
         return;
     }
     let notes = Footnotes::of_facts(shown());
-    let wording = Wording { units: page.style.units, notes: Some(&notes) };
+    let wording = Wording { notes: Some(&notes), ..page.wording() };
     let worded: Vec<_> =
         shown().map(|f| (clean(f.label.as_bytes()), wording.value(&f.value))).collect();
     facts::line(page, worded.iter().map(|(label, value)| (label.as_ref(), value.as_str())));

@@ -43,13 +43,23 @@ pub(super) struct Page<'p> {
     width: usize,
     column: usize,
     hang: usize,
+    dipped: Ink,
     empty: bool,
 }
 
 impl<'p> Page<'p> {
     pub(super) fn new(style: &'p Style, out: &'p mut dyn Write) -> Page<'p> {
         let width = style.width.max(20);
-        Page { style, buffer: Vec::new(), out, width, column: 0, hang: 0, empty: true }
+        Page {
+            style,
+            buffer: Vec::new(),
+            out,
+            width,
+            column: 0,
+            hang: 0,
+            dipped: Ink::Plain,
+            empty: true,
+        }
     }
 
     /// Hands the lines so far to the writer.
@@ -60,9 +70,14 @@ impl<'p> Page<'p> {
         Ok(())
     }
 
-    /// Values in words, missing ones with their reason.
+    /// Hands whole lines to the writer; all lines before must have been flushed.
+    pub(super) fn put(&mut self, lines: &[u8]) -> io::Result<()> {
+        self.out.write_all(lines)
+    }
+
+    /// Values in sentences: sizes with their unit, missing ones with their reason.
     pub(super) fn wording(&self) -> Wording<'static> {
-        Wording { units: self.style.units, notes: None }
+        Wording { units: self.style.units, bare: false, notes: None }
     }
 
     /// How many columns are left on this line.
@@ -72,6 +87,11 @@ impl<'p> Page<'p> {
 
     /// Starts a block: an empty line and the heading where there is one. Indents what follows.
     pub(super) fn heading(&mut self, title: &str) {
+        self.heading_of_sizes(title, false);
+    }
+
+    /// [`Page::heading`]; where the block holds sizes with no unit beside them, it says which.
+    pub(super) fn heading_of_sizes(&mut self, title: &str, sizes: bool) {
         self.hang(0);
         if title.is_empty() {
             return;
@@ -80,6 +100,9 @@ impl<'p> Page<'p> {
             self.newline();
         }
         self.ink_cut(Ink::Bold, &clean(title.as_bytes()));
+        if let Some(unit) = self.style.units.name().filter(|_| sizes) {
+            self.words(Ink::Dim, unit, 2);
+        }
         self.newline();
         self.hang(INDENT);
     }
@@ -104,15 +127,19 @@ impl<'p> Page<'p> {
         self.pad_to(self.column.max(self.hang) + count);
     }
 
-    /// Ends the line.
+    /// Ends the line, without the blanks at its end.
     pub(super) fn newline(&mut self) {
+        while self.buffer.last() == Some(&b' ') {
+            self.buffer.pop();
+        }
+        self.dip(Ink::Plain);
         self.buffer.push(b'\n');
         self.column = 0;
     }
 
     /// Moves right to `column`, where the line is not there yet.
     pub(super) fn pad_to(&mut self, column: usize) {
-        let count = column.saturating_sub(self.column);
+        let count = column.min(self.width).saturating_sub(self.column);
         self.buffer.resize(self.buffer.len() + count, b' ');
         self.column += count;
     }
@@ -123,9 +150,8 @@ impl<'p> Page<'p> {
             return;
         }
         self.pad_to(self.hang);
-        self.start_ink(ink);
+        self.dip(ink);
         self.buffer.extend_from_slice(words.as_bytes());
-        self.end_ink(ink);
         self.column += width(words);
     }
 
@@ -136,20 +162,20 @@ impl<'p> Page<'p> {
         self.ink(ink, &cut);
     }
 
-    /// Begins to colour, where colour is wanted.
-    pub(super) fn start_ink(&mut self, ink: Ink) {
-        if self.style.color && ink != Ink::Plain {
+    /// Changes how what follows looks, where colour is wanted. A line ends plain.
+    pub(super) fn dip(&mut self, ink: Ink) {
+        if !self.style.color || self.dipped == ink {
+            return;
+        }
+        if self.dipped != Ink::Plain {
+            self.buffer.extend_from_slice(b"\x1b[0m");
+        }
+        if ink != Ink::Plain {
             self.buffer.extend_from_slice(b"\x1b[");
             self.buffer.extend_from_slice(ink.sgr().as_bytes());
             self.buffer.push(b'm');
         }
-    }
-
-    /// Ends what [`Page::start_ink`] began.
-    pub(super) fn end_ink(&mut self, ink: Ink) {
-        if self.style.color && ink != Ink::Plain {
-            self.buffer.extend_from_slice(b"\x1b[0m");
-        }
+        self.dipped = ink;
     }
 
     /// Makes sure that `needed` columns follow, after a gap or on a new line.

@@ -40,14 +40,15 @@ struct Lane<'a> {
 pub(super) fn draw(page: &mut Page<'_>, table: &Table) -> io::Result<()> {
     let columns = || shown(table, page.style.long);
     let all_notes = Footnotes::of_columns(columns());
-    let wording = Wording { units: page.style.units, notes: Some(&all_notes) };
+    let wording = column_wording(page, &all_notes);
     let rows = table.rows();
     let mut lanes: Vec<Lane<'_>> =
         columns().map(|(column, total)| Lane::new(column, total, rows, wording)).collect();
     if lanes.is_empty() {
         return Ok(());
     }
-    page.heading(&table.title);
+    let sizes = lanes.iter().any(|lane| matches!(lane.column.cells, Cells::Bytes(_)));
+    page.heading_of_sizes(&table.title, sizes);
     let left_out = fit(&mut lanes, page.room());
     let notes = Footnotes::of_columns(lanes.iter().map(|lane| (lane.column, lane.total)));
     header(page, &lanes);
@@ -65,6 +66,10 @@ pub(super) fn draw(page: &mut Page<'_>, table: &Table) -> io::Result<()> {
         meanings(page, &lanes);
     }
     Ok(())
+}
+
+fn column_wording<'n>(page: &Page<'_>, notes: &'n Footnotes<'n>) -> Wording<'n> {
+    Wording { units: page.style.units, bare: true, notes: Some(notes) }
 }
 
 /// The columns for people, each with its total.
@@ -102,10 +107,8 @@ fn widest_cell(column: &Column, rows: usize, wording: Wording<'_>) -> usize {
     }
     let size = |n: u64| number::size_width(n, wording.units);
     match &column.cells {
-        Cells::Bytes(v) if wording.units == Units::Human => {
-            // A larger size can be narrower: `1023` and `1.0K`.
-            v.iter().take(rows).map(|n| size(*n)).max().unwrap_or(0)
-        }
+        // A larger size can be narrower here: `1023` and `1.0K`.
+        Cells::Bytes(v) if wording.units == Units::Human => widest_human(v.iter().take(rows)),
         Cells::Bytes(v) => v.iter().take(rows).max().map_or(0, |n| size(*n)),
         Cells::Counts(v) => v.iter().take(rows).max().map_or(0, |n| number::decimal_width(*n)),
         Cells::Addresses(v) => v.iter().take(rows).max().map_or(0, |n| number::hex_width(*n)),
@@ -114,6 +117,18 @@ fn widest_cell(column: &Column, rows: usize, wording: Wording<'_>) -> usize {
             .max()
             .unwrap_or(0),
     }
+}
+
+/// The widest of some sizes, looking no further than the first that no other can exceed.
+fn widest_human<'a>(sizes: impl Iterator<Item = &'a u64>) -> usize {
+    let mut widest = 0;
+    for size in sizes {
+        widest = widest.max(number::size_width(*size, Units::Human));
+        if widest == number::WIDEST_HUMAN {
+            break;
+        }
+    }
+    widest
 }
 
 /// The widest mark for a missing value.
@@ -178,31 +193,29 @@ fn shrink(lanes: &mut [Lane<'_>], over: usize) {
 
 /// Writes the labels, each over its column.
 fn header(page: &mut Page<'_>, lanes: &[Lane<'_>]) {
-    let indent = page.indent();
-    let mut line = Line::new(indent);
+    let mut line = Lines::new(page.indent());
     for lane in lanes {
         line.words(&lane.label, lane);
     }
-    finish(page, &line, Ink::Dim);
+    finish(page, line, Ink::Dim);
 }
 
 fn total(page: &mut Page<'_>, lanes: &[Lane<'_>], there_is_one: bool, notes: &Footnotes<'_>) {
     if !there_is_one {
         return;
     }
-    let wording = Wording { units: page.style.units, notes: Some(notes) };
-    let mut line = Line::new(page.indent());
+    let wording = column_wording(page, notes);
+    let mut line = Lines::new(page.indent());
     for lane in lanes {
         line.cell(lane.total.unwrap_or(&Value::None).into(), lane, wording);
     }
-    finish(page, &line, Ink::Bold);
+    finish(page, line, Ink::Bold);
 }
 
-/// Puts a line on the page in one ink.
-fn finish(page: &mut Page<'_>, line: &Line, ink: Ink) {
-    page.start_ink(ink);
-    page.buffer.extend_from_slice(line.trimmed());
-    page.end_ink(ink);
+/// Puts one line on the page in one ink.
+fn finish(page: &mut Page<'_>, line: Lines, ink: Ink) {
+    page.dip(ink);
+    page.buffer.extend_from_slice(&line.bytes);
     page.newline();
 }
 
@@ -212,9 +225,11 @@ fn body(
     rows: usize,
     notes: &Footnotes<'_>,
 ) -> io::Result<()> {
+    page.flush()?;
     let mut writer = Rows::new(lanes, page, notes, 0..rows);
-    while writer.write(ROWS_A_FLUSH, &mut page.buffer) {
-        page.flush()?;
+    while writer.write(ROWS_A_FLUSH) {
+        page.put(&writer.lines.bytes)?;
+        writer.lines.clear();
     }
     Ok(())
 }
@@ -225,7 +240,7 @@ struct Rows<'a> {
     gaps: Vec<GapCursor<'a>>,
     wording: Wording<'a>,
     rows: Range<usize>,
-    line: Line,
+    lines: Lines,
 }
 
 impl<'a> Rows<'a> {
@@ -237,26 +252,24 @@ impl<'a> Rows<'a> {
     ) -> Rows<'a> {
         let gap = |lane: &'a Lane<'a>| GapCursor::new(&lane.column.gaps, rows.start, notes);
         let gaps = lanes.iter().map(gap).collect();
-        let wording = Wording { units: page.style.units, notes: Some(notes) };
-        Rows { lanes, gaps, wording, rows, line: Line::new(page.indent()) }
+        let wording = column_wording(page, notes);
+        Rows { lanes, gaps, wording, rows, lines: Lines::new(page.indent()) }
     }
 
     /// Writes up to `count` rows; false where none is left.
-    fn write(&mut self, count: usize, out: &mut Vec<u8>) -> bool {
+    fn write(&mut self, count: usize) -> bool {
         let mut wrote = false;
         for row in self.rows.by_ref().take(count) {
-            self.line.clear();
             for (lane, gaps) in self.lanes.iter().zip(&mut self.gaps) {
                 match gaps.at(row) {
-                    Some(mark) => self.line.words(mark, lane),
+                    Some(mark) => self.lines.words(mark, lane),
                     None => {
                         let cell = Cell::present(&lane.column.cells, row);
-                        self.line.cell(cell, lane, self.wording);
+                        self.lines.cell(cell, lane, self.wording);
                     }
                 }
             }
-            out.extend_from_slice(self.line.trimmed());
-            out.push(b'\n');
+            self.lines.end();
             wrote = true;
         }
         wrote
@@ -292,32 +305,38 @@ impl<'a> GapCursor<'a> {
     }
 }
 
-/// A line of a table being put together: fields side by side.
-struct Line {
+/// Lines of a table being put together, field by field.
+struct Lines {
     bytes: Vec<u8>,
     indent: usize,
+    /// Where the last line starts.
+    start: usize,
     /// Reused for words that have to be made.
     scratch: String,
 }
 
-impl Line {
-    fn new(indent: usize) -> Line {
-        Line { bytes: vec![b' '; indent], indent, scratch: String::new() }
+impl Lines {
+    fn new(indent: usize) -> Lines {
+        Lines { bytes: Vec::new(), indent, start: 0, scratch: String::new() }
+    }
+
+    /// Ends the line, without the blanks at its end.
+    fn end(&mut self) {
+        while self.bytes.last() == Some(&b' ') {
+            self.bytes.pop();
+        }
+        self.bytes.push(b'\n');
+        self.start = self.bytes.len();
     }
 
     fn clear(&mut self) {
-        self.bytes.truncate(self.indent);
+        self.bytes.clear();
+        self.start = 0;
     }
 
-    /// The line without the blanks at its end.
-    fn trimmed(&self) -> &[u8] {
-        self.bytes.trim_ascii_end()
-    }
-
-    fn gap(&mut self) {
-        if self.bytes.len() > self.indent {
-            self.bytes.extend_from_slice(&[b' '; GAP]);
-        }
+    /// How many blanks stand before the next field.
+    fn gap(&self) -> usize {
+        if self.bytes.len() > self.start { GAP } else { self.indent }
     }
 
     #[inline]
@@ -350,21 +369,16 @@ impl Line {
             number::push(&mut digits, write);
             return self.words(&digits, lane);
         }
-        self.gap();
         let start = self.bytes.len();
-        self.bytes.resize(start + lane.width, b' ');
+        self.pad(self.gap() + lane.width);
         write(&mut self.bytes[start..]);
     }
 
     /// Words in their field, cut where they are wider.
     fn words(&mut self, words: &str, lane: &Lane<'_>) {
-        self.gap();
-        let used = width(words);
-        let blank = lane.width.saturating_sub(used);
-        if !lane.words {
-            self.pad(blank);
-        }
-        if used <= lane.width {
+        let blank = lane.width.saturating_sub(width(words));
+        self.pad(self.gap() + if lane.words { 0 } else { blank });
+        if width(words) <= lane.width {
             self.bytes.extend_from_slice(words.as_bytes());
         } else {
             let mut cut = String::new();
@@ -372,23 +386,30 @@ impl Line {
             self.bytes.extend_from_slice(cut.as_bytes());
             self.pad(lane.width - width(&cut));
         }
-        if lane.words {
-            self.pad(blank);
-        }
+        self.pad(if lane.words { blank } else { 0 });
     }
 
+    /// Writes blanks. Nearly always few: a store of a fixed length is then faster than a loop.
+    #[inline]
     fn pad(&mut self, count: usize) {
-        self.bytes.resize(self.bytes.len() + count, b' ');
+        const FEW: usize = 32;
+        let end = self.bytes.len() + count;
+        if count <= FEW {
+            self.bytes.extend_from_slice(&[b' '; FEW]);
+        }
+        self.bytes.resize(end, b' ');
     }
 }
 
 /// What the columns mean, for those who ask.
 fn meanings(page: &mut Page<'_>, lanes: &[Lane<'_>]) {
+    let told = || lanes.iter().filter(|lane| !lane.column.meaning.is_empty());
     let indent = page.indent();
-    for lane in lanes.iter().filter(|lane| !lane.column.meaning.is_empty()) {
+    let widest = told().map(|lane| width(&lane.label)).max().unwrap_or(0);
+    for lane in told() {
         page.hang(indent);
         page.words(Ink::Dim, &lane.label, 0);
-        page.hang(indent + 2 * GAP);
+        page.hang(indent + widest + GAP);
         page.words(Ink::Dim, &clean(lane.column.meaning.as_bytes()), GAP);
         page.newline();
     }
