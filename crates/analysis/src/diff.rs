@@ -1,0 +1,663 @@
+//! What grew between two snapshots: by total, quadrant, pool and mapping; and which addresses moved.
+//!
+//! Two snapshots of one process are matched by address. Two runs of a program are not at the same
+//! addresses (ASLR), so their mappings are matched by name, offset and permissions, and equals in
+//! order of address.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use pagewise_model::report::{
+    Audience, Block, Cells, Column, Fact, Facts, Label, Report, Shape, Table, Value,
+};
+use pagewise_model::{Absent, Bytes, Mapping, Name, Prot, Quadrant, Reading, Sharing, Snapshot};
+
+use crate::maps::mode;
+use crate::pools::{self, Kind, Pools};
+use crate::pss::{self, Pss};
+use crate::quadrants::quadrants;
+
+/// What to show.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many rows of pools, and of mappings, at most.
+    pub largest: usize,
+    /// A table of which addresses moved.
+    pub layout: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { largest: 20, layout: false }
+    }
+}
+
+/// What changed from `before` to `after`: tables `totals`, `quadrants`, `pools`, `mappings`, and
+/// `layout` where asked for.
+pub fn diff(before: &Snapshot, after: &Snapshot, options: &Options) -> Report {
+    let mut blocks = vec![Block::Facts(about(before, after)), Block::Table(totals(before, after))];
+    match (Side::new(before), Side::new(after)) {
+        (Ok(a), Ok(b)) => {
+            blocks.push(Block::Table(quadrant_table(before, after)));
+            blocks.push(Block::Table(pool_table(&a, &b, options.largest)));
+            let pairs = pairs(&a, &b, is_same_process(before, after));
+            blocks.push(Block::Table(mapping_table(&pairs, options.largest)));
+            if options.layout {
+                blocks.push(Block::Table(layout(&a, &b)));
+            }
+        }
+        (Err(absent), _) | (_, Err(absent)) => blocks.push(Block::Facts(Facts {
+            facts: vec![fact("mappings", "mappings", Value::Absent(absent))],
+            ..facts("", Shape::List)
+        })),
+    }
+    Report {
+        schema: "pagewise.diff/1",
+        title: vec![
+            Value::text("What changed in "),
+            Value::Name(after.process.name.clone()),
+            Value::text(format!(" ({})", after.process.pid)),
+        ],
+        blocks,
+    }
+}
+
+/// One line of a live series: what changed since `before`, and what grew the most. `first` is where
+/// the clock starts.
+pub fn series_row(first: &Snapshot, before: &Snapshot, after: &Snapshot) -> Report {
+    let start = first.provenance.unix_seconds;
+    let seconds = after.provenance.unix_seconds.saturating_sub(start);
+    let mut line = vec![fact("seconds", "+s", Value::Count(seconds))];
+    for total in &TOTALS {
+        let (a, b) = ((total.read)(before), (total.read)(after));
+        line.push(fact(total.key, total.label, change(&a, &b)));
+    }
+    if let (Ok(a), Ok(b)) = (Side::new(before), Side::new(after)) {
+        line.extend(most_grown(&a, &b));
+    }
+    Report {
+        schema: "pagewise.diff.series/1",
+        title: Vec::new(),
+        blocks: vec![Block::Facts(Facts { facts: line, ..facts("", Shape::Line) })],
+    }
+}
+
+/// The pool whose resident memory grew the most, and by how much.
+fn most_grown(a: &Side<'_>, b: &Side<'_>) -> Vec<Fact> {
+    let grown =
+        |pool: &PoolRow| pool.before.resident.clone().ok().zip(pool.after.resident.clone().ok());
+    let growth =
+        |pool: &PoolRow| grown(pool).map_or(0, |(before, after)| difference(before, after));
+    let pools = pool_rows(a, b);
+    let Some(most) = pools.iter().max_by_key(|pool| growth(pool)).filter(|pool| growth(pool) > 0)
+    else {
+        return Vec::new();
+    };
+    vec![
+        fact("grown_pool", "most in", Value::text(most.kind.label())),
+        fact("grown_name", "", Value::Name(most.name.clone())),
+        fact("grown", "", Value::Change(growth(most))),
+    ]
+}
+
+/// Whether both are of the same process, so that addresses mean the same.
+fn is_same_process(a: &Snapshot, b: &Snapshot) -> bool {
+    (a.process.pid, a.process.start_ticks) == (b.process.pid, b.process.start_ticks)
+}
+
+/// A snapshot with what is worked out of it once.
+struct Side<'a> {
+    mappings: &'a [Mapping],
+    pools: Pools,
+    pss: Pss,
+}
+
+impl<'a> Side<'a> {
+    fn new(snapshot: &'a Snapshot) -> Reading<Side<'a>> {
+        let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
+        let pss = pss::shares(snapshot, mappings);
+        Ok(Side { mappings, pools: pools::classify(snapshot), pss })
+    }
+
+    fn kind(&self, index: usize) -> Kind {
+        self.pools.list()[self.pools.index(index)].kind
+    }
+
+    fn amounts(&self, index: usize) -> Amounts {
+        let mapping = &self.mappings[index];
+        Amounts {
+            reserved: Ok(mapping.size()),
+            resident: mapping.rss(),
+            pss: self.pss.of(index, mapping),
+            swapped: mapping.swap(),
+        }
+    }
+}
+
+/// The memory of a mapping or a pool. What is not there at all holds 0 bytes: that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Amounts {
+    reserved: Reading<Bytes>,
+    resident: Reading<Bytes>,
+    pss: Reading<Bytes>,
+    swapped: Reading<Bytes>,
+}
+
+const NOTHING: Amounts = Amounts {
+    reserved: Ok(Bytes::ZERO),
+    resident: Ok(Bytes::ZERO),
+    pss: Ok(Bytes::ZERO),
+    swapped: Ok(Bytes::ZERO),
+};
+
+type Amount = fn(&Amounts) -> &Reading<Bytes>;
+
+/// The columns of change, in the order in which they decide what changed the most.
+const CHANGES: [(&str, &str, Amount); 4] = [
+    ("resident", "RSS", |a| &a.resident),
+    ("pss", "PSS", |a| &a.pss),
+    ("swapped", "swapped", |a| &a.swapped),
+    ("reserved", "reserved", |a| &a.reserved),
+];
+
+impl Amounts {
+    fn add(&mut self, more: &Amounts) {
+        let add = |sum: &mut Reading<Bytes>, more: &Reading<Bytes>| {
+            if let Ok(bytes) = sum {
+                *sum = more.clone().map(|more| *bytes + more);
+            }
+        };
+        add(&mut self.reserved, &more.reserved);
+        add(&mut self.resident, &more.resident);
+        add(&mut self.pss, &more.pss);
+        add(&mut self.swapped, &more.swapped);
+    }
+}
+
+/// Something that was there before, is there after, or both.
+trait Compared {
+    fn before(&self) -> Option<&Amounts>;
+    fn after(&self) -> Option<&Amounts>;
+
+    fn both(&self, amount: Amount) -> (&Reading<Bytes>, &Reading<Bytes>) {
+        (amount(self.before().unwrap_or(&NOTHING)), amount(self.after().unwrap_or(&NOTHING)))
+    }
+
+    fn mark(&self) -> Label {
+        match (self.before(), self.after()) {
+            (None, Some(_)) => "new".into(),
+            (Some(_), None) => "gone".into(),
+            _ => "".into(),
+        }
+    }
+
+    /// How much changed, in the order of [`CHANGES`]; what is not known counts as no change.
+    fn weight(&self) -> [u64; CHANGES.len()] {
+        CHANGES.map(|(_, _, amount)| match self.both(amount) {
+            (Ok(before), Ok(after)) => before.0.abs_diff(after.0),
+            _ => 0,
+        })
+    }
+}
+
+/// The rows that changed, those that changed the most first, and how many did in all.
+fn most_changed<C: Compared>(mut rows: Vec<C>, largest: usize) -> (Vec<C>, usize) {
+    rows.retain(|row| !row.mark().is_empty() || row.weight() != [0; CHANGES.len()]);
+    rows.sort_by_cached_key(|row| Reverse(row.weight()));
+    let all = rows.len();
+    rows.truncate(largest);
+    (rows, all)
+}
+
+fn change_columns<C: Compared>(rows: &[C]) -> Vec<Column> {
+    let marks = rows.iter().map(Compared::mark).collect();
+    let mut columns = vec![Column::new("status", "", Cells::Labels(marks))];
+    columns.extend(CHANGES.iter().map(|(key, label, amount)| {
+        let cell = |row: &C| {
+            let (before, after) = row.both(*amount);
+            change(before, after)
+        };
+        Column::new(*key, *label, Cells::Values(rows.iter().map(cell).collect()))
+    }));
+    columns
+}
+
+/// Says how many rows of how many are shown.
+fn shown(shown: usize, all: usize, what: &str) -> Label {
+    match (shown, all) {
+        (_, 0) => format!("No {what} changed.").into(),
+        (shown, all) if shown < all => {
+            format!("The {shown} of {all} changed {what} that changed the most.").into()
+        }
+        _ => "".into(),
+    }
+}
+
+/// A pool on both sides. Pools of one kind and name are taken together.
+#[derive(Debug)]
+struct PoolRow {
+    kind: Kind,
+    name: Name,
+    before: Amounts,
+    after: Amounts,
+    was: bool,
+    is: bool,
+}
+
+impl Compared for PoolRow {
+    fn before(&self) -> Option<&Amounts> {
+        self.was.then_some(&self.before)
+    }
+
+    fn after(&self) -> Option<&Amounts> {
+        self.is.then_some(&self.after)
+    }
+}
+
+fn pool_rows(a: &Side<'_>, b: &Side<'_>) -> Vec<PoolRow> {
+    let mut rows: BTreeMap<(Kind, Name), PoolRow> = BTreeMap::new();
+    let mut gather = |side: &Side<'_>, is_after: bool| {
+        for index in 0..side.mappings.len() {
+            let pool = &side.pools.list()[side.pools.index(index)];
+            let row = rows.entry((pool.kind, pool.name.clone())).or_insert_with(|| PoolRow {
+                kind: pool.kind,
+                name: pool.name.clone(),
+                before: NOTHING,
+                after: NOTHING,
+                was: false,
+                is: false,
+            });
+            let (sum, there) = if is_after {
+                (&mut row.after, &mut row.is)
+            } else {
+                (&mut row.before, &mut row.was)
+            };
+            sum.add(&side.amounts(index));
+            *there = true;
+        }
+    };
+    gather(a, false);
+    gather(b, true);
+    rows.into_values().collect()
+}
+
+fn pool_table(a: &Side<'_>, b: &Side<'_>, largest: usize) -> Table {
+    let (rows, all) = most_changed(pool_rows(a, b), largest);
+    let mut columns = change_columns(&rows);
+    let kinds = rows.iter().map(|row| row.kind.id().into()).collect();
+    let names = rows.iter().map(|row| row.name.clone()).collect();
+    columns.push(Column::new("pool", "pool", Cells::Labels(kinds)));
+    columns.push(Column::new("name", "name", Cells::Names(names)));
+    Table { note: shown(rows.len(), all, "pools"), ..table("pools", "Pools", columns) }
+}
+
+/// A mapping before, the same mapping after, or only one of them.
+#[derive(Debug)]
+struct Pair<'a> {
+    before: Option<(&'a Mapping, Amounts)>,
+    after: Option<(&'a Mapping, Amounts)>,
+    kind: Kind,
+}
+
+impl<'a> Pair<'a> {
+    /// The mapping as it is, or as it was.
+    fn mapping(&self) -> &'a Mapping {
+        let found = self.after.as_ref().or(self.before.as_ref());
+        found.expect("a pair is made of at least one").0
+    }
+}
+
+impl Compared for Pair<'_> {
+    fn before(&self) -> Option<&Amounts> {
+        self.before.as_ref().map(|(_, amounts)| amounts)
+    }
+
+    fn after(&self) -> Option<&Amounts> {
+        self.after.as_ref().map(|(_, amounts)| amounts)
+    }
+}
+
+fn pairs<'a>(a: &Side<'a>, b: &Side<'a>, same_process: bool) -> Vec<Pair<'a>> {
+    let partners = if same_process { by_address(a, b) } else { by_name(a, b) };
+    let mut is_gone = vec![true; a.mappings.len()];
+    let side = |side: &Side<'a>, index: usize| (&side.mappings[index], side.amounts(index));
+    let mut pairs = Vec::with_capacity(b.mappings.len());
+    for (index, partner) in partners.iter().enumerate() {
+        if let Some(partner) = *partner {
+            is_gone[partner] = false;
+        }
+        pairs.push(Pair {
+            before: partner.map(|partner| side(a, partner)),
+            after: Some(side(b, index)),
+            kind: b.kind(index),
+        });
+    }
+    let gone = is_gone.iter().enumerate().filter(|(_, gone)| **gone);
+    pairs.extend(gone.map(|(index, _)| Pair {
+        before: Some(side(a, index)),
+        after: None,
+        kind: a.kind(index),
+    }));
+    pairs
+}
+
+/// For each mapping of `b` the one of `a` that overlaps it and has its name; the same permissions
+/// are preferred, so that a mapping cut in two by mprotect keeps its old part.
+///
+/// # Complexity
+/// Linear: mappings are sorted and do not overlap within a side.
+fn by_address(a: &Side<'_>, b: &Side<'_>) -> Vec<Option<usize>> {
+    let mut partners = vec![None; b.mappings.len()];
+    let mut taken = vec![false; a.mappings.len()];
+    for same_prot in [true, false] {
+        let mut low = 0;
+        for (index, mapping) in b.mappings.iter().enumerate() {
+            while a.mappings.get(low).is_some_and(|old| old.range.end <= mapping.range.start) {
+                low += 1;
+            }
+            if partners[index].is_some() {
+                continue;
+            }
+            let over =
+                a.mappings[low..].iter().take_while(|old| old.range.start < mapping.range.end);
+            let fits = |(at, old): &(usize, &Mapping)| {
+                !taken[low + at]
+                    && old.path() == mapping.path()
+                    && old.sharing == mapping.sharing
+                    && (!same_prot || old.prot == mapping.prot)
+            };
+            if let Some((at, _)) = over.enumerate().find(fits) {
+                taken[low + at] = true;
+                partners[index] = Some(low + at);
+            }
+        }
+    }
+    partners
+}
+
+/// What makes mappings of two runs the same.
+type Likeness<'a> = (&'a [u8], u64, Prot, Sharing, Kind);
+
+/// For each mapping of `b` the first one of `a`, not yet taken, that is alike.
+fn by_name(a: &Side<'_>, b: &Side<'_>) -> Vec<Option<usize>> {
+    fn likeness<'a>(side: &Side<'a>, index: usize) -> Likeness<'a> {
+        let mapping = &side.mappings[index];
+        // Only a file has offsets; a System V segment has a name and no inode, and offset 0.
+        let offset = if mapping.inode == 0 { 0 } else { mapping.offset };
+        (mapping.path(), offset, mapping.prot, mapping.sharing, side.kind(index))
+    }
+    let mut waiting: HashMap<Likeness<'_>, VecDeque<usize>> = HashMap::new();
+    for index in 0..a.mappings.len() {
+        waiting.entry(likeness(a, index)).or_default().push_back(index);
+    }
+    let mut partner = |index| waiting.get_mut(&likeness(b, index))?.pop_front();
+    (0..b.mappings.len()).map(&mut partner).collect()
+}
+
+fn mapping_table(pairs: &[Pair<'_>], largest: usize) -> Table {
+    let (rows, all) = most_changed(pairs.iter().collect(), largest);
+    let mut columns = change_columns(&rows);
+    let start = |mapping: Option<&Mapping>| match mapping {
+        Some(mapping) => Value::Address(mapping.range.start),
+        None => Value::None,
+    };
+    let before = rows.iter().map(|row| start(row.before.as_ref().map(|(m, _)| *m))).collect();
+    let after = rows.iter().map(|row| start(row.after.as_ref().map(|(m, _)| *m))).collect();
+    let here = rows.iter().map(|row| row.mapping().range.start).collect();
+    let only = |audience, column| Column { audience, ..column };
+    columns.push(only(Audience::People, Column::new("address", "address", Cells::Addresses(here))));
+    columns.push(only(Audience::Programs, Column::new("start_before", "", Cells::Values(before))));
+    columns.push(only(Audience::Programs, Column::new("start", "", Cells::Values(after))));
+    let modes = rows.iter().map(|row| mode(row.mapping())).collect();
+    columns.push(Column::new("mode", "mode", Cells::Labels(modes)));
+    let kinds = rows.iter().map(|row| row.kind.id().into()).collect();
+    columns.push(Column::new("pool", "pool", Cells::Labels(kinds)));
+    let names = rows.iter().map(|row| row.mapping().name.clone()).collect();
+    columns.push(Column::new("name", "name", Cells::Names(names)));
+    Table { note: shown(rows.len(), all, "mappings"), ..table("mappings", "Mappings", columns) }
+}
+
+impl<C: Compared> Compared for &C {
+    fn before(&self) -> Option<&Amounts> {
+        (*self).before()
+    }
+
+    fn after(&self) -> Option<&Amounts> {
+        (*self).after()
+    }
+}
+
+/// One number of a whole process.
+struct Total {
+    key: &'static str,
+    label: &'static str,
+    read: fn(&Snapshot) -> Reading<Bytes>,
+}
+
+const TOTALS: [Total; 6] = [
+    Total { key: "virt", label: "VIRT", read: |s| Ok(s.statm.clone()?.size) },
+    Total { key: "res", label: "RES", read: |s| Ok(s.statm.clone()?.resident) },
+    Total { key: "pss", label: "PSS", read: |s| pss::shares(s, mappings(s)?).total },
+    Total { key: "uss", label: "USS", read: |s| mappings(s)?.iter().map(Mapping::uss).sum() },
+    Total { key: "swap", label: "SWAP", read: |s| s.status.clone()?.vm_swap },
+    Total { key: "page_tables", label: "page tables", read: |s| s.status.clone()?.vm_pte },
+];
+
+fn mappings(snapshot: &Snapshot) -> Reading<&Vec<Mapping>> {
+    snapshot.mappings.as_ref().map_err(Clone::clone)
+}
+
+fn totals(before: &Snapshot, after: &Snapshot) -> Table {
+    let sides = |total: &Total| ((total.read)(before), (total.read)(after));
+    let rows: Vec<_> = TOTALS.iter().map(sides).collect();
+    let labels = TOTALS.iter().map(|total| total.label.into()).collect();
+    let name = Column::new("total", "", Cells::Labels(labels));
+    let mut columns = vec![Column { audience: Audience::People, ..name }];
+    columns.extend(before_after_change("", &rows));
+    let keys = TOTALS.iter().map(|total| total.key.into()).collect();
+    Table { row_keys: Some(keys), ..table("totals", "Totals", columns) }
+}
+
+fn quadrant_table(before: &Snapshot, after: &Snapshot) -> Table {
+    let (a, b) = (quadrants(before), quadrants(after));
+    let sides = |read: fn(&crate::quadrants::Cell) -> Reading<Bytes>| {
+        let side = |side: &Reading<crate::quadrants::Quadrants>, i: usize| match side {
+            Ok(quadrants) => read(&quadrants.effective[i]),
+            Err(absent) => Err(absent.clone()),
+        };
+        (0..Quadrant::ALL.len()).map(|i| (side(&a, i), side(&b, i))).collect::<Vec<_>>()
+    };
+    let labels = Quadrant::ALL.iter().map(|quadrant| quadrant.label().into()).collect();
+    let name = Column::new("quadrant", "", Cells::Labels(labels));
+    let mut columns = vec![Column { audience: Audience::People, ..name }];
+    columns.extend(before_after_change("resident_", &sides(|cell| cell.resident.clone())));
+    let only = |key: &'static str, rows: &[(Reading<Bytes>, Reading<Bytes>)]| {
+        let cells = rows.iter().map(|(before, after)| change(before, after)).collect();
+        Column::new(key, key, Cells::Values(cells))
+    };
+    columns.push(only("reserved", &sides(|cell| cell.reserved.clone())));
+    columns.push(only("swapped", &sides(|cell| cell.swapped.clone())));
+    let keys = Quadrant::ALL.iter().map(|quadrant| quadrant.key().into()).collect();
+    Table { row_keys: Some(keys), ..table("quadrants", "Quadrants by page, resident", columns) }
+}
+
+fn before_after_change(prefix: &str, rows: &[(Reading<Bytes>, Reading<Bytes>)]) -> [Column; 3] {
+    let changes = rows.iter().map(|(before, after)| change(before, after)).collect();
+    let key = |name: &str| format!("{prefix}{name}");
+    [
+        Column::bytes(key("before"), "before", rows.iter().map(|(before, _)| before.clone())),
+        Column::bytes(key("after"), "after", rows.iter().map(|(_, after)| after.clone())),
+        Column::new(key("change"), "change", Cells::Values(changes)),
+    ]
+}
+
+/// A landmark of an address space: which address stands for it.
+struct Landmark {
+    key: &'static str,
+    label: &'static str,
+    meaning: &'static str,
+    find: fn(&Side<'_>) -> Option<u64>,
+}
+
+const LANDMARKS: [Landmark; 7] = [
+    Landmark {
+        key: "program",
+        label: "program",
+        meaning: "Moves where the program is linked position-independent.",
+        find: |side| first(side, |_, kind| PROGRAM.contains(&kind)),
+    },
+    Landmark {
+        key: "heap",
+        label: "brk heap",
+        meaning: "Begins a random gap after the program.",
+        find: |side| first(side, |m, _| m.name.as_bytes() == b"[heap]"),
+    },
+    Landmark {
+        key: "libraries",
+        label: "first library",
+        meaning: "Libraries are mapped downwards from the mmap base and move with it.",
+        find: |side| first(side, |_, kind| kind == Kind::Library),
+    },
+    Landmark {
+        key: "mmap_base",
+        label: "mmap base",
+        meaning: "The highest address given out by mmap, a random gap below the stack.",
+        find: mmap_base,
+    },
+    Landmark {
+        key: "stack",
+        label: "stack end",
+        meaning: "The stack grows down from here.",
+        find: |side| Some(named(side, b"[stack]")?.range.end),
+    },
+    Landmark {
+        key: "vdso",
+        label: "vdso",
+        meaning: "The kernel's code for fast system calls.",
+        find: |side| Some(named(side, b"[vdso]")?.range.start),
+    },
+    Landmark {
+        key: "vsyscall",
+        label: "vsyscall",
+        meaning: "An old page at a fixed address: never moves.",
+        find: |side| Some(named(side, b"[vsyscall]")?.range.start),
+    },
+];
+
+const PROGRAM: [Kind; 5] =
+    [Kind::Program, Kind::ProgramText, Kind::ProgramRodata, Kind::ProgramData, Kind::ProgramBss];
+
+fn first(side: &Side<'_>, fits: impl Fn(&Mapping, Kind) -> bool) -> Option<u64> {
+    let index = (0..side.mappings.len()).find(|&i| fits(&side.mappings[i], side.kind(i)))?;
+    Some(side.mappings[index].range.start)
+}
+
+fn named<'a>(side: &Side<'a>, name: &[u8]) -> Option<&'a Mapping> {
+    side.mappings.iter().find(|m| m.name.as_bytes() == name)
+}
+
+/// The end of the last mapping below the stack that the kernel did not put there itself.
+fn mmap_base(side: &Side<'_>) -> Option<u64> {
+    let stack = named(side, b"[stack]")?.range.start;
+    let below = side
+        .mappings
+        .iter()
+        .rev()
+        .find(|m| m.range.end <= stack && !m.name.as_bytes().starts_with(b"[v"))?;
+    Some(below.range.end)
+}
+
+fn layout(a: &Side<'_>, b: &Side<'_>) -> Table {
+    let find = |landmark: &'static Landmark| (landmark, (landmark.find)(a), (landmark.find)(b));
+    let rows: Vec<_> = LANDMARKS.iter().map(find).filter(|(_, a, b)| a.or(*b).is_some()).collect();
+    let address = |address: &Option<u64>| address.map_or(Value::None, Value::Address);
+    let moved = |a: &Option<u64>, b: &Option<u64>| match (a, b) {
+        (Some(a), Some(b)) => Value::Flag(a != b),
+        _ => Value::None,
+    };
+    let shift = |a: &Option<u64>, b: &Option<u64>| match (a, b) {
+        (Some(a), Some(b)) => Value::Change(difference(Bytes(*a), Bytes(*b))),
+        _ => Value::None,
+    };
+    let values = |cells: Vec<Value>| Cells::Values(cells);
+    let keys = rows.iter().map(|(landmark, ..)| landmark.key.into()).collect();
+    let labels = rows.iter().map(|(landmark, ..)| landmark.label.into()).collect();
+    let meanings = rows.iter().map(|(landmark, ..)| landmark.meaning.into()).collect();
+    let only = |audience, column| Column { audience, ..column };
+    let columns = vec![
+        only(Audience::Programs, Column::new("what", "", Cells::Labels(keys))),
+        only(Audience::People, Column::new("label", "", Cells::Labels(labels))),
+        Column::new("before", "before", values(rows.iter().map(|(_, a, _)| address(a)).collect())),
+        Column::new("after", "after", values(rows.iter().map(|(_, _, b)| address(b)).collect())),
+        Column::new("moved", "moved", values(rows.iter().map(|(_, a, b)| moved(a, b)).collect())),
+        Column::new("shift", "by", values(rows.iter().map(|(_, a, b)| shift(a, b)).collect())),
+        only(Audience::People, Column::new("meaning", "", Cells::Labels(meanings))),
+    ];
+    table("layout", "Layout", columns)
+}
+
+fn about(before: &Snapshot, after: &Snapshot) -> Facts {
+    let same = is_same_process(before, after);
+    let matched = if same {
+        "one process: mappings are matched by address"
+    } else {
+        "two processes: mappings are matched by name, offset and permissions"
+    };
+    let (start, end) = (before.provenance.unix_seconds, after.provenance.unix_seconds);
+    let apart = end.saturating_sub(start);
+    Facts {
+        facts: vec![
+            fact("before", "before", Value::Count(u64::from(before.process.pid.0))),
+            fact("after", "after", Value::Count(u64::from(after.process.pid.0))),
+            fact("same_process", "", Value::Flag(same)),
+            fact("seconds_apart", "seconds apart", Value::Count(apart)),
+            Fact { audience: Audience::People, ..fact("matched", "", Value::text(matched)) },
+        ],
+        ..facts("processes", Shape::Line)
+    }
+}
+
+/// The difference of two readings, or why there is none.
+fn change(before: &Reading<Bytes>, after: &Reading<Bytes>) -> Value {
+    match (before, after) {
+        (Ok(before), Ok(after)) => Value::Change(difference(*before, *after)),
+        (Err(absent), _) | (_, Err(absent)) => Value::Absent(Absent::clone(absent)),
+    }
+}
+
+fn difference(before: Bytes, after: Bytes) -> i64 {
+    let wide = i128::from(after.0) - i128::from(before.0);
+    i64::try_from(wide).unwrap_or(if wide < 0 { i64::MIN } else { i64::MAX })
+}
+
+fn fact(key: &'static str, label: &'static str, value: Value) -> Fact {
+    Fact {
+        key: key.into(),
+        label: label.into(),
+        value,
+        meaning: "".into(),
+        audience: Audience::Everyone,
+    }
+}
+
+fn facts(key: &'static str, shape: Shape) -> Facts {
+    Facts {
+        key: key.into(),
+        title: "".into(),
+        audience: Audience::Everyone,
+        shape,
+        facts: Vec::new(),
+    }
+}
+
+fn table(key: &'static str, title: &'static str, columns: Vec<Column>) -> Table {
+    Table {
+        key: key.into(),
+        title: title.into(),
+        audience: Audience::Everyone,
+        columns,
+        row_keys: None,
+        total: None,
+        note: "".into(),
+    }
+}
