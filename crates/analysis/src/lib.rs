@@ -1,8 +1,11 @@
 //! Analyses: model values to reports. Pure: no I/O, no clock.
 #![forbid(unsafe_code)]
+mod address_map;
 pub mod define;
 pub mod diff;
+pub mod explain;
 pub mod filter;
+mod findings;
 pub mod invariants;
 pub mod maps;
 pub mod pools;

@@ -8,10 +8,14 @@ mod anonymous;
 mod images;
 mod names;
 mod stacks;
+mod sums;
 
 use std::collections::HashMap;
 
 use pagewise_model::{Backing, Device, Mapping, Name, Snapshot};
+
+pub(crate) use anonymous::ARENA_HEAP;
+pub use sums::{Sums, sums};
 
 macro_rules! kinds {
     ($($variant:ident $id:literal $label:literal $meaning:literal;)*) => {

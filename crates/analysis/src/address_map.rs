@@ -1,0 +1,63 @@
+//! The address space as a picture: clusters of neighbours, and holes too wide to draw between them.
+
+use pagewise_model::report::{AddressMap, Cluster, Fact, MapCell, Value};
+use pagewise_model::{AddrRange, Bytes, Mapping, Reading};
+
+use crate::explain::{Subject, fact};
+use crate::maps::mode;
+use crate::quadrants::counts_in_virt;
+
+/// A wider hole splits: to scale, it would leave its neighbours no room.
+const WIDE_HOLE: Bytes = Bytes::mib(64);
+
+/// A narrower hole splits too where it is this many times what its cluster holds so far.
+const HOLE_TO_CLUSTER: u64 = 16;
+
+/// Draws the address space of a process.
+pub(crate) fn address_map(subject: &Subject<'_>) -> AddressMap {
+    let mut clusters: Vec<Cluster> = Vec::new();
+    for (index, mapping) in subject.mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m)) {
+        let cell = cell(subject, index, mapping);
+        match clusters.last_mut().filter(|cluster| is_near(cluster.range, mapping.range)) {
+            Some(cluster) => {
+                cluster.range.end = cluster.range.end.max(mapping.range.end);
+                cluster.cells.push(cell);
+            }
+            None => clusters.push(Cluster { range: mapping.range, cells: vec![cell] }),
+        }
+    }
+    AddressMap { title: "Address space".into(), clusters }
+}
+
+fn is_near(cluster: AddrRange, next: AddrRange) -> bool {
+    let hole = next.start.saturating_sub(cluster.end);
+    let larger = cluster.len().0.max(next.len().0);
+    hole <= WIDE_HOLE.0 && hole <= larger.saturating_mul(HOLE_TO_CLUSTER)
+}
+
+fn cell(subject: &Subject<'_>, index: usize, mapping: &Mapping) -> MapCell {
+    let pool = subject.pools.of(index);
+    let name = if mapping.name.is_empty() { &pool.name } else { &mapping.name };
+    let kind = Value::text(pool.kind.label());
+    MapCell {
+        range: mapping.range,
+        pool: pool.id(),
+        label: vec![kind, Value::text(": "), Value::Name(name.clone())],
+        filled: filled(mapping),
+        facts: facts(mapping),
+    }
+}
+
+fn filled(mapping: &Mapping) -> Reading<f64> {
+    mapping.rss().map(|rss| rss.fraction_of(mapping.size()).unwrap_or(0.0).min(1.0))
+}
+
+fn facts(mapping: &Mapping) -> Vec<Fact> {
+    vec![
+        fact("mode", "mode", Value::Text(mode(mapping)), ""),
+        fact("size", "size", Value::Bytes(mapping.size().0), ""),
+        fact("rss", "RSS", Value::bytes(mapping.rss()), ""),
+        fact("pss", "PSS", Value::bytes(mapping.pss()), ""),
+        fact("swap", "swap", Value::bytes(mapping.swap()), ""),
+    ]
+}

@@ -1,0 +1,62 @@
+//! The columns of top, as top shows them, and those that answer better.
+
+use pagewise_model::process::{Statm, Status};
+use pagewise_model::report::{Audience, Fact, Facts, Shape, Value};
+use pagewise_model::{Absent, Bytes, Mapping, Reading, Snapshot};
+
+use super::{Subject, fact, meaning};
+
+pub(super) fn totals(snapshot: &Snapshot, subject: Result<&Subject<'_>, &Absent>) -> Facts {
+    let statm = |of: fn(&Statm) -> Bytes| snapshot.statm.as_ref().map(of).map_err(Clone::clone);
+    let status = |of: fn(&Status) -> &Reading<Bytes>| {
+        snapshot.status.as_ref().map_err(Clone::clone).and_then(|s| of(s).clone())
+    };
+    let subject = subject.map_err(Clone::clone);
+    let pss = subject.clone().and_then(|s| s.pss.total.clone());
+    let uss: Reading<Bytes> = subject.and_then(|s| s.mappings.iter().map(Mapping::uss).sum());
+    let facts = vec![
+        bytes("virt", "VIRT", statm(|s| s.size)),
+        bytes("res", "RES", statm(|s| s.resident)),
+        bytes("shr", "SHR", statm(|s| s.shared)),
+        bytes("data", "DATA", statm(|s| s.data)),
+        bytes("code", "CODE", statm(|s| s.text)),
+        bytes("swap", "SWAP", status(|s| &s.vm_swap)),
+        fact("mem_share", "%MEM", mem_share(snapshot), meaning("%MEM")),
+        bytes("pss", "PSS", pss),
+        bytes("uss", "USS", uss),
+        bytes("peak_res", "peak RES", status(|s| &s.vm_hwm)),
+        bytes("page_tables", "page tables", status(|s| &s.vm_pte)),
+        rare(bytes("locked", "locked", status(|s| &s.vm_lck))),
+        rare(bytes("hugetlb", "hugetlb", status(|s| &s.hugetlb))),
+    ];
+    Facts {
+        key: "totals".into(),
+        title: "Memory".into(),
+        audience: Audience::Everyone,
+        shape: Shape::Columns,
+        facts,
+    }
+}
+
+fn bytes(key: &'static str, label: &'static str, reading: Reading<Bytes>) -> Fact {
+    fact(key, label, Value::bytes(reading), meaning(label))
+}
+
+/// What most processes have none of: shown only where there is some, or on request.
+fn rare(fact: Fact) -> Fact {
+    let audience = match fact.value {
+        Value::Bytes(1..) => Audience::Everyone,
+        _ => Audience::Long,
+    };
+    Fact { audience, ..fact }
+}
+
+fn mem_share(snapshot: &Snapshot) -> Value {
+    let statm = snapshot.statm.as_ref().map_err(Clone::clone);
+    let share = statm.and_then(|statm| {
+        let total = snapshot.machine.mem_total.clone()?;
+        let none = || Absent::NotSupported("MemTotal is 0".into());
+        statm.resident.fraction_of(total).ok_or_else(none)
+    });
+    Value::of(share, Value::Share)
+}
