@@ -1,0 +1,266 @@
+//! Counts the pages of one chunk of address space into the tallies of the mappings it crosses.
+
+use std::collections::VecDeque;
+
+use pagewise_model::{AddrRange, Backing, Bytes, Mapping, PageSize};
+
+use super::entry::{Run, State, Word, frame, is_exclusive, runs};
+use super::frames::{Asked, Frames};
+use super::space::Space;
+use super::tally::{Ground, Kind, Tally};
+use crate::Error;
+
+/// A page whose mappers are to be counted.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    slot: usize,
+    kind: Kind,
+    /// Whether it was taken for exclusive.
+    exclusive: bool,
+}
+
+/// A mapping that is being counted.
+#[derive(Debug)]
+struct Open {
+    ground: Ground,
+    tally: Tally,
+}
+
+/// The words of one part of a mapping.
+#[derive(Clone, Copy, Debug)]
+struct Part<'w> {
+    slot: usize,
+    start: u64,
+    words: &'w [Word],
+}
+
+/// The mappings being counted, in order, and the lookups that are due.
+#[derive(Debug)]
+pub(super) struct Census {
+    page_size: PageSize,
+    huge_size: Option<u64>,
+    swap_in_use: bool,
+    frames: Option<Frames>,
+    trust: Trust,
+    doubtful: bool,
+    asked: Vec<Asked<Claim>>,
+    open: VecDeque<Open>,
+}
+
+/// Whether to believe the exclusive bit of huge anonymous pages.
+///
+/// The kernel gives all of a huge page the bit of its first small page. That is wrong where a
+/// relative shares the page in part: it split its own mapping by writing, and ours is still whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// Right where the process shares no anonymous memory at all.
+    Bits,
+    /// Counts the mappers of every small page: 0.1 us each.
+    Counts,
+}
+
+impl Census {
+    pub(super) fn new(
+        page_size: PageSize,
+        huge_size: Option<u64>,
+        frames: Option<Frames>,
+        trust: Trust,
+    ) -> Census {
+        Census {
+            page_size,
+            huge_size,
+            swap_in_use: pagewise_sys::system::swap_in_use() > 0,
+            frames,
+            trust,
+            doubtful: false,
+            asked: Vec::new(),
+            open: VecDeque::new(),
+        }
+    }
+
+    /// Counts the words that were read at `start` for those of `mappings` that lie there. The
+    /// first mapping is the first that was not closed yet.
+    pub(super) fn count(
+        &mut self,
+        space: &mut Space,
+        mappings: &[Mapping],
+        start: u64,
+        words: &[Word],
+    ) -> Result<(), Error> {
+        let here = AddrRange { start, end: start + self.page_size.pages(words.len() as u64).0 };
+        for (slot, mapping) in mappings.iter().enumerate() {
+            if mapping.range.start >= here.end {
+                break;
+            }
+            self.open_up_to(slot, mapping);
+            if let Some(part) = mapping.range.intersection(here) {
+                let words = &words[self.index(part.start - start)..self.index(part.end - start)];
+                self.count_part(space, Part { slot, start: part.start, words })?;
+            }
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// The tally of the first mapping that was not closed yet.
+    pub(super) fn close(&mut self, mapping: &Mapping) -> Tally {
+        self.open_up_to(0, mapping);
+        self.open.pop_front().map(|open| open.tally).unwrap_or_default()
+    }
+
+    fn open_up_to(&mut self, slot: usize, mapping: &Mapping) {
+        if slot == self.open.len() {
+            let backing = mapping.backing();
+            self.open.push_back(Open {
+                ground: Ground::of(backing, mapping.sharing),
+                tally: Tally::new(self.swap_in_use && backing == Backing::Shmem),
+            });
+        }
+    }
+
+    fn index(&self, bytes: u64) -> usize {
+        usize::try_from(self.page_size.count(Bytes(bytes))).unwrap_or(usize::MAX)
+    }
+
+    fn bytes(&self, words: &[Word]) -> Bytes {
+        self.page_size.pages(words.len() as u64)
+    }
+
+    fn count_part(&mut self, space: &mut Space, part: Part<'_>) -> Result<(), Error> {
+        let mut at = part.start;
+        // Pages of one kind without a hole, whoever maps them: where huge entries can be.
+        let mut solid = (None, AddrRange { start: at, end: at });
+        for run in runs(part.words) {
+            let here = AddrRange { start: at, end: at + self.bytes(run.words).0 };
+            let kind = self.count_run(space, part.slot, here, run)?;
+            if kind == solid.0 {
+                solid.1.end = here.end;
+            } else {
+                self.count_huge(space, part, solid)?;
+                solid = (kind, here);
+            }
+            at = here.end;
+        }
+        self.count_huge(space, part, solid)
+    }
+
+    /// Counts a run, and says what its pages are where they are resident.
+    fn count_run(
+        &mut self,
+        space: &mut Space,
+        slot: usize,
+        here: AddrRange,
+        run: Run<'_>,
+    ) -> Result<Option<Kind>, Error> {
+        let bytes = here.len();
+        let Open { ground, tally } = &mut self.open[slot];
+        match run.state {
+            State::Empty => {}
+            State::Swapped => tally.breakdown.swapped += bytes,
+            State::Guard => tally.breakdown.guard += bytes,
+            State::Present { file, exclusive } => {
+                let Some(kind) = ground.kind(file, exclusive) else { return Ok(None) };
+                if exclusive {
+                    tally.add_exclusive(kind, bytes);
+                } else if self.frames.is_some() {
+                    self.ask(run.words, Claim { slot, kind, exclusive: false });
+                } else {
+                    guess_co_mapped(space, tally, *ground, kind, here)?;
+                }
+                return Ok(Some(kind));
+            }
+        }
+        Ok(None)
+    }
+
+    fn ask(&mut self, words: &[Word], claim: Claim) {
+        self.asked.extend(words.iter().map(|word| Asked { frame: frame(word), about: claim }));
+    }
+
+    /// Looks at every aligned block of `solid` that a huge entry may map.
+    fn count_huge(
+        &mut self,
+        space: &mut Space,
+        part: Part<'_>,
+        (kind, solid): (Option<Kind>, AddrRange),
+    ) -> Result<(), Error> {
+        let (Some(kind), Some(size)) = (kind, self.huge_size) else { return Ok(()) };
+        let mut start = solid.start.next_multiple_of(size);
+        while start + size <= solid.end {
+            let words = &part.words[self.index(start - part.start)..][..self.index(size)];
+            let may_be_huge = self.may_be_huge(kind, words);
+            if may_be_huge && (!space.can_scan() || space.is_huge(start)?) {
+                self.add_huge(part.slot, kind, words, space.can_scan());
+            }
+            start += size;
+        }
+        Ok(())
+    }
+
+    /// Whether one entry may map all these pages, and it matters. Where frames are visible, the
+    /// first is aligned and, being no huge zero page's, mapped by someone.
+    fn may_be_huge(&mut self, kind: Kind, words: &[Word]) -> bool {
+        let Some(frames) = &mut self.frames else { return kind == Kind::Anonymous };
+        let first = frame(&words[0]);
+        let matters = kind == Kind::Anonymous || is_exclusive(&words[0]);
+        matters && first.is_multiple_of(words.len() as u64) && frames.count_one(first) > 0
+    }
+
+    fn add_huge(&mut self, slot: usize, kind: Kind, words: &[Word], is_sure: bool) {
+        let size = self.bytes(words);
+        let tally = &mut self.open[slot].tally;
+        if kind == Kind::Anonymous {
+            tally.huge_hidden |= !is_sure;
+            tally.anon_huge += size;
+        }
+        let must_count = kind == Kind::File || self.trust == Trust::Counts;
+        if self.frames.is_none() || !must_count {
+            self.doubtful = true;
+        } else if is_exclusive(&words[0]) {
+            self.ask(words, Claim { slot, kind, exclusive: true });
+        }
+    }
+
+    /// Whether exclusive bits of huge pages were believed.
+    pub(super) const fn is_doubtful(&self) -> bool {
+        self.doubtful
+    }
+
+    /// Looks up who maps the pages of the chunk that were asked about.
+    fn settle(&mut self) {
+        let Some(frames) = &mut self.frames else { return };
+        let (open, page_size) = (&mut self.open, self.page_size);
+        frames.count(&mut self.asked, |claim, mappers| {
+            let Open { ground, tally } = &mut open[claim.slot];
+            if claim.exclusive {
+                tally.correct(claim.kind, page_size, mappers);
+            } else {
+                tally.add_counted(*ground, claim.kind, page_size, mappers);
+            }
+        });
+    }
+}
+
+/// Counts pages that are not exclusive, without seeing their frames: their share is not known,
+/// and in anonymous memory they may be the zero page.
+fn guess_co_mapped(
+    space: &mut Space,
+    tally: &mut Tally,
+    ground: Ground,
+    kind: Kind,
+    here: AddrRange,
+) -> Result<(), Error> {
+    let zero = match ground {
+        Ground::Anonymous if space.can_scan() => Bytes(space.zero_bytes(here)?),
+        Ground::Anonymous => {
+            tally.undecided = true;
+            return Ok(());
+        }
+        _ => Bytes::ZERO,
+    };
+    let co_mapped = here.len() - zero;
+    tally.breakdown.zero += zero;
+    tally.add_co_mapped(kind, co_mapped);
+    tally.pss_hidden |= !co_mapped.is_zero();
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! One word of `pagemap`: bits as admin-guide/mm/pagemap.rst gives them, and runs of alike words.
+
+/// A word as it is read.
+pub(super) type Word = [u8; 8];
+
+/// The size of a word in the file.
+pub(super) const WORD: u64 = size_of::<Word>() as u64;
+
+/// Bits 0-54: the page frame, 0 where it is hidden.
+const FRAME: u64 = (1 << 55) - 1;
+/// Mapped by one page table only (since 4.2).
+const EXCLUSIVE: u64 = 1 << 56;
+/// A guard region (since 6.15).
+const GUARD: u64 = 1 << 58;
+/// A page-cache page. The huge zero page says so too.
+const FILE: u64 = 1 << 61;
+const SWAP: u64 = 1 << 62;
+const PRESENT: u64 = 1 << 63;
+
+/// The bits that decide how a page is counted.
+const KIND: u64 = EXCLUSIVE | GUARD | FILE | SWAP | PRESENT;
+
+/// What a word says of its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing is mapped.
+    Empty,
+    /// In memory.
+    Present {
+        /// The file bit.
+        file: bool,
+        /// The exclusive bit.
+        exclusive: bool,
+    },
+    /// In swap.
+    Swapped,
+    /// A guard region, which is stored as a swap entry.
+    Guard,
+}
+
+/// Pages in a row with the same [`State`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run<'a> {
+    pub(super) state: State,
+    pub(super) words: &'a [Word],
+}
+
+/// Splits words into runs.
+pub(super) fn runs(mut words: &[Word]) -> impl Iterator<Item = Run<'_>> {
+    std::iter::from_fn(move || {
+        let kind = u64::from_ne_bytes(*words.first()?) & KIND;
+        let (run, rest) = words.split_at(alike(kind, words));
+        words = rest;
+        Some(Run { state: state(kind), words: run })
+    })
+}
+
+/// How many leading words are of this kind.
+fn alike(kind: u64, words: &[Word]) -> usize {
+    // Eight at a time without a branch between them: 8 GiB are 2 million words.
+    let differs = |word: &Word| (u64::from_ne_bytes(*word) ^ kind) & KIND;
+    let eights = words.as_chunks::<8>().0;
+    let same =
+        eights.iter().take_while(|eight| eight.iter().fold(0, |all, w| all | differs(w)) == 0);
+    let sure = same.count() * 8;
+    sure + words[sure..].iter().take_while(|word| differs(word) == 0).count()
+}
+
+fn state(kind: u64) -> State {
+    if kind & PRESENT != 0 {
+        State::Present { file: kind & FILE != 0, exclusive: kind & EXCLUSIVE != 0 }
+    } else if kind & GUARD != 0 {
+        State::Guard
+    } else if kind & SWAP != 0 {
+        State::Swapped
+    } else {
+        State::Empty
+    }
+}
+
+/// The page frame of a present page.
+pub(super) fn frame(word: &Word) -> u64 {
+    u64::from_ne_bytes(*word) & FRAME
+}
+
+/// Whether the exclusive bit is set.
+pub(super) fn is_exclusive(word: &Word) -> bool {
+    u64::from_ne_bytes(*word) & EXCLUSIVE != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_cover_every_word_and_part_where_the_kind_changes() {
+        let pattern = [
+            (PRESENT | EXCLUSIVE, 19),
+            (0, 1),
+            (SWAP | 77, 3),
+            (SWAP | GUARD, 9),
+            (PRESENT | FILE | 5, 8),
+        ];
+        let words: Vec<Word> =
+            pattern.iter().flat_map(|&(word, n)| vec![word.to_ne_bytes(); n]).collect();
+        let found: Vec<_> = runs(&words).map(|run| (run.state, run.words.len())).collect();
+        let present = |file, exclusive| State::Present { file, exclusive };
+        assert_eq!(
+            found,
+            [
+                (present(false, true), 19),
+                (State::Empty, 1),
+                (State::Swapped, 3),
+                (State::Guard, 9),
+                (present(true, false), 8),
+            ]
+        );
+    }
+
+    #[test]
+    fn frames_that_differ_do_not_part_a_run() {
+        let words = [(PRESENT | 1).to_ne_bytes(), (PRESENT | 900).to_ne_bytes()];
+        assert_eq!(runs(&words).count(), 1);
+        assert_eq!(frame(&words[1]), 900);
+    }
+}

@@ -1,0 +1,188 @@
+//! An open `pagemap`: timed reads and scans, rests, and the way over holes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use pagewise_model::{AddrRange, Bytes, PageSize, Pid};
+use pagewise_sys::pagemap_scan::{Categories, Region, Request, Scan, scan};
+use pagewise_sys::probe::Features;
+use pagewise_sys::rest::PreciseRests;
+
+use super::Pace;
+use super::entry::{WORD, Word};
+use crate::{Error, ProcRoot};
+
+/// A scan that took longer than this is followed by a shorter one.
+const LONG: Duration = Duration::from_micros(200);
+
+/// The page tables of one process.
+#[derive(Debug)]
+pub(super) struct Space {
+    pid: Pid,
+    path: PathBuf,
+    file: File,
+    page_size: PageSize,
+    can_scan: bool,
+    pace: Pace,
+    rests: Option<PreciseRests>,
+    since_rest: u64,
+    longest: Duration,
+}
+
+impl Space {
+    pub(super) fn open(
+        features: &Features,
+        root: &ProcRoot,
+        pid: Pid,
+        page_size: PageSize,
+        pace: &Pace,
+    ) -> Result<Space, Error> {
+        let path = root.path().join(pid.to_string()).join("pagemap");
+        let file = File::open(&path).map_err(|error| Error::of_process(error, pid, &path))?;
+        Ok(Space {
+            pid,
+            path,
+            file,
+            page_size,
+            can_scan: features.pagemap_scan,
+            pace: *pace,
+            rests: (!pace.rest.is_zero()).then(PreciseRests::start),
+            since_rest: 0,
+            longest: Duration::ZERO,
+        })
+    }
+
+    pub(super) const fn can_scan(&self) -> bool {
+        self.can_scan
+    }
+
+    pub(super) const fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
+    /// How much address space goes into one read.
+    pub(super) const fn chunk(&self) -> u64 {
+        self.pace.chunk.0
+    }
+
+    /// The longest system call so far.
+    pub(super) const fn longest(&self) -> Duration {
+        self.longest
+    }
+
+    /// Reads the words of `range` into `words`; fewer than asked for at the end of the address space.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchProcess`] where the process has no memory any more.
+    pub(super) fn read<'w>(
+        &mut self,
+        range: AddrRange,
+        words: &'w mut [Word],
+    ) -> Result<&'w [Word], Error> {
+        self.rest_after(range.len().0);
+        let wanted = usize::try_from(self.page_size.count(range.len())).unwrap_or(usize::MAX);
+        let wanted = wanted.min(words.len());
+        let offset = self.page_size.count(Bytes(range.start)).saturating_mul(WORD);
+        let bytes = words[..wanted].as_flattened_mut();
+        let read = timed(&mut self.longest, || self.file.read_at(bytes, offset));
+        match read.map_err(|error| self.failed(error))? / size_of::<Word>() {
+            0 => Err(Error::NoSuchProcess { pid: self.pid }),
+            read => Ok(&words[..read]),
+        }
+    }
+
+    /// Whether the page at `address` is mapped by a huge entry that is not the huge zero page's.
+    pub(super) fn is_huge(&mut self, address: u64) -> Result<bool, Error> {
+        let page = AddrRange { start: address, end: address + self.page_size.bytes() };
+        let request = Request {
+            all_of: Categories::HUGE,
+            report: Categories::HUGE | Categories::PFNZERO,
+            ..Request::default()
+        };
+        let mut region = [Region::default()];
+        let found = self.scan(page, &request, &mut region)?.regions;
+        Ok(found > 0 && !region[0].categories.contains(Categories::PFNZERO))
+    }
+
+    /// How many bytes of `range` are mapped to the zero page.
+    pub(super) fn zero_bytes(&mut self, mut range: AddrRange) -> Result<u64, Error> {
+        let request = Request {
+            all_of: Categories::PFNZERO,
+            report: Categories::PFNZERO,
+            ..Request::default()
+        };
+        let mut regions = [Region::default(); 64];
+        let mut bytes = 0;
+        while !range.is_empty() {
+            let found = self.scan(range, &request, &mut regions)?;
+            bytes += regions[..found.regions].iter().map(|r| r.end - r.start).sum::<u64>();
+            range.start = found.walk_end.max(range.start + self.page_size.bytes());
+        }
+        Ok(bytes)
+    }
+
+    /// The first address of `range` where something is mapped, or its end. Without
+    /// `PAGEMAP_SCAN`, its start: the hole has to be read.
+    pub(super) fn next_populated(&mut self, range: AddrRange) -> Result<u64, Error> {
+        if !self.can_scan {
+            return Ok(range.start);
+        }
+        // Guard regions are swap entries to the scan.
+        let request = Request {
+            any_of: Categories::PRESENT | Categories::SWAPPED,
+            report: Categories::PRESENT,
+            max_pages: 1,
+            ..Request::default()
+        };
+        let mut region = [Region::default()];
+        // Scans hold the lock for all they walk: nothing where there are no page tables, but
+        // emptied tables are walked too. So the stride grows only while scans are quick.
+        let (mut at, mut stride) = (range.start, self.chunk());
+        while at < range.end {
+            let end = range.end.min(at.saturating_add(stride));
+            let begin = Instant::now();
+            if self.scan(AddrRange { start: at, end }, &request, &mut region)?.regions > 0 {
+                return Ok(region[0].start);
+            }
+            let quick = begin.elapsed() < LONG;
+            stride = if quick { stride.saturating_mul(2) } else { self.chunk() };
+            at = end;
+        }
+        Ok(range.end)
+    }
+
+    fn scan(
+        &mut self,
+        range: AddrRange,
+        request: &Request,
+        regions: &mut [Region],
+    ) -> Result<Scan, Error> {
+        timed(&mut self.longest, || scan(&self.file, range.start..range.end, request, regions))
+            .map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        Error::of_process(error, self.pid, &self.path)
+    }
+
+    /// Rests where a chunk has been read since the last rest.
+    fn rest_after(&mut self, bytes: u64) {
+        let Some(rests) = &self.rests else { return };
+        if self.since_rest >= self.pace.chunk.0 {
+            rests.rest(self.pace.rest);
+            self.since_rest = 0;
+        }
+        self.since_rest = self.since_rest.saturating_add(bytes);
+    }
+}
+
+/// Runs a system call and keeps the longest time one took.
+fn timed<T>(longest: &mut Duration, call: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let answer = call();
+    *longest = begin.elapsed().max(*longest);
+    answer
+}

@@ -1,0 +1,150 @@
+//! The walk over an address space: neighbouring mappings together, holes skipped.
+
+use std::fs;
+
+use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid, Reading};
+use pagewise_sys::probe::Features;
+
+use super::census::{Census, Trust};
+use super::entry::Word;
+use super::frames::Frames;
+use super::hugetlb::Hugetlb;
+use super::space::Space;
+use super::tally::{Ledger, Tally};
+use super::{Pace, Walk};
+use crate::{Error, ProcRoot};
+
+/// A gap of so many pages between two mappings is read over: that is cheaper than another read.
+const BRIDGE: u64 = 64;
+
+/// Without `PAGEMAP_SCAN`, holes have to be read, so larger mappings are left out.
+const TOO_LARGE: Bytes = Bytes::gib(64);
+
+/// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
+const KERNEL_HALF: u64 = 1 << 63;
+
+/// Reads the pages of one process.
+#[derive(Debug)]
+pub(super) struct Walker {
+    space: Space,
+    words: Vec<Word>,
+    hugetlb: Hugetlb,
+    census: Census,
+    ledger: Ledger,
+}
+
+impl Walker {
+    pub(super) fn new(
+        features: &Features,
+        root: &ProcRoot,
+        pid: Pid,
+        page_size: PageSize,
+        pace: &Pace,
+        trust: Trust,
+    ) -> Result<Walker, Error> {
+        let huge_size = huge_size();
+        // A chunk holds whole huge pages, so that none is seen in two parts.
+        let whole = huge_size.unwrap_or(page_size.bytes()).max(page_size.bytes());
+        let chunk = Bytes(pace.chunk.0.max(1).next_multiple_of(whole));
+        let words = usize::try_from(page_size.count(chunk)).unwrap_or(usize::MAX);
+        let frames = if features.frames { Frames::open(root.path()) } else { None };
+        Ok(Walker {
+            space: Space::open(features, root, pid, page_size, &Pace { chunk, ..*pace })?,
+            words: vec![Word::default(); words],
+            hugetlb: Hugetlb::new(root, pid, page_size),
+            census: Census::new(page_size, huge_size, frames, trust),
+            ledger: Ledger::new(),
+        })
+    }
+
+    /// Fills in the pages of all mappings, which are in the order of their addresses.
+    pub(super) fn walk(&mut self, mut mappings: &mut [Mapping]) -> Result<(), Error> {
+        while let Some(first) = mappings.first_mut() {
+            let length = match self.is_read(first) {
+                Ok(true) => self.walk_span(mappings)?,
+                Ok(false) => {
+                    first.pages = self.ledger.enter(&Tally::default());
+                    1
+                }
+                Err(absent) => {
+                    first.pages = self.ledger.leave_out(absent);
+                    1
+                }
+            };
+            mappings = &mut mappings[length..];
+        }
+        Ok(())
+    }
+
+    /// Whether exclusive bits were believed that may be wrong: a huge page can only be shared in
+    /// part by a relative, and relatives share more than that.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.census.is_doubtful() && self.ledger.shares_anonymous()
+    }
+
+    /// What the walk found in all, and what it cost.
+    pub(super) fn finish(self) -> Walk {
+        let longest_hold_ns = u64::try_from(self.space.longest().as_nanos()).unwrap_or(u64::MAX);
+        let doubt = self.is_doubtful().then(|| {
+            Absent::NotPermitted(
+                "CAP_SYS_ADMIN, to see which parts of huge pages are shared".into(),
+            )
+        });
+        Walk { longest_hold_ns, total: self.ledger.total(), doubt }
+    }
+
+    /// Whether the mapping has page-table entries that count, or why it cannot be read.
+    fn is_read(&self, mapping: &Mapping) -> Reading<bool> {
+        if mapping.range.end > KERNEL_HALF || self.hugetlb.holds(mapping)? {
+            return Ok(false);
+        }
+        if !self.space.can_scan() && mapping.size() > TOO_LARGE {
+            let why = "too large to read page by page before Linux 6.7: ask for --full";
+            return Err(Absent::NotCollected(why.into()));
+        }
+        Ok(true)
+    }
+
+    /// Reads the first mapping and those that lie so close that they are read with it. Returns
+    /// how many that was.
+    fn walk_span(&mut self, mappings: &mut [Mapping]) -> Result<usize, Error> {
+        let length = 1 + mappings.windows(2).take_while(|pair| self.joins(pair)).count();
+        let mut open = &mut mappings[..length];
+        let (mut at, end) = (open[0].range.start, open[length - 1].range.end);
+        while at < end {
+            let chunk_end = (at + 1).next_multiple_of(self.space.chunk()).min(end);
+            let words =
+                self.space.read(AddrRange { start: at, end: chunk_end }, &mut self.words)?;
+            self.census.count(&mut self.space, open, at, words)?;
+            let is_empty = words.as_flattened().iter().all(|byte| *byte == 0);
+            at += self.space.page_size().pages(words.len() as u64).0;
+            if is_empty {
+                at = self.space.next_populated(AddrRange { start: at, end })?;
+            }
+            open = self.close(open, at);
+        }
+        Ok(length)
+    }
+
+    /// Whether the second of two mappings is read together with the first.
+    fn joins(&self, pair: &[Mapping]) -> bool {
+        let gap = AddrRange { start: pair[0].range.end, end: pair[1].range.start };
+        gap.len() <= self.space.page_size().pages(BRIDGE) && self.is_read(&pair[1]) == Ok(true)
+    }
+
+    /// Fills in the mappings that end at `at` or before, and returns the others.
+    fn close<'m>(&mut self, mappings: &'m mut [Mapping], at: u64) -> &'m mut [Mapping] {
+        let done = mappings.iter().take_while(|mapping| mapping.range.end <= at).count();
+        let (done, rest) = mappings.split_at_mut(done);
+        for mapping in done {
+            mapping.pages = self.ledger.enter(&self.census.close(mapping));
+        }
+        rest
+    }
+}
+
+/// The size of a page-middle-directory entry, or `None` where the kernel has no huge pages.
+fn huge_size() -> Option<u64> {
+    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
+    text.trim().parse().ok().filter(|size: &u64| size.is_power_of_two())
+}

@@ -1,0 +1,382 @@
+//! The page reading against the kernel's own `smaps` and `smaps_rollup`, to the byte, on a
+//! stopped process that has every kind of page.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic anywhere")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use pagewise_model::mapping::Pages;
+use pagewise_model::{
+    Absent, AddrRange, Backing, Bytes, Device, Mapping, PageSize, Pid, Prot, Reading, Sharing,
+};
+use pagewise_proc::pages::{Pace, Walk, read, read_with};
+use pagewise_proc::{Error, ProcRoot};
+use pagewise_sys::probe::Features;
+use pagewise_sys::system;
+use rustix::process::{Signal, kill_process};
+
+/// The targets share library pages: one at a time, so that no share changes under a reading.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The program `kinds`, stopped; killed when dropped.
+struct Target {
+    child: Child,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Target {
+    fn start() -> Target {
+        Target::from(Command::new(kinds()))
+    }
+
+    fn from(mut program: Command) -> Target {
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut child =
+            program.arg(env!("CARGO_TARGET_TMPDIR")).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let target = Target { child, _alone: alone };
+        kill_process(rustix::process::Pid::from_child(&target.child), Signal::STOP).unwrap();
+        while !target.stat().contains(") T ") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        target
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+
+    fn stat(&self) -> String {
+        self.text("stat")
+    }
+
+    fn text(&self, file: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{file}", self.pid())).unwrap()
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn kinds() -> String {
+    static BUILT: Mutex<bool> = Mutex::new(false);
+    let mut built = BUILT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let program = format!("{}/kinds", env!("CARGO_TARGET_TMPDIR"));
+    if !*built {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/kinds.c");
+        let status = Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(source).status();
+        assert!(status.expect("a C compiler is installed").success());
+        *built = true;
+    }
+    program
+}
+
+/// The lines of one `smaps` entry that the page reading must reproduce, in kB.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Entry {
+    header: String,
+    lines: Vec<(String, u64)>,
+}
+
+impl Entry {
+    fn bytes(&self, names: &[&str]) -> Bytes {
+        let wanted = self.lines.iter().filter(|(name, _)| names.contains(&name.as_str()));
+        wanted.map(|(_, kib)| Bytes::kib(*kib)).sum()
+    }
+
+    fn mapping(&self) -> Mapping {
+        let words: Vec<&str> = self.header.splitn(6, ' ').collect();
+        let (start, end) = words[0].split_once('-').unwrap();
+        let hex = |text: &str| u64::from_str_radix(text, 16).unwrap();
+        let mode = words[1].as_bytes();
+        Mapping {
+            range: AddrRange { start: hex(start), end: hex(end) },
+            prot: Prot { read: mode[0] == b'r', write: mode[1] == b'w', exec: mode[2] == b'x' },
+            sharing: if mode[3] == b's' { Sharing::Shared } else { Sharing::Private },
+            offset: hex(words[2]),
+            device: Device::default(),
+            inode: words[4].parse().unwrap(),
+            name: words[5].trim_start().into(),
+            on_tmpfs: false,
+            smaps: Err(Absent::NotCollected("".into())),
+            pages: Err(Absent::NotCollected("".into())),
+        }
+    }
+}
+
+fn entries(smaps: &str) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for line in smaps.lines() {
+        match line.split_once(':') {
+            Some((name, value)) if !name.contains(' ') => {
+                // "Referenced" ages by itself, and `VmFlags` are no number.
+                if let Some(kib) = value.trim().strip_suffix(" kB").filter(|_| name != "Referenced")
+                {
+                    let entry = entries.last_mut().unwrap();
+                    entry.lines.push((name.to_owned(), kib.parse().unwrap()));
+                }
+            }
+            _ => entries.push(Entry { header: line.to_owned(), ..Entry::default() }),
+        }
+    }
+    entries
+}
+
+/// One reading, and what the kernel said before and after it.
+struct Seen {
+    entries: Vec<Entry>,
+    rollup: Entry,
+    mappings: Vec<Mapping>,
+    walk: Walk,
+}
+
+/// Reads until nothing changed meanwhile: other processes map and unmap the same libraries.
+fn see(target: &Target, reading: impl Fn(&mut [Mapping]) -> Result<Walk, Error>) -> Seen {
+    for _ in 0..100 {
+        let before = entries(&target.text("smaps"));
+        let mut mappings: Vec<Mapping> = before.iter().map(Entry::mapping).collect();
+        let walk = reading(&mut mappings).unwrap();
+        let rollup = entries(&target.text("smaps_rollup")).remove(0);
+        if entries(&target.text("smaps")) == before {
+            return Seen { entries: before, rollup, mappings, walk };
+        }
+    }
+    panic!("the pages of a stopped process never came to rest");
+}
+
+fn see_with(target: &Target, features: Features, pace: Pace) -> Seen {
+    see(target, |mappings| {
+        read_with(&features, &ProcRoot::live(), target.pid(), mappings, page_size(), &pace)
+    })
+}
+
+fn page_size() -> PageSize {
+    PageSize::new(system::page_size()).unwrap()
+}
+
+/// Asserts what never takes a privilege.
+fn assert_counts(pages: &Pages, entry: &Entry) {
+    let parts = &pages.breakdown;
+    assert_eq!(parts.resident(), entry.bytes(&["Rss"]), "Rss of {}", entry.header);
+    let anonymous = parts.anon_exclusive + parts.anon_co_mapped;
+    assert_eq!(anonymous, entry.bytes(&["Anonymous"]), "Anonymous of {}", entry.header);
+    assert_eq!(pages.swap, Ok(entry.bytes(&["Swap"])), "Swap of {}", entry.header);
+}
+
+fn assert_exclusive(pages: &Pages, entry: &Entry) {
+    let private = entry.bytes(&["Private_Clean", "Private_Dirty"]);
+    assert_eq!(pages.breakdown.exclusive(), private, "Private of {}", entry.header);
+}
+
+fn assert_pss(pages: &Pages, entry: &Entry) {
+    assert_eq!(pages.pss, Ok(entry.bytes(&["Pss"])), "Pss of {}", entry.header);
+}
+
+fn assert_huge(pages: &Pages, entry: &Entry) {
+    let huge = entry.bytes(&["AnonHugePages"]);
+    assert_eq!(pages.anon_huge, Ok(huge), "AnonHugePages of {}", entry.header);
+}
+
+fn each(seen: &Seen) -> impl Iterator<Item = (&Reading<std::sync::Arc<Pages>>, &Entry)> {
+    seen.mappings.iter().map(|mapping| &mapping.pages).zip(&seen.entries)
+}
+
+fn needs(what: &str, there: bool) -> bool {
+    assert!(there || std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_none(), "needs {what}");
+    if !there {
+        eprintln!("skipped: needs {what}");
+    }
+    there
+}
+
+const ALL: Features = Features { pagemap_scan: true, frames: true };
+
+#[test]
+fn every_mapping_and_their_total_are_what_smaps_says_to_the_byte() {
+    if !needs("page frames (CAP_SYS_ADMIN) and PAGEMAP_SCAN", Features::detect() == ALL) {
+        return;
+    }
+    let target = Target::start();
+    for pace in [Pace::FAST, Pace::POLITE] {
+        let seen = see_with(&target, ALL, pace);
+        for (pages, entry) in each(&seen) {
+            let pages = pages.as_ref().unwrap();
+            assert_counts(pages, entry);
+            assert_exclusive(pages, entry);
+            assert_pss(pages, entry);
+            assert_huge(pages, entry);
+        }
+        assert_eq!(seen.walk.doubt, None);
+        let total = seen.walk.total.unwrap();
+        assert_counts(&total, &seen.rollup);
+        assert_exclusive(&total, &seen.rollup);
+        assert_pss(&total, &seen.rollup);
+        assert_huge(&total, &seen.rollup);
+    }
+}
+
+#[test]
+fn the_target_has_every_kind_of_page() {
+    if !needs("page frames (CAP_SYS_ADMIN) and PAGEMAP_SCAN", Features::detect() == ALL) {
+        return;
+    }
+    let total = see_with(&Target::start(), ALL, Pace::FAST).walk.total.unwrap();
+    let parts = total.breakdown;
+    for bytes in [
+        parts.anon_exclusive,
+        parts.anon_co_mapped,
+        parts.file_exclusive,
+        parts.file_co_mapped,
+        parts.zero,
+    ] {
+        assert!(bytes > page_size().pages(4), "{parts:?}");
+    }
+}
+
+#[test]
+fn without_page_frames_only_the_share_of_co_mapped_pages_is_missing() {
+    if !needs("PAGEMAP_SCAN", Features::detect().pagemap_scan) {
+        return;
+    }
+    let target = Target::start();
+    let seen = see_with(&target, Features { frames: false, ..ALL }, Pace::POLITE);
+    for (pages, entry) in each(&seen) {
+        let pages = pages.as_ref().unwrap();
+        assert_counts(pages, entry);
+        assert_huge(pages, entry);
+        if !entry.bytes(&["AnonHugePages"]).is_zero() {
+            assert!(seen.walk.doubt.is_some(), "a huge page that is shared in part");
+        } else if pages.breakdown.resident() == pages.breakdown.exclusive() {
+            assert_exclusive(pages, entry);
+            assert_pss(pages, entry);
+        } else {
+            assert_exclusive(pages, entry);
+            assert!(matches!(pages.pss, Err(Absent::NotPermitted(_))), "{pages:?}");
+        }
+    }
+    assert_counts(&seen.walk.total.unwrap(), &seen.rollup);
+}
+
+#[test]
+fn without_the_capability_the_reading_says_what_it_needs_and_counts_the_rest() {
+    let unprivileged = "setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all --";
+    let mut words = unprivileged.split(' ');
+    if !needs(
+        "setpriv and PAGEMAP_SCAN",
+        Path::new("/usr/bin/setpriv").exists() && Features::detect().pagemap_scan,
+    ) {
+        return;
+    }
+    let mut program = Command::new(words.next().unwrap());
+    program.args(words).arg(kinds());
+    let target = Target::from(program);
+    let seen =
+        std::thread::scope(|scope| scope.spawn(|| see_unprivileged(&target)).join()).unwrap();
+    for (pages, entry) in each(&seen) {
+        assert_counts(pages.as_ref().unwrap(), entry);
+    }
+    assert!(matches!(seen.walk.total.unwrap().pss, Err(Absent::NotPermitted(_))));
+}
+
+/// Capabilities belong to a thread: this one gives up its own.
+fn see_unprivileged(target: &Target) -> Seen {
+    let none = rustix::thread::CapabilitySet::empty();
+    let sets =
+        rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
+    rustix::thread::set_capabilities(None, sets).unwrap();
+    assert!(!Features::detect().frames);
+    see(target, |mappings| {
+        read(&ProcRoot::live(), target.pid(), mappings, page_size(), &Pace::POLITE)
+    })
+}
+
+#[test]
+fn before_pagemap_scan_large_holes_are_left_out_and_said() {
+    if !needs("page frames (CAP_SYS_ADMIN)", Features::detect().frames) {
+        return;
+    }
+    let target = Target::start();
+    let seen = see_with(&target, Features { pagemap_scan: false, frames: true }, Pace::FAST);
+    for (mapping, (pages, entry)) in seen.mappings.iter().zip(each(&seen)) {
+        if mapping.size() > Bytes::gib(64) {
+            assert!(matches!(pages, Err(Absent::NotCollected(_))), "{pages:?}");
+            continue;
+        }
+        let pages = pages.as_ref().unwrap();
+        assert_counts(pages, entry);
+        assert_exclusive(pages, entry);
+        assert_pss(pages, entry);
+        match &pages.anon_huge {
+            Ok(none) => assert_eq!(*none, entry.bytes(&["AnonHugePages"])),
+            Err(why) => assert_eq!(*why, Absent::NotInThisKernel("6.7".into())),
+        }
+    }
+    assert!(matches!(seen.walk.total, Err(Absent::NotCollected(_))));
+}
+
+#[test]
+fn with_neither_scan_nor_frames_nothing_is_guessed() {
+    let target = Target::start();
+    let seen = see_with(&target, Features { pagemap_scan: false, frames: false }, Pace::FAST);
+    for (pages, entry) in each(&seen) {
+        match pages {
+            Ok(pages) => assert_counts(pages, entry),
+            Err(why) => {
+                assert!(matches!(why, Absent::NotPermitted(_) | Absent::NotCollected(_)), "{why}");
+            }
+        }
+    }
+    let anonymous = seen.mappings.iter().filter(|m| m.backing() == Backing::Anonymous);
+    assert!(anonymous.filter(|m| m.pages.is_ok()).count() > 0);
+}
+
+#[test]
+fn sixteen_tebibytes_of_nothing_are_read_at_once() {
+    let features = Features::detect();
+    if !needs("PAGEMAP_SCAN", features.pagemap_scan) {
+        return;
+    }
+    let target = Target::start();
+    let begin = Instant::now();
+    let seen = see_with(&target, features, Pace::POLITE);
+    let took = begin.elapsed();
+    let large = seen.mappings.iter().filter(|mapping| mapping.size() > Bytes::gib(1 << 10));
+    let guards: Bytes = large.map(|m| m.pages.as_ref().unwrap().breakdown.guard).sum();
+    assert!(guards == page_size().pages(2) || !system_has_guards(), "{guards}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+fn system_has_guards() -> bool {
+    fs::read("/proc/self/smaps").is_ok_and(|_| {
+        let release = String::from_utf8(system::kernel_release()).unwrap();
+        let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
+        (numbers.next(), numbers.next()) >= (Some(6), Some(15))
+    })
+}
+
+#[test]
+fn a_zombie_and_a_process_that_is_gone_are_no_processes() {
+    let mut target = Target::start();
+    let pid = target.pid();
+    let mut mappings: Vec<Mapping> =
+        entries(&target.text("smaps")).iter().map(Entry::mapping).collect();
+    let mut reading =
+        || read(&ProcRoot::live(), pid, &mut mappings, page_size(), &Pace::FAST).unwrap_err();
+    target.child.kill().unwrap();
+    while !target.stat().contains(") Z ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(matches!(reading(), Error::NoSuchProcess { .. }));
+    target.child.wait().unwrap();
+    assert!(matches!(reading(), Error::NoSuchProcess { .. }));
+}
