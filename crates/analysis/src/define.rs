@@ -1,9 +1,12 @@
-//! What a number means: the rows of [`FIELDS`] for one name, or all of them.
+//! What a name means: fields of the kernel, columns of ours, `VmFlags` codes and pools.
 
+use pagewise_model::counters::VM_FLAGS;
 use pagewise_model::fields::{self, FIELDS, Field};
 use pagewise_model::report::{
     Audience, Block, Cells, Column, Fact, Facts, Label, Report, Shape, Table, Value,
 };
+
+use crate::pools::Kind;
 
 /// How many suggestions a reader is offered.
 const SUGGESTIONS: usize = 3;
@@ -13,21 +16,21 @@ const SUGGESTIONS: usize = 3;
 /// A name that several files use gets a block for each. Upper and lower case count alike unless
 /// two fields differ by nothing else.
 pub fn define(name: &str) -> Option<Report> {
-    let found: Vec<&'static Field> = fields::named(name.trim()).collect();
+    let found = named(name.trim());
     let first = found.first()?;
     Some(Report {
         schema: "pagewise.define/1",
         title: vec![Value::text(first.name)],
         blocks: vec![Block::Table(programs(&found))]
             .into_iter()
-            .chain(found.iter().map(|field| people(field)))
+            .chain(found.iter().map(people))
             .collect(),
     })
 }
 
-/// Every field there is, as one table.
+/// Everything there is, as one table.
 pub fn all() -> Report {
-    let fields: Vec<&'static Field> = FIELDS.iter().collect();
+    let fields: Vec<Field> = FIELDS.iter().copied().chain(others()).collect();
     let mut table = programs(&fields);
     table.audience = Audience::Everyone;
     for column in &mut table.columns {
@@ -41,9 +44,24 @@ pub fn all() -> Report {
     }
 }
 
-/// Names of fields that look like `name`, the likeliest first.
+/// Names that look like `name`, the likeliest first.
 pub fn similar(name: &str) -> Vec<&'static str> {
-    nearest(name.trim(), FIELDS.iter().map(|field| field.name))
+    nearest(name.trim(), FIELDS.iter().copied().chain(others()).map(|field| field.name))
+}
+
+fn named(name: &str) -> Vec<Field> {
+    let alike = others().filter(|field| fields::is_alike(field.name, name));
+    fields::named(name).copied().chain(alike).collect()
+}
+
+/// What has a table of its own beside [`FIELDS`].
+fn others() -> impl Iterator<Item = Field> {
+    let named =
+        |name, source, unit, meaning| Field { name, source, unit, since: "", meaning, trap: "" };
+    let flags =
+        VM_FLAGS.iter().map(move |(code, meaning)| named(code, "VmFlags", "flag", *meaning));
+    let pools = Kind::ALL.iter().map(move |kind| named(kind.id(), "pool", "text", kind.meaning()));
+    flags.chain(pools)
 }
 
 /// The names of `known` that are a few slips away from `name`, or hold it, the nearest first.
@@ -91,6 +109,8 @@ fn place(source: &'static str) -> &'static str {
         "statm" => "/proc/PID/statm",
         "maps" => "/proc/PID/maps",
         "meminfo" => "/proc/meminfo",
+        "VmFlags" => "VmFlags in /proc/PID/smaps",
+        "pool" => "a pool in pagewise's tables",
         _ => "computed by pagewise",
     }
 }
@@ -123,9 +143,9 @@ fn people(field: &Field) -> Block {
     })
 }
 
-fn programs(fields: &[&'static Field]) -> Table {
+fn programs(fields: &[Field]) -> Table {
     let column = |key: &'static str, text: fn(&Field) -> &'static str| {
-        let cell = |field: &&'static Field| match text(field) {
+        let cell = |field: &Field| match text(field) {
             "" => Value::None,
             text => Value::text(text),
         };
@@ -183,11 +203,33 @@ mod tests {
     }
 
     #[test]
+    fn codes_of_vm_flags_and_pools_are_defined_too() {
+        assert!(words(&define("nr").unwrap()).contains("MAP_NORESERVE"));
+        assert!(words(&define("malloc arena").unwrap()).contains("64 MiB"));
+        assert!(words(&define("wf").unwrap()).contains("MADV_WIPEONFORK"));
+    }
+
+    #[test]
+    fn every_column_of_our_tables_is_defined() {
+        use crate::sample::{resident, snapshot};
+        use pagewise_model::report::Block;
+
+        let snapshot = snapshot(vec![resident("1000-3000 rw-p 0 0 [heap]", 4096)]);
+        let report = crate::maps::maps(&snapshot, &crate::maps::Options::default()).unwrap();
+        for block in &report.blocks {
+            let Block::Table(table) = block else { continue };
+            for column in &table.columns {
+                assert!(define(&column.key).is_some(), "{}", column.key);
+            }
+        }
+    }
+
+    #[test]
     fn an_unknown_name_brings_the_nearest() {
         assert_eq!(define("Pss_Dirt"), None);
         assert_eq!(similar("Pss_Dirt")[0], "Pss_Dirty");
         assert_eq!(similar("MemAvailabel")[0], "MemAvailable");
-        assert_eq!(similar("anonhug")[0], "AnonHugePages");
+        assert_eq!(similar("anonhugep")[0], "AnonHugePages");
         assert!(similar("zzzzzzzzzzzz").is_empty());
     }
 

@@ -661,3 +661,174 @@ fn table(key: &'static str, title: &'static str, columns: Vec<Column>) -> Table 
         note: "".into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::Pid;
+
+    use super::*;
+    use crate::sample::{column, resident, snapshot, table};
+
+    fn run(mappings: &[(&str, u64)]) -> Snapshot {
+        snapshot(mappings.iter().map(|(line, bytes)| resident(line, *bytes)).collect())
+    }
+
+    fn other_run(mappings: &[(&str, u64)]) -> Snapshot {
+        let mut other = run(mappings);
+        other.process.pid = Pid(8);
+        other
+    }
+
+    fn rows(report: &Report, key: &str) -> Vec<(String, i64, String)> {
+        let table = table(report, key);
+        let text = |value: &Value| match value {
+            Value::Text(text) => text.to_string(),
+            Value::Name(name) => name.escaped().into_owned(),
+            other => panic!("{other:?}"),
+        };
+        let number = |value: &Value| match value {
+            Value::Change(change) => *change,
+            other => panic!("{other:?}"),
+        };
+        let (status, name) = (column(table, "status"), column(table, "name"));
+        let resident = column(table, "resident");
+        (0..table.rows())
+            .map(|i| (text(&status[i]), number(&resident[i]), text(&name[i])))
+            .collect()
+    }
+
+    fn row(status: &str, change: i64, name: &str) -> (String, i64, String) {
+        (status.to_owned(), change, name.to_owned())
+    }
+
+    const HEAP: &str = "5000-a000 rw-p 0 0 [heap]";
+
+    #[test]
+    fn one_process_is_matched_by_address() {
+        let before =
+            run(&[(HEAP, 4096), ("10000-12000 rw-p 0 0", 4096), ("20000-22000 rw-p 0 0", 8192)]);
+        let after = run(&[("5000-c000 rw-p 0 0 [heap]", 20480), ("20000-22000 rw-p 0 0", 4096)]);
+        let report = diff(&before, &after, &Options::default());
+        let expected = [row("", 16384, "[heap]"), row("gone", -4096, ""), row("", -4096, "")];
+        let found = rows(&report, "mappings");
+        assert_eq!(found[0], expected[0]);
+        assert!(
+            found[1..].contains(&expected[1]) && found[1..].contains(&expected[2]),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn two_runs_are_matched_by_name_and_order_although_all_moved() {
+        let before = run(&[
+            ("1000-3000 r-xp 0 12 /bin/x", 8192),
+            ("5000-6000 rw-p 0 0", 4096),
+            ("7000-8000 rw-p 0 0", 0),
+        ]);
+        let after = other_run(&[
+            ("91000-93000 r-xp 0 12 /bin/x", 8192),
+            ("95000-96000 rw-p 0 0", 4096),
+            ("97000-98000 rw-p 0 0", 4096),
+            ("a0000-a1000 rw-s 0 77 /new", 4096),
+        ]);
+        let report = diff(&before, &after, &Options::default());
+        assert_eq!(rows(&report, "mappings"), [row("new", 4096, "/new"), row("", 4096, "")]);
+    }
+
+    #[test]
+    fn a_mapping_cut_in_two_keeps_the_part_of_equal_permissions() {
+        let before = run(&[("10000-20000 rw-p 0 0", 0x8000)]);
+        let after = run(&[("10000-11000 r--p 0 0", 0x1000), ("11000-20000 rw-p 0 0", 0x7000)]);
+        let report = diff(&before, &after, &Options::default());
+        let found = rows(&report, "mappings");
+        assert!(
+            found.contains(&row("new", 0x1000, "")) && found.contains(&row("", -0x1000, "")),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn mappings_and_pools_add_up_to_the_change_of_rss() {
+        let before = run(&[(HEAP, 4096), ("10000-12000 rw-p 0 0", 4096)]);
+        let after = run(&[("5000-c000 rw-p 0 0 [heap]", 20480), ("30000-39000 rw-p 0 0", 36864)]);
+        let report = diff(&before, &after, &Options::default());
+        for key in ["mappings", "pools"] {
+            let sum: i64 = rows(&report, key).iter().map(|(_, change, _)| change).sum();
+            assert_eq!(sum, 20480 + 36864 - 8192, "{key}");
+        }
+        let totals = table(&report, "totals");
+        assert_eq!(column(totals, "change")[1], Value::Change(20480 + 36864 - 8192));
+        assert_eq!(totals.row_keys.as_ref().unwrap()[1], "res");
+    }
+
+    #[test]
+    fn nothing_changed_is_said() {
+        let same = run(&[(HEAP, 4096)]);
+        let report = diff(&same, &same, &Options::default());
+        assert_eq!(table(&report, "mappings").note, "No mappings changed.");
+        assert_eq!(table(&report, "mappings").rows(), 0);
+    }
+
+    #[test]
+    fn the_rows_that_do_not_fit_are_counted() {
+        let before = run(&[]);
+        let after = run(&[(HEAP, 4096), ("10000-12000 rw-p 0 0", 8192)]);
+        let report = diff(&before, &after, &Options { largest: 1, ..Options::default() });
+        assert_eq!(rows(&report, "mappings"), [row("new", 8192, "")]);
+        assert!(table(&report, "mappings").note.contains("1 of 2"));
+    }
+
+    #[test]
+    fn an_unknown_share_is_absent_and_not_a_change_of_zero() {
+        let before = run(&[(HEAP, 4096)]);
+        let mut after = run(&[(HEAP, 8192)]);
+        after.mappings.as_mut().unwrap()[0].smaps = Err(Absent::Vanished);
+        after.mappings.as_mut().unwrap()[0].pages = Err(Absent::Vanished);
+        let quadrants = diff(&before, &after, &Options::default());
+        assert_eq!(
+            column(table(&quadrants, "quadrants"), "resident_change")[0],
+            Value::Absent(Absent::Vanished)
+        );
+    }
+
+    #[test]
+    fn the_layout_says_what_aslr_moved_and_that_vsyscall_stays() {
+        let fixed = ("ffffffffff600000-ffffffffff601000 --xp 0 0 [vsyscall]", 0);
+        let before = run(&[
+            (HEAP, 0),
+            ("7f0000-7f8000 rw-p 0 0", 0),
+            ("7ff000-800000 rw-p 0 0 [stack]", 0),
+            ("801000-802000 r-xp 0 0 [vdso]", 0),
+            fixed,
+        ]);
+        let after = other_run(&[
+            ("6000-b000 rw-p 0 0 [heap]", 0),
+            ("8f0000-8f8000 rw-p 0 0", 0),
+            ("8ff000-900000 rw-p 0 0 [stack]", 0),
+            ("905000-906000 r-xp 0 0 [vdso]", 0),
+            fixed,
+        ]);
+        let report = diff(&before, &after, &Options { layout: true, ..Options::default() });
+        let layout = table(&report, "layout");
+        let what =
+            ["heap", "mmap_base", "stack", "vdso", "vsyscall"].map(|w| Value::Text(w.into()));
+        assert_eq!(column(layout, "what"), what);
+        assert_eq!(column(layout, "moved"), [true, true, true, true, false].map(Value::Flag));
+        let shifts = [0x1000, 0x10_0000, 0x10_0000, 0x10_4000, 0].map(Value::Change);
+        assert_eq!(column(layout, "shift"), shifts);
+    }
+
+    #[test]
+    fn a_line_of_a_series_names_the_pool_that_grew() {
+        let before = run(&[(HEAP, 4096)]);
+        let mut after = run(&[(HEAP, 12288)]);
+        after.provenance.unix_seconds = 4;
+        let Block::Facts(line) = &series_row(&before, &before, &after).blocks[0] else {
+            panic!("a line of facts")
+        };
+        let value = |key: &str| line.facts.iter().find(|f| f.key == key).map(|f| f.value.clone());
+        assert_eq!(value("seconds"), Some(Value::Count(4)));
+        assert_eq!(value("res"), Some(Value::Change(8192)));
+        assert_eq!(value("grown_pool"), Some(Value::text("brk heap")));
+    }
+}

@@ -13,3 +13,6 @@ pub mod ps;
 pub mod pss;
 pub mod quadrants;
 pub mod sections;
+
+#[cfg(test)]
+mod sample;

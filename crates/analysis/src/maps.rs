@@ -656,8 +656,10 @@ struct Group {
     sums: [Reading<Bytes>; GROUP_SUMS.len()],
 }
 
-/// The readings that a group adds up, with the headings.
-const GROUP_SUMS: [(&str, &str, fn(&Mapping) -> Reading<Bytes>); 5] = [
+type Read = fn(&Mapping) -> Reading<Bytes>;
+
+/// The readings that a group adds up: key, heading.
+const GROUP_SUMS: [(&str, &str, Read); 5] = [
     ("rss", "RSS", Mapping::rss),
     ("pss", "PSS", Mapping::pss),
     ("uss", "USS", Mapping::uss),
@@ -716,4 +718,184 @@ fn group_columns(groups: Vec<(Name, Group)>) -> Vec<Column> {
     let names = groups.into_iter().map(|(name, _)| name).collect();
     columns.push(Column::new("name", "Mapping", Cells::Names(names)));
     columns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{column, mapping, resident, snapshot, table, with_smaps};
+
+    fn three() -> Snapshot {
+        snapshot(vec![
+            resident("1000-3000 r-xp 0 12 /usr/bin/x", 4096),
+            resident("5000-a000 rw-p 0 0 [heap]", 20480),
+            resident("b000-c000 r--p 1000 13 /usr/lib/libc.so.6", 0),
+        ])
+    }
+
+    fn show(snapshot: &Snapshot, options: Options) -> Report {
+        maps(snapshot, &options).unwrap()
+    }
+
+    fn names(report: &Report) -> Vec<String> {
+        let name = |value: &Value| match value {
+            Value::Name(name) => name.escaped().into_owned(),
+            other => format!("{other:?}"),
+        };
+        column(table(report, "mappings"), "name").iter().map(name).collect()
+    }
+
+    fn total(report: &Report, key: &str) -> Value {
+        let fact = |block: &Block| match block {
+            Block::Facts(facts) if facts.key == "total" => {
+                facts.facts.iter().find(|f| f.key == key).map(|f| f.value.clone())
+            }
+            _ => None,
+        };
+        report.blocks.iter().find_map(fact).unwrap_or(Value::None)
+    }
+
+    #[test]
+    fn the_default_columns_end_with_the_name_and_programs_get_more() {
+        let report = show(&three(), Options::default());
+        let table = table(&report, "mappings");
+        let shown = table.columns.iter().filter(|c| c.audience == Audience::Everyone);
+        let labels: Vec<_> = shown.map(|c| c.label.as_ref()).collect();
+        assert_eq!(labels, ["Address", "Size", "RSS", "PSS", "Dirty", "Swap", "Mode", "Mapping"]);
+        assert!(
+            table.columns.iter().any(|c| c.key == "quadrant" && c.audience == Audience::Programs)
+        );
+    }
+
+    #[test]
+    fn totals_are_the_sums_of_the_rows_shown() {
+        let filter = Some(Filter::parse("name~/usr").unwrap());
+        let report = show(&three(), Options { filter, ..Options::default() });
+        assert_eq!(names(&report), ["/usr/bin/x", "/usr/lib/libc.so.6"]);
+        assert_eq!(total(&report, "size"), Value::Bytes(0x3000));
+        assert_eq!(total(&report, "rss"), Value::Bytes(4096));
+    }
+
+    #[test]
+    fn rows_are_sorted_by_any_column_either_way() {
+        let by = |key: &str, largest| {
+            let sort = Some((key.to_owned(), largest));
+            names(&show(&three(), Options { sort, ..Options::default() }))
+        };
+        assert_eq!(by("RSS", true), ["[heap]", "/usr/bin/x", "/usr/lib/libc.so.6"]);
+        assert_eq!(by("size", false), ["/usr/lib/libc.so.6", "/usr/bin/x", "[heap]"]);
+        assert_eq!(by("name", false), ["/usr/bin/x", "/usr/lib/libc.so.6", "[heap]"]);
+        assert_eq!(by("Private_Dirty", true)[0], "[heap]");
+    }
+
+    #[test]
+    fn a_mapping_that_was_not_read_sorts_last_and_leaves_no_total() {
+        let mut all = three().mappings.unwrap();
+        all.insert(0, mapping("100-200 rw-p 0 0"));
+        let sort = Some(("rss".to_owned(), false));
+        let report = show(&snapshot(all), Options { sort, ..Options::default() });
+        assert_eq!(names(&report).last().unwrap(), "");
+        assert!(matches!(total(&report, "rss"), Value::Absent(_)));
+        assert_eq!(total(&report, "size"), Value::Bytes(0x8100));
+    }
+
+    #[test]
+    fn the_letter_r_is_unknown_where_flags_were_not_read() {
+        let line = "1000-2000 rw-p 0 0";
+        assert_eq!(mode(&mapping(line)), "rw-p?");
+        assert_eq!(mode(&with_smaps(mapping(line), &[], "rd wr")), "rw-p-");
+        assert_eq!(mode(&with_smaps(mapping(line), &[], "rd wr nr")), "rw-pR");
+        assert_eq!(mode(&with_smaps(mapping("1-2 --xs 0 0"), &[], "")), "--xs-");
+    }
+
+    #[test]
+    fn all_columns_are_what_the_kernel_gave_and_no_more() {
+        let counters =
+            [(Counter::Rss, 4096), (Counter::KernelPageSize, 4096), (Counter::ThpEligible, 1)];
+        let mut odd = with_smaps(mapping("1000-2000 rw-p 0 0"), &counters, "rd zz");
+        odd.smaps.as_mut().unwrap().extra.push(("NewLine".into(), "12 kB".into()));
+        let report =
+            show(&snapshot(vec![odd]), Options { columns: Columns::All, ..Options::default() });
+        let table = table(&report, "mappings");
+        let keys: Vec<_> = table.columns.iter().map(|c| c.key.as_ref()).collect();
+        let expected = [
+            "start",
+            "end",
+            "mode",
+            "offset",
+            "device",
+            "inode",
+            "KernelPageSize",
+            "Rss",
+            "THPeligible",
+            "NewLine",
+            "VmFlags",
+            "name",
+            "pool",
+            "quadrant",
+        ];
+        assert_eq!(keys, expected);
+        assert_eq!(column(table, "VmFlags"), [Value::Name("rd zz".into())]);
+        assert_eq!(column(table, "NewLine"), [Value::Name("12 kB".into())]);
+        assert_eq!(column(table, "THPeligible"), [Value::Count(1)]);
+        assert_eq!(total(&report, "KernelPageSize"), Value::None);
+    }
+
+    #[test]
+    fn a_counter_that_some_mappings_lack_is_a_gap_there() {
+        let some =
+            with_smaps(mapping("1000-2000 rw-p 0 0"), &[(Counter::Rss, 0), (Counter::Ksm, 1)], "");
+        let none = with_smaps(mapping("3000-4000 rw-p 0 0"), &[(Counter::Rss, 0)], "");
+        let columns = Columns::List(vec!["KSM".into()]);
+        let report = show(&snapshot(vec![none, some]), Options { columns, ..Options::default() });
+        let cells = column(table(&report, "mappings"), "KSM");
+        assert!(matches!(cells[..], [Value::Absent(_), Value::Bytes(1)]), "{cells:?}");
+    }
+
+    #[test]
+    fn a_column_that_nobody_read_has_one_reason() {
+        let report = show(
+            &snapshot(vec![mapping("1-2 rw-p 0 0"), mapping("3-4 rw-p 0 0")]),
+            Options::default(),
+        );
+        let rss = table(&report, "mappings").columns.iter().find(|c| c.key == "rss").unwrap();
+        assert!(matches!(rss.gaps, Gaps::All(_)));
+    }
+
+    #[test]
+    fn a_file_is_one_row_when_grouped() {
+        let report = show(
+            &snapshot(vec![
+                resident("1000-3000 r-xp 0 12 /usr/bin/x", 4096),
+                resident("3000-4000 rw-p 2000 12 /usr/bin/x", 4096),
+                resident("5000-a000 rw-p 0 0", 20480),
+                resident("b000-c000 rw-p 0 0", 4096),
+            ]),
+            Options { group_by_file: true, ..Options::default() },
+        );
+        let table = table(&report, "mappings");
+        assert_eq!(column(table, "rss"), [24576, 8192].map(Value::Bytes));
+        assert_eq!(column(table, "mappings"), [2, 2].map(Value::Count));
+        assert_eq!(total(&report, "size"), Value::Bytes(0x9000));
+    }
+
+    #[test]
+    fn an_unknown_column_is_an_error_in_every_option() {
+        let list = Options { columns: Columns::List(vec!["rsss".into()]), ..Options::default() };
+        let sort = Options { sort: Some(("rsss".into(), true)), ..Options::default() };
+        let grouped = Options { group_by_file: true, ..sort.clone() };
+        let filter =
+            Options { filter: Some(Filter::parse("rsss>1").unwrap()), ..Options::default() };
+        for options in [list, sort, grouped, filter] {
+            let error = maps(&three(), &options).unwrap_err().to_string();
+            assert!(error.contains("did you mean rss"), "{error}");
+        }
+    }
+
+    #[test]
+    fn without_mappings_the_report_says_why() {
+        let mut none = three();
+        none.mappings = Err(Absent::NotPermitted("CAP_SYS_PTRACE".into()));
+        assert!(format!("{:?}", show(&none, Options::default())).contains("CAP_SYS_PTRACE"));
+    }
 }

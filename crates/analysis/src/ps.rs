@@ -479,6 +479,7 @@ mod tests {
     use pagewise_model::machine::Method;
 
     use super::*;
+    use crate::sample::{column, table};
 
     fn process(pid: u32, name: &str, uid: u32, pss: Reading<Bytes>) -> Summary {
         Summary {
@@ -514,19 +515,6 @@ mod tests {
             took_ns: 1,
             longest_hold_ns: Ok(1),
         }
-    }
-
-    fn table<'a>(report: &'a Report, key: &str) -> &'a Table {
-        let find = |block: &'a Block| match block {
-            Block::Table(table) if table.key == key => Some(table),
-            _ => None,
-        };
-        report.blocks.iter().find_map(find).expect("the table is there")
-    }
-
-    fn column(table: &Table, key: &str) -> Vec<Value> {
-        let column = table.columns.iter().find(|c| c.key == key).expect("the column is there");
-        (0..table.rows()).map(|row| column.value(row)).collect()
     }
 
     #[test]

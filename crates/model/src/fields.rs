@@ -629,6 +629,9 @@ fields! {
         "huge" "bytes" ""
             "Anonymous memory that huge (PMD) page-table entries map (AnonHugePages)."
             "Large folios of other sizes are not counted.";
+        "anon_huge" "bytes" ""
+            "Anonymous memory that huge (PMD) page-table entries map (AnonHugePages)."
+            "Large folios of other sizes are not counted.";
         "private_anonymous" "bytes" ""
             "Stack, malloc, MAP_PRIVATE|MAP_ANONYMOUS."
             "A page that fork left shared counts as shared anonymous in the effective view until it is written.";
@@ -668,6 +671,30 @@ fields! {
         "?" "letter" ""
             "Whether swap is reserved is unknown: smaps was not read."
             "`--full` tells.";
+        "start" "address" ""
+            "The first address of a mapping."
+            "Moves from run to run where addresses are randomised.";
+        "end" "address" ""
+            "One past the last address of a mapping."
+            "";
+        "device" "hex" ""
+            "Major and minor number of the device the mapped file is on."
+            "btrfs and overlayfs can show another device here than stat does.";
+        "name" "text" ""
+            "The mapped file, or the name the kernel or the program gave; of a process its 15 bytes of comm."
+            "Chosen by others: not to be trusted, and escaped wherever it is shown.";
+        "pid" "number" ""
+            "The process id."
+            "In the pid namespace of the /proc that was read.";
+        "user" "text" ""
+            "The real user's name, or number where the name is not known."
+            "Permissions follow the effective user.";
+        "command" "text" ""
+            "The command line."
+            "The process may have overwritten it; in brackets it is the name instead.";
+        "change" "bytes" ""
+            "What is there after, less what was there before."
+            "Pages can come and go between: a change of 0 does not mean that nothing happened.";
         "mode" "letters" ""
             "r w x, then s or p, then R."
             "";

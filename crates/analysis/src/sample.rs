@@ -1,0 +1,144 @@
+//! Small snapshots for tests, written as lines of `maps`.
+
+use pagewise_model::machine::{Machine, Method, Moment, Provenance};
+use pagewise_model::process::{Process, Statm};
+use pagewise_model::report::{Block, Table, Value};
+use pagewise_model::snapshot::SNAPSHOT_VERSION;
+use pagewise_model::{
+    Absent, AddrRange, Bytes, Counter, Device, Mapping, Name, PageSize, Pid, Prot, Sharing, Smaps,
+    Snapshot, VmFlags,
+};
+
+fn nobody_read() -> Absent {
+    Absent::NotCollected("a sample".into())
+}
+
+/// A mapping from `START-END rwxp OFFSET INODE NAME`, addresses in hex; the name may be left out.
+pub(crate) fn mapping(line: &str) -> Mapping {
+    let mut words = line.splitn(5, ' ');
+    let mut next = || words.next().unwrap_or("");
+    let hex = |text: &str| u64::from_str_radix(text, 16).expect("a hex number");
+    let (start, end) = next().split_once('-').expect("a range");
+    let mode = next().as_bytes().to_vec();
+    let offset = hex(next());
+    let inode = next().parse().expect("an inode");
+    Mapping {
+        range: AddrRange { start: hex(start), end: hex(end) },
+        prot: Prot { read: mode[0] == b'r', write: mode[1] == b'w', exec: mode[2] == b'x' },
+        sharing: if mode[3] == b's' { Sharing::Shared } else { Sharing::Private },
+        offset,
+        device: if inode == 0 { Device::default() } else { Device { major: 8, minor: 1 } },
+        inode,
+        name: Name::from(next()),
+        on_tmpfs: false,
+        smaps: Err(nobody_read()),
+        pages: Err(nobody_read()),
+    }
+}
+
+/// The mapping with a smaps entry of these counters, and these flags.
+pub(crate) fn with_smaps(mapping: Mapping, counters: &[(Counter, u64)], flags: &str) -> Mapping {
+    let mut smaps = Smaps::default();
+    for (counter, value) in counters {
+        smaps.set(*counter, *value);
+    }
+    let mut set = VmFlags::default();
+    for code in flags.split(' ').filter(|code| !code.is_empty()) {
+        set.insert(code.as_bytes().try_into().expect("two letters"));
+    }
+    smaps.flags = Some(set);
+    Mapping { smaps: Ok(Box::new(smaps)), ..mapping }
+}
+
+/// The mapping with so many resident bytes, all exclusive, and nothing in swap.
+pub(crate) fn resident(line: &str, bytes: u64) -> Mapping {
+    let counters = [
+        (Counter::Rss, bytes),
+        (Counter::Pss, bytes),
+        (Counter::SharedClean, 0),
+        (Counter::SharedDirty, 0),
+        (Counter::PrivateClean, 0),
+        (Counter::PrivateDirty, bytes),
+        (Counter::Anonymous, bytes),
+        (Counter::Swap, 0),
+    ];
+    with_smaps(mapping(line), &counters, "")
+}
+
+/// A process of these mappings.
+pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
+    let size = mappings.iter().map(Mapping::size).sum();
+    let resident = mappings.iter().filter_map(|m| m.rss().ok()).sum();
+    Snapshot {
+        pagewise_snapshot: SNAPSHOT_VERSION,
+        provenance: Provenance {
+            kernel: "6.18".into(),
+            page_size: PageSize::new(4096).expect("a power of two"),
+            euid: 0,
+            sees_frames: true,
+            method: Method::Full,
+            unix_seconds: 0,
+            took_ns: 0,
+            longest_hold_ns: Err(nobody_read()),
+            root: "/proc".into(),
+            moment: Moment::Running,
+            gaps: Vec::new(),
+        },
+        machine: Machine {
+            mem_total: Err(nobody_read()),
+            mem_available: Err(nobody_read()),
+            swap_total: Err(nobody_read()),
+            swap_free: Err(nobody_read()),
+            max_map_count: Err(nobody_read()),
+            nodes: Err(nobody_read()),
+            thp_enabled: Err(nobody_read()),
+        },
+        process: Process {
+            pid: Pid(7),
+            ns_pids: vec![Pid(7)],
+            parent: Pid(1),
+            name: "sample".into(),
+            command: Err(nobody_read()),
+            exe: Err(nobody_read()),
+            uid: 0,
+            user: None,
+            state: 'S',
+            threads: 1,
+            age_ns: Err(nobody_read()),
+            start_ticks: 1,
+            kernel_thread: false,
+        },
+        statm: Ok(Statm {
+            size,
+            resident,
+            shared: Bytes::ZERO,
+            text: Bytes::ZERO,
+            data: Bytes::ZERO,
+        }),
+        status: Err(nobody_read()),
+        rollup: Err(nobody_read()),
+        mappings: Ok(mappings),
+        threads: Err(nobody_read()),
+        objects: Vec::new(),
+        heads: Vec::new(),
+        limits: Err(nobody_read()),
+        cgroup: Err(nobody_read()),
+        ksm: Err(nobody_read()),
+        numa: Err(nobody_read()),
+    }
+}
+
+/// The table of a report under `key`.
+pub(crate) fn table<'a>(report: &'a pagewise_model::Report, key: &str) -> &'a Table {
+    let find = |block: &'a Block| match block {
+        Block::Table(table) if table.key == key => Some(table),
+        _ => None,
+    };
+    report.blocks.iter().find_map(find).expect("the table is there")
+}
+
+/// The values of a column.
+pub(crate) fn column(table: &Table, key: &str) -> Vec<Value> {
+    let column = table.columns.iter().find(|c| c.key == key).expect("the column is there");
+    (0..table.rows()).map(|row| column.value(row)).collect()
+}
