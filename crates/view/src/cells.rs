@@ -29,6 +29,7 @@ impl<'a> Cell<'a> {
     }
 
     /// The cell of a row that has no gap.
+    #[inline]
     pub(crate) fn present(cells: &'a Cells, row: usize) -> Cell<'a> {
         let cell = match cells {
             Cells::Bytes(v) => v.get(row).copied().map(Cell::Bytes),

@@ -37,7 +37,7 @@ impl Page<'_> {
             let pool = escaped(&pool.replace('_', " "));
             self.html.push_str(&format!("<li class=\"p{place}\">{pool}</li>\n"));
         }
-        self.html.push_str("</ul>\n<p class=\"note\">The dark part of each is resident.</p>\n");
+        self.html.push_str("</ul>\n<p class=\"note\">What is resident has the strong colour; the rest of each mapping is pale.</p>\n");
     }
 
     fn cluster(&mut self, cluster: &Cluster, palette: &Palette) {

@@ -26,12 +26,16 @@ impl<'a> Lane<'a> {
         self.total.unwrap_or(&Value::None).into()
     }
 
-    /// The attributes that tell a cell's place and whether it is shown.
+    /// The attribute that tells how a cell stands and whether it is shown. Our own words are
+    /// short and stay on one line.
     fn class(&self) -> &'static str {
-        match (self.words, self.column.audience) {
-            (true, Audience::Long) => " class=\"words long\"",
-            (true, _) => " class=\"words\"",
-            (false, audience) => class(audience),
+        let ours = matches!(self.column.cells, Cells::Labels(_));
+        match (self.words, ours, self.column.audience) {
+            (true, true, Audience::Long) => " class=\"words ours long\"",
+            (true, true, _) => " class=\"words ours\"",
+            (true, false, Audience::Long) => " class=\"words long\"",
+            (true, false, _) => " class=\"words\"",
+            (false, _, audience) => class(audience),
         }
     }
 }
@@ -93,11 +97,7 @@ impl Page<'_> {
     fn cell(&mut self, lane: &Lane<'_>, cell: Cell<'_>, notes: &Footnotes<'_>) {
         self.html.push_str("<td");
         self.html.push_str(lane.class());
-        if let Some(number) = sort_key(cell) {
-            self.html.push_str(" data-v=\"");
-            self.html.push_str(&number);
-            self.html.push('"');
-        }
+        self.sort_key(cell);
         self.html.push('>');
         match cell {
             Cell::Bytes(n) => {
@@ -119,6 +119,22 @@ impl Page<'_> {
         }
         self.html.push_str("</td>");
     }
+
+    /// The attribute with the number that a cell is sorted by; words are sorted as they are.
+    fn sort_key(&mut self, cell: Cell<'_>) {
+        let number = match cell {
+            Cell::Bytes(n) | Cell::Count(n) | Cell::Address(n) => {
+                self.html.push_str(" data-v=\"");
+                number::push(&mut self.html, |field| number::decimal(field, n));
+                return self.html.push('"');
+            }
+            Cell::Other(Value::Change(n)) => n.to_string(),
+            Cell::Other(Value::Nanos(n)) => n.to_string(),
+            Cell::Other(Value::Share(share)) if share.is_finite() => share.to_string(),
+            _ => return,
+        };
+        self.html.push_str(&format!(" data-v=\"{number}\""));
+    }
 }
 
 /// The columns for people, each with its total.
@@ -129,15 +145,4 @@ fn lanes(table: &Table) -> impl Iterator<Item = Lane<'_>> {
         total: table.total.as_ref().and_then(|total| total.get(at)),
         words: holds_words(column),
     })
-}
-
-/// The number that a cell is sorted by.
-fn sort_key(cell: Cell<'_>) -> Option<String> {
-    match cell {
-        Cell::Bytes(n) | Cell::Count(n) | Cell::Address(n) => Some(n.to_string()),
-        Cell::Other(Value::Change(n)) => Some(n.to_string()),
-        Cell::Other(Value::Nanos(n)) => Some(n.to_string()),
-        Cell::Other(Value::Share(share)) if share.is_finite() => Some(share.to_string()),
-        _ => None,
-    }
 }

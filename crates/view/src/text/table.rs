@@ -1,19 +1,17 @@
-//! Tables: columns sized to what they hold, cut or left out where they do not fit, and written
-//! fast: a row of numbers goes from the report into the page with no allocation.
+//! Tables: columns sized to what they hold, and cut or left out where they do not fit.
 
-use std::collections::btree_map;
+mod rows;
+
 use std::io;
-use std::iter::Peekable;
-use std::ops::Range;
 
-use pagewise_model::Absent;
 use pagewise_model::report::{Cells, Column, Gaps, Table, Value};
 
 use super::page::{Ink, Page};
 use crate::cells::{Cell, for_people, holds_words};
 use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
-use crate::words::{Wording, clean, is_printable_ascii, push_cut, width};
+use crate::words::{Wording, clean, is_printable_ascii, width};
+use rows::{Lines, Rows};
 
 /// Between two columns.
 const GAP: usize = 2;
@@ -197,7 +195,7 @@ fn header(page: &mut Page<'_>, lanes: &[Lane<'_>]) {
     for lane in lanes {
         line.words(&lane.label, lane);
     }
-    finish(page, line, Ink::Dim);
+    finish(page, &line, Ink::Dim);
 }
 
 fn total(page: &mut Page<'_>, lanes: &[Lane<'_>], there_is_one: bool, notes: &Footnotes<'_>) {
@@ -209,13 +207,13 @@ fn total(page: &mut Page<'_>, lanes: &[Lane<'_>], there_is_one: bool, notes: &Fo
     for lane in lanes {
         line.cell(lane.total.unwrap_or(&Value::None).into(), lane, wording);
     }
-    finish(page, line, Ink::Bold);
+    finish(page, &line, Ink::Bold);
 }
 
 /// Puts one line on the page in one ink.
-fn finish(page: &mut Page<'_>, line: Lines, ink: Ink) {
+fn finish(page: &mut Page<'_>, line: &Lines, ink: Ink) {
     page.dip(ink);
-    page.buffer.extend_from_slice(&line.bytes);
+    page.buffer.extend_from_slice(line.bytes());
     page.newline();
 }
 
@@ -226,179 +224,11 @@ fn body(
     notes: &Footnotes<'_>,
 ) -> io::Result<()> {
     page.flush()?;
-    let mut writer = Rows::new(lanes, page, notes, 0..rows);
-    while writer.write(ROWS_A_FLUSH) {
-        page.put(&writer.lines.bytes)?;
-        writer.lines.clear();
+    let mut writer = Rows::new(lanes, Lines::new(page.indent()), column_wording(page, notes));
+    for first in (0..rows).step_by(ROWS_A_FLUSH) {
+        page.put(writer.write(first..rows.min(first + ROWS_A_FLUSH)))?;
     }
     Ok(())
-}
-
-/// The rows of a table, from one to another.
-struct Rows<'a> {
-    lanes: &'a [Lane<'a>],
-    gaps: Vec<GapCursor<'a>>,
-    wording: Wording<'a>,
-    rows: Range<usize>,
-    lines: Lines,
-}
-
-impl<'a> Rows<'a> {
-    fn new(
-        lanes: &'a [Lane<'a>],
-        page: &Page<'_>,
-        notes: &'a Footnotes<'a>,
-        rows: Range<usize>,
-    ) -> Rows<'a> {
-        let gap = |lane: &'a Lane<'a>| GapCursor::new(&lane.column.gaps, rows.start, notes);
-        let gaps = lanes.iter().map(gap).collect();
-        let wording = column_wording(page, notes);
-        Rows { lanes, gaps, wording, rows, lines: Lines::new(page.indent()) }
-    }
-
-    /// Writes up to `count` rows; false where none is left.
-    fn write(&mut self, count: usize) -> bool {
-        let mut wrote = false;
-        for row in self.rows.by_ref().take(count) {
-            for (lane, gaps) in self.lanes.iter().zip(&mut self.gaps) {
-                match gaps.at(row) {
-                    Some(mark) => self.lines.words(mark, lane),
-                    None => {
-                        let cell = Cell::present(&lane.column.cells, row);
-                        self.lines.cell(cell, lane, self.wording);
-                    }
-                }
-            }
-            self.lines.end();
-            wrote = true;
-        }
-        wrote
-    }
-}
-
-/// The gaps of a column, asked row after row: a look-up a cell would cost more than the cell.
-enum GapCursor<'a> {
-    None,
-    All(&'a str),
-    Some(Peekable<btree_map::Range<'a, usize, Absent>>, &'a Footnotes<'a>),
-}
-
-impl<'a> GapCursor<'a> {
-    fn new(gaps: &'a Gaps, first: usize, notes: &'a Footnotes<'a>) -> GapCursor<'a> {
-        match gaps {
-            Gaps::None => GapCursor::None,
-            Gaps::All(absent) => GapCursor::All(notes.mark(absent)),
-            Gaps::Some(rows) => GapCursor::Some(rows.range(first..).peekable(), notes),
-        }
-    }
-
-    /// The mark of a row that has no value; rows must be asked in order, none left out.
-    #[inline]
-    fn at(&mut self, row: usize) -> Option<&'a str> {
-        match self {
-            GapCursor::None => None,
-            GapCursor::All(mark) => Some(mark),
-            GapCursor::Some(rows, notes) => {
-                rows.next_if(|(at, _)| **at == row).map(|(_, absent)| notes.mark(absent))
-            }
-        }
-    }
-}
-
-/// Lines of a table being put together, field by field.
-struct Lines {
-    bytes: Vec<u8>,
-    indent: usize,
-    /// Where the last line starts.
-    start: usize,
-    /// Reused for words that have to be made.
-    scratch: String,
-}
-
-impl Lines {
-    fn new(indent: usize) -> Lines {
-        Lines { bytes: Vec::new(), indent, start: 0, scratch: String::new() }
-    }
-
-    /// Ends the line, without the blanks at its end.
-    fn end(&mut self) {
-        while self.bytes.last() == Some(&b' ') {
-            self.bytes.pop();
-        }
-        self.bytes.push(b'\n');
-        self.start = self.bytes.len();
-    }
-
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.start = 0;
-    }
-
-    /// How many blanks stand before the next field.
-    fn gap(&self) -> usize {
-        if self.bytes.len() > self.start { GAP } else { self.indent }
-    }
-
-    #[inline]
-    fn cell(&mut self, cell: Cell<'_>, lane: &Lane<'_>, wording: Wording<'_>) {
-        match cell {
-            Cell::Bytes(n) => self.number(lane, |field| number::size(field, n, wording.units)),
-            Cell::Count(n) => self.number(lane, |field| number::decimal(field, n)),
-            Cell::Address(n) => self.number(lane, |field| number::hex(field, n)),
-            Cell::Name(name) => self.words(&clean(name.as_bytes()), lane),
-            Cell::Label(text) => self.words(&clean(text.as_bytes()), lane),
-            Cell::Absent(absent) => {
-                self.words(wording.notes.map_or("?", |notes| notes.mark(absent)), lane);
-            }
-            Cell::Other(value) => {
-                let mut scratch = std::mem::take(&mut self.scratch);
-                scratch.clear();
-                wording.push(&mut scratch, value);
-                self.words(&scratch, lane);
-                self.scratch = scratch;
-            }
-        }
-    }
-
-    /// A number at the right edge of its field. Only where words stand too, or the page is
-    /// narrower than a number, does it go the way of words.
-    #[inline]
-    fn number(&mut self, lane: &Lane<'_>, write: impl FnOnce(&mut [u8]) -> usize) {
-        if lane.words || lane.width < lane.natural {
-            let mut digits = String::new();
-            number::push(&mut digits, write);
-            return self.words(&digits, lane);
-        }
-        let start = self.bytes.len();
-        self.pad(self.gap() + lane.width);
-        write(&mut self.bytes[start..]);
-    }
-
-    /// Words in their field, cut where they are wider.
-    fn words(&mut self, words: &str, lane: &Lane<'_>) {
-        let blank = lane.width.saturating_sub(width(words));
-        self.pad(self.gap() + if lane.words { 0 } else { blank });
-        if width(words) <= lane.width {
-            self.bytes.extend_from_slice(words.as_bytes());
-        } else {
-            let mut cut = String::new();
-            push_cut(&mut cut, words, lane.width);
-            self.bytes.extend_from_slice(cut.as_bytes());
-            self.pad(lane.width - width(&cut));
-        }
-        self.pad(if lane.words { blank } else { 0 });
-    }
-
-    /// Writes blanks. Nearly always few: a store of a fixed length is then faster than a loop.
-    #[inline]
-    fn pad(&mut self, count: usize) {
-        const FEW: usize = 32;
-        let end = self.bytes.len() + count;
-        if count <= FEW {
-            self.bytes.extend_from_slice(&[b' '; FEW]);
-        }
-        self.bytes.resize(end, b' ');
-    }
 }
 
 /// What the columns mean, for those who ask.

@@ -1,0 +1,229 @@
+//! The rows of a table, written fast: numbers go from the report into the page with no allocation,
+//! and blanks are laid for a whole run of columns of numbers at once.
+
+use std::collections::btree_map;
+use std::iter::Peekable;
+use std::ops::Range;
+
+use pagewise_model::Absent;
+use pagewise_model::report::{Cells, Gaps};
+
+use super::{GAP, Lane};
+use crate::cells::Cell;
+use crate::footnotes::Footnotes;
+use crate::number::{self, Units};
+use crate::words::{Wording, clean, push_cut, width};
+
+/// Writes the rows of a table, from the first on.
+pub(super) struct Rows<'a> {
+    parts: Vec<Part<'a>>,
+    wording: Wording<'a>,
+    lines: Lines,
+}
+
+impl<'a> Rows<'a> {
+    pub(super) fn new(lanes: &'a [Lane<'a>], lines: Lines, wording: Wording<'a>) -> Rows<'a> {
+        let mut parts: Vec<Part<'a>> = Vec::new();
+        for lane in lanes {
+            match (Field::of(lane, wording), parts.last_mut()) {
+                (None, _) => parts.push(Part::Other(lane, GapCursor::of(lane, wording))),
+                (Some(field), Some(Part::Numbers(run))) => run.push(field),
+                (Some(field), _) => parts.push(Part::Numbers(vec![field])),
+            }
+        }
+        Rows { parts, wording, lines }
+    }
+
+    /// Writes the next rows and returns their lines.
+    pub(super) fn write(&mut self, rows: Range<usize>) -> &[u8] {
+        self.lines.clear();
+        for row in rows {
+            for part in &mut self.parts {
+                match part {
+                    Part::Numbers(run) => self.lines.numbers(run, row),
+                    Part::Other(lane, gaps) => match gaps.at(row) {
+                        Some(mark) => self.lines.words(mark, lane),
+                        None => {
+                            let cell = Cell::present(&lane.column.cells, row);
+                            self.lines.cell(cell, lane, self.wording);
+                        }
+                    },
+                }
+            }
+            self.lines.end();
+        }
+        self.lines.bytes()
+    }
+}
+
+/// Neighbouring columns of numbers, or one column of anything.
+enum Part<'a> {
+    Numbers(Vec<Field<'a>>),
+    Other(&'a Lane<'a>, GapCursor<'a>),
+}
+
+/// A column of numbers that is as wide as it needs to be.
+struct Field<'a> {
+    values: &'a [u64],
+    form: Form,
+    width: usize,
+    gaps: GapCursor<'a>,
+}
+
+/// How the numbers of a column are written.
+#[derive(Clone, Copy)]
+enum Form {
+    Size(Units),
+    Decimal,
+    Hex,
+}
+
+impl<'a> Field<'a> {
+    fn of(lane: &'a Lane<'a>, wording: Wording<'a>) -> Option<Field<'a>> {
+        let (values, form) = match &lane.column.cells {
+            Cells::Bytes(values) => (values, Form::Size(wording.units)),
+            Cells::Counts(values) => (values, Form::Decimal),
+            Cells::Addresses(values) => (values, Form::Hex),
+            Cells::Names(_) | Cells::Labels(_) | Cells::Values(_) => return None,
+        };
+        let gaps = GapCursor::of(lane, wording);
+        (lane.width >= lane.natural).then_some(Field { values, form, width: lane.width, gaps })
+    }
+
+    /// Writes the number, or the mark of a gap, at the end of `line`.
+    #[inline]
+    fn write(&mut self, line: &mut [u8], row: usize) {
+        match (self.gaps.at(row), self.values.get(row)) {
+            (Some(mark), _) => {
+                let start = line.len() - mark.len();
+                line[start..].copy_from_slice(mark.as_bytes());
+            }
+            (None, Some(&n)) => {
+                match self.form {
+                    Form::Size(units) => number::size(line, n, units),
+                    Form::Decimal => number::decimal(line, n),
+                    Form::Hex => number::hex(line, n),
+                };
+            }
+            (None, None) => {}
+        }
+    }
+}
+
+/// The gaps of a column, asked row after row: a look-up a cell would cost more than the cell.
+enum GapCursor<'a> {
+    None,
+    All(&'a str),
+    Some(Peekable<btree_map::Iter<'a, usize, Absent>>, &'a Footnotes<'a>),
+}
+
+impl<'a> GapCursor<'a> {
+    fn of(lane: &'a Lane<'a>, wording: Wording<'a>) -> GapCursor<'a> {
+        match (&lane.column.gaps, wording.notes) {
+            (Gaps::All(absent), notes) => GapCursor::All(notes.map_or("?", |n| n.mark(absent))),
+            (Gaps::Some(rows), Some(notes)) => GapCursor::Some(rows.iter().peekable(), notes),
+            _ => GapCursor::None,
+        }
+    }
+
+    /// The mark of a row that has no value; rows must be asked in order, none left out.
+    #[inline]
+    fn at(&mut self, row: usize) -> Option<&'a str> {
+        match self {
+            GapCursor::None => None,
+            GapCursor::All(mark) => Some(mark),
+            GapCursor::Some(rows, notes) => {
+                rows.next_if(|(at, _)| **at == row).map(|(_, absent)| notes.mark(absent))
+            }
+        }
+    }
+}
+
+/// Lines of a table being put together, field by field.
+pub(super) struct Lines {
+    bytes: Vec<u8>,
+    indent: usize,
+    /// Where the last line starts.
+    start: usize,
+    /// Reused for words that have to be made.
+    scratch: String,
+}
+
+impl Lines {
+    pub(super) fn new(indent: usize) -> Lines {
+        Lines { bytes: Vec::new(), indent, start: 0, scratch: String::new() }
+    }
+
+    /// The lines so far.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.start = 0;
+    }
+
+    /// Ends the line, without the blanks at its end.
+    fn end(&mut self) {
+        while self.bytes.last() == Some(&b' ') {
+            self.bytes.pop();
+        }
+        self.bytes.push(b'\n');
+        self.start = self.bytes.len();
+    }
+
+    /// How many blanks stand before the next field.
+    fn gap(&self) -> usize {
+        if self.bytes.len() > self.start { GAP } else { self.indent }
+    }
+
+    fn pad(&mut self, count: usize) {
+        self.bytes.resize(self.bytes.len() + count, b' ');
+    }
+
+    /// Writes a run of numbers, each at the right edge of its field.
+    fn numbers(&mut self, run: &mut [Field<'_>], row: usize) {
+        let mut end = self.bytes.len() + self.gap();
+        let width: usize = run.iter().map(|field| field.width + GAP).sum();
+        self.pad(self.gap() + width - GAP);
+        for field in run {
+            end += field.width;
+            field.write(&mut self.bytes[..end], row);
+            end += GAP;
+        }
+    }
+
+    /// Writes any cell.
+    pub(super) fn cell(&mut self, cell: Cell<'_>, lane: &Lane<'_>, wording: Wording<'_>) {
+        let mut made = std::mem::take(&mut self.scratch);
+        made.clear();
+        match cell {
+            Cell::Bytes(n) => number::push(&mut made, |f| number::size(f, n, wording.units)),
+            Cell::Count(n) => number::push(&mut made, |f| number::decimal(f, n)),
+            Cell::Address(n) => number::push(&mut made, |f| number::hex(f, n)),
+            Cell::Name(name) => made.push_str(&clean(name.as_bytes())),
+            Cell::Label(text) => made.push_str(&clean(text.as_bytes())),
+            Cell::Absent(absent) => made.push_str(wording.notes.map_or("?", |n| n.mark(absent))),
+            Cell::Other(value) => wording.push(&mut made, value),
+        }
+        self.words(&made, lane);
+        self.scratch = made;
+    }
+
+    /// Writes words in their field, cut where they are wider.
+    pub(super) fn words(&mut self, words: &str, lane: &Lane<'_>) {
+        let used = width(words);
+        let blank = lane.width.saturating_sub(used);
+        self.pad(self.gap() + if lane.words { 0 } else { blank });
+        if used <= lane.width {
+            self.bytes.extend_from_slice(words.as_bytes());
+        } else {
+            let mut cut = String::new();
+            push_cut(&mut cut, words, lane.width);
+            self.bytes.extend_from_slice(cut.as_bytes());
+            self.pad(lane.width - width(&cut));
+        }
+        self.pad(if lane.words { blank } else { 0 });
+    }
+}
