@@ -10,7 +10,7 @@ mod cells;
 mod footnotes;
 pub mod html;
 pub mod json;
-pub mod number;
+mod number;
 mod palette;
 pub mod text;
 mod words;
