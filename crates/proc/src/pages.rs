@@ -32,10 +32,10 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Leaves a busy target most of its time: it waits less than a millisecond for us.
+    /// Short reads with rests between, for a target that is at work.
     pub const POLITE: Pace = Pace { chunk: Bytes::mib(8), rest: Duration::from_micros(20) };
 
-    /// No rests.
+    /// No rests: for a target that is stopped, idle or small.
     pub const FAST: Pace = Pace { chunk: Bytes::mib(16), rest: Duration::ZERO };
 }
 
@@ -87,11 +87,14 @@ pub fn read_with(
     pace: &Pace,
 ) -> Result<Walk, Error> {
     let walker = |trust| Walker::new(features, root, pid, page_size, pace, trust);
-    let mut walk = walker(Trust::Bits)?;
-    walk.walk(mappings)?;
-    if walk.is_doubtful() && features.frames {
-        walk = walker(Trust::Counts)?;
-        walk.walk(mappings)?;
+    let mut first = walker(Trust::Bits)?;
+    first.walk(mappings)?;
+    let longest = first.longest();
+    if !(first.is_doubtful() && features.frames) {
+        return Ok(first.finish(longest));
     }
-    Ok(walk.finish())
+    let mut second = walker(Trust::Counts)?;
+    second.walk(mappings)?;
+    let longest = second.longest().max(longest);
+    Ok(second.finish(longest))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use pagewise_model::{AddrRange, Backing, Bytes, Mapping, PageSize};
+use pagewise_model::{AddrRange, Backing, Bytes, Mapping, PageSize, Sharing};
 
 use super::entry::{Run, State, Word, frame, is_exclusive, runs};
 use super::frames::{Asked, Frames};
@@ -105,7 +105,10 @@ impl Census {
     /// The tally of the first mapping that was not closed yet.
     pub(super) fn close(&mut self, mapping: &Mapping) -> Tally {
         self.open_up_to(0, mapping);
-        self.open.pop_front().map(|open| open.tally).unwrap_or_default()
+        let mut tally = self.open.pop_front().map(|open| open.tally).unwrap_or_default();
+        let is_full = tally.breakdown.resident() >= mapping.size();
+        tally.swap_hidden &= !(is_full && mapping.sharing == Sharing::Shared);
+        tally
     }
 
     fn open_up_to(&mut self, slot: usize, mapping: &Mapping) {
@@ -156,6 +159,9 @@ impl Census {
         let Open { ground, tally } = &mut self.open[slot];
         match run.state {
             State::Empty => {}
+            // With nothing in swap it is a marker: guard regions had no bit at first, and
+            // userfaultfd leaves some.
+            State::Swapped if !self.swap_in_use => {}
             State::Swapped => tally.breakdown.swapped += bytes,
             State::Guard => tally.breakdown.guard += bytes,
             State::Present { file, exclusive } => {
@@ -213,11 +219,12 @@ impl Census {
             tally.huge_hidden |= !is_sure;
             tally.anon_huge += size;
         }
-        let must_count = kind == Kind::File || self.trust == Trust::Counts;
-        if self.frames.is_none() || !must_count {
-            self.doubtful = true;
-        } else if is_exclusive(&words[0]) {
-            self.ask(words, Claim { slot, kind, exclusive: true });
+        let is_counted = kind == Kind::File || self.trust == Trust::Counts;
+        match self.frames {
+            // Co-mapped pages are counted one by one anyway.
+            Some(_) if !is_exclusive(&words[0]) => {}
+            Some(_) if is_counted => self.ask(words, Claim { slot, kind, exclusive: true }),
+            _ => self.doubtful = true,
         }
     }
 

@@ -64,7 +64,7 @@ pub(super) struct Tally {
     /// Whether a co-mapped page's share is missing from `pss`.
     pub(super) pss_hidden: bool,
     /// Whether tmpfs pages may be in swap, unseen.
-    swap_hidden: bool,
+    pub(super) swap_hidden: bool,
     pub(super) anon_huge: Bytes,
     /// Whether blocks that may be huge are missing from `anon_huge`.
     pub(super) huge_hidden: bool,

@@ -1,6 +1,7 @@
 //! The walk over an address space: neighbouring mappings together, holes skipped.
 
 use std::fs;
+use std::time::Duration;
 
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid, Reading};
 use pagewise_sys::probe::Features;
@@ -82,9 +83,14 @@ impl Walker {
         self.census.is_doubtful() && self.ledger.shares_anonymous()
     }
 
-    /// What the walk found in all, and what it cost.
-    pub(super) fn finish(self) -> Walk {
-        let longest_hold_ns = u64::try_from(self.space.longest().as_nanos()).unwrap_or(u64::MAX);
+    /// The longest single system call so far.
+    pub(super) const fn longest(&self) -> Duration {
+        self.space.longest()
+    }
+
+    /// What the walk found in all.
+    pub(super) fn finish(self, longest: Duration) -> Walk {
+        let longest_hold_ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
         let doubt = self.is_doubtful().then(|| {
             Absent::NotPermitted(
                 "CAP_SYS_ADMIN, to see which parts of huge pages are shared".into(),
@@ -116,13 +122,15 @@ impl Walker {
             let words =
                 self.space.read(AddrRange { start: at, end: chunk_end }, &mut self.words)?;
             self.census.count(&mut self.space, open, at, words)?;
-            let is_empty = words.as_flattened().iter().all(|byte| *byte == 0);
+            let is_empty = words.iter().all(|word| *word == Word::default());
             at += self.space.page_size().pages(words.len() as u64).0;
             if is_empty {
                 at = self.space.next_populated(AddrRange { start: at, end })?;
             }
             open = self.close(open, at);
         }
+        // Only where the mappings were out of order is one still open.
+        self.close(open, u64::MAX);
         Ok(length)
     }
 
