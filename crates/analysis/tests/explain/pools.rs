@@ -1,0 +1,399 @@
+//! Every kind of pool is told by what tells it, and by nothing less.
+
+use pagewise_analysis::pools::{Kind, Part, classify};
+use pagewise_model::object::Object;
+use pagewise_model::{Bytes, Mapping, Pid, Snapshot};
+use proptest::prelude::*;
+
+use crate::build::*;
+
+const MIB: u64 = 1 << 20;
+const HEAP: u64 = 64 * MIB;
+
+/// Kind and name of each mapping's pool.
+fn pools(snapshot: &Snapshot) -> Vec<(Kind, String)> {
+    let pools = classify(snapshot);
+    let count = snapshot.mappings.as_ref().map_or(0, Vec::len);
+    (0..count).map(|i| (pools.of(i).kind, pools.of(i).name.escaped().into_owned())).collect()
+}
+
+fn kinds(snapshot: &Snapshot) -> Vec<Kind> {
+    pools(snapshot).into_iter().map(|(kind, _)| kind).collect()
+}
+
+/// One mapping alone.
+fn kind_of(mapping: Mapping) -> Kind {
+    kinds(&snapshot(vec![mapping]))[0]
+}
+
+const BASE: u64 = 0x5555_5555_4000;
+
+/// A program as gcc links it: four segments, and data whose page also holds the end of rodata.
+fn program(base: u64, path: &str) -> (Vec<Mapping>, Object) {
+    let mappings = vec![
+        map(base, 4, "r--p", path),
+        map(base + 0x1000, 4, "r-xp", path).at_offset(0x1000),
+        map(base + 0x2000, 4, "r--p", path).at_offset(0x2000),
+        map(base + 0x3000, 4, "r--p", path).at_offset(0x2000),
+        map(base + 0x4000, 4, "rw-p", path).at_offset(0x3000),
+        map(base + 0x5000, 16, "rw-p", ""),
+    ];
+    let segments = vec![
+        segment(0, 0, 0x628, 0x628, "r"),
+        segment(0x1000, 0x1000, 0x1b1, 0x1b1, "rx"),
+        segment(0x2000, 0x2000, 0x114, 0x114, "r"),
+        segment(0x3db8, 0x2db8, 0x258, 0x4288, "rw"),
+    ];
+    let object = object(&mappings[0], segments);
+    (mappings, object)
+}
+
+fn program_snapshot(path: &str) -> Snapshot {
+    let (mappings, object) = program(BASE, path);
+    Snapshot { objects: vec![object], ..snapshot(mappings) }
+}
+
+#[test]
+fn the_parts_of_the_program_are_told_by_its_segments() {
+    let snapshot = program_snapshot("/usr/bin/prog");
+    use Kind::*;
+    let expected =
+        [ProgramRodata, ProgramText, ProgramRodata, ProgramData, ProgramData, ProgramBss];
+    assert_eq!(kinds(&snapshot), expected);
+    assert!(pools(&snapshot).iter().all(|(_, name)| name == "/usr/bin/prog"));
+}
+
+#[test]
+fn permissions_do_not_decide_the_part() {
+    let mut snapshot = program_snapshot("/usr/bin/prog");
+    for mapping in snapshot.mappings.as_mut().unwrap() {
+        mapping.prot.write = true;
+        mapping.prot.exec = true;
+    }
+    assert_eq!(kinds(&snapshot)[1..3], [Kind::ProgramText, Kind::ProgramRodata]);
+}
+
+#[test]
+fn a_library_is_one_pool_with_parts() {
+    let snapshot = program_snapshot("/usr/lib/libz.so.1");
+    let other = Snapshot {
+        process: pagewise_model::process::Process {
+            exe: Ok("/usr/bin/prog".into()),
+            ..snapshot.process.clone()
+        },
+        ..snapshot
+    };
+    // The program itself comes first, so that the library is not taken for it.
+    let (mut mappings, object) = program(0x1000_0000, "/usr/bin/prog");
+    mappings.extend(other.mappings.clone().unwrap());
+    let mut both = Snapshot { mappings: Ok(mappings), ..other };
+    both.objects.push(object);
+    let pools = classify(&both);
+    assert!((6..12).all(|i| pools.of(i).kind == Kind::Library));
+    assert!((6..12).all(|i| pools.index(i) == pools.index(6)));
+    use Part::*;
+    let parts: Vec<_> = (6..12).filter_map(|i| pools.part(i)).collect();
+    assert_eq!(parts, [Rodata, Text, Rodata, Data, Data, Bss]);
+}
+
+#[test]
+fn a_hole_without_access_between_segments_belongs_to_the_library() {
+    let path = "/usr/lib/old.so";
+    let mappings = vec![
+        map(BASE, 4, "r-xp", path),
+        map(BASE + 0x1000, 2044, "---p", path).at_offset(0x1000),
+        map(BASE + 0x20_0000, 4, "rw-p", path).at_offset(0x1000),
+    ];
+    let segments =
+        vec![segment(0, 0, 0x800, 0x800, "rx"), segment(0x20_0000, 0x1000, 0x100, 0x100, "rw")];
+    let object = object(&mappings[0], segments);
+    let mut snapshot = Snapshot { objects: vec![object], ..snapshot(mappings) };
+    library(&mut snapshot, 0x1000, "/usr/bin/prog");
+    let pools = classify(&snapshot);
+    assert_eq!(pools.part(2), Some(Part::Padding));
+    assert_eq!(pools.of(2).kind, Kind::Library);
+}
+
+#[test]
+fn bss_that_merged_with_more_anonymous_memory_is_no_bss_any_more() {
+    let mut snapshot = program_snapshot("/usr/bin/prog");
+    let bss = &mut snapshot.mappings.as_mut().unwrap()[5];
+    bss.range.end += 16 * MIB;
+    assert_eq!(kinds(&snapshot)[5], Kind::Anonymous);
+}
+
+#[test]
+fn an_elf_file_that_is_only_read_is_a_file() {
+    let mapping = map(BASE, 64, "r--p", "/usr/bin/other");
+    let object = object(&mapping, vec![segment(0, 0, 0x800, 0x800, "rx")]);
+    let snapshot = Snapshot { objects: vec![object], ..snapshot(vec![mapping]) };
+    assert_eq!(kinds(&snapshot), [Kind::File]);
+}
+
+#[test]
+fn a_library_whose_headers_cannot_be_read_has_no_parts() {
+    let snapshot = snapshot(vec![map(BASE, 64, "r-xp", "/usr/lib/libz.so.1.2")]);
+    let pools = classify(&snapshot);
+    assert_eq!((pools.of(0).kind, pools.part(0)), (Kind::Library, None));
+}
+
+#[test]
+fn names_tell_most_kinds() {
+    for (mode, name, kind) in [
+        ("rw-p", "[heap]", Kind::Heap),
+        ("rw-p", "[stack]", Kind::MainStack),
+        ("rw-p", "[stack:77]", Kind::ThreadStack),
+        ("r-xp", "[vdso]", Kind::Kernel),
+        ("r--p", "[vvar_vclock]", Kind::Kernel),
+        ("--xp", "[vsyscall]", Kind::Kernel),
+        ("rw-s", "/SYSV00000000 (deleted)", Kind::SharedSysv),
+        ("rw-s", "/dev/shm/sem.x", Kind::SharedPosix),
+        ("rw-s", "/memfd:x (deleted)", Kind::Memfd),
+        ("rw-s", "/dev/zero (deleted)", Kind::SharedAnonymous),
+        ("rw-p", "/dev/zero", Kind::Anonymous),
+        ("rw-s", "[anon_shmem:x]", Kind::SharedAnonymous),
+        ("rw-p", "/anon_hugepage (deleted)", Kind::Hugetlb),
+        ("rw-p", "[anon:mine]", Kind::Named),
+        ("rw-p", "[anon:pagewise:frames]", Kind::Pagewise),
+        ("rw-s", "/memfd:pagewise (deleted)", Kind::Pagewise),
+        ("rw-p", "[anon:scudo:primary]", Kind::Allocator),
+        ("rw-p", "[anon: Go: heap]", Kind::Go),
+        ("rw-p", "[anon: glibc: malloc arena]", Kind::MallocArena),
+        ("rw-p", "[later kernels' thing]", Kind::Named),
+        ("r--s", "/var/cache/fonts", Kind::File),
+        ("rw-s", "/dev/dri/card0", Kind::Device),
+        ("rw-s", "anon_inode:[perf_event]", Kind::Device),
+        ("rwxp", "", Kind::Jit),
+        ("---p", "", Kind::Reserve),
+        ("rw-p", "", Kind::Anonymous),
+    ] {
+        assert_eq!(kind_of(map(0x7000_0000_1000, 64, mode, name)), kind, "{name}");
+    }
+}
+
+#[test]
+fn named_memory_has_a_pool_for_each_name() {
+    let snapshot = snapshot(vec![
+        map(0x1000, 4, "rw-p", "[anon:a]"),
+        map(0x3000, 4, "rw-p", "[anon:b]"),
+        map(0x5000, 4, "rw-p", "[anon:a]"),
+    ]);
+    let names: Vec<_> = pools(&snapshot).into_iter().map(|(_, name)| name).collect();
+    assert_eq!(names, ["a", "b", "a"]);
+    assert_eq!(classify(&snapshot).list().len(), 2);
+}
+
+#[test]
+fn a_file_on_tmpfs_is_memory() {
+    let mapping = Mapping { on_tmpfs: true, ..map(0x1000, 4, "rw-s", "/run/state") };
+    assert_eq!(kind_of(mapping), Kind::Tmpfs);
+}
+
+/// glibc is mapped, and these.
+fn with_glibc(mappings: Vec<Mapping>) -> Snapshot {
+    let mut snapshot = snapshot(mappings);
+    library(&mut snapshot, 0x1000, "/usr/bin/prog");
+    library(&mut snapshot, 0x10_0000, "/usr/lib/libc.so.6");
+    snapshot
+}
+
+fn arena(heap: u64, used_kib: u64) -> Vec<Mapping> {
+    let start = heap * HEAP;
+    let rest = (HEAP >> 10) - used_kib;
+    vec![map(start, used_kib, "rw-p", ""), map(start + (used_kib << 10), rest, "---p", "")]
+}
+
+#[test]
+fn an_arena_is_aligned_and_fills_its_heap_with_the_rest_without_access() {
+    assert_eq!(kinds(&with_glibc(arena(100, 132)))[2..], [Kind::MallocArena; 2]);
+}
+
+#[test]
+fn the_same_shape_is_no_arena_where_glibc_is_not() {
+    assert_eq!(kinds(&snapshot(arena(100, 132))), [Kind::Anonymous, Kind::Reserve]);
+}
+
+#[test]
+fn aligned_memory_without_the_rest_is_no_arena() {
+    assert_eq!(kinds(&with_glibc(vec![map(100 * HEAP, 132, "rw-p", "")]))[2], Kind::Anonymous);
+}
+
+#[test]
+fn a_guard_that_merged_with_the_rest_of_a_heap_does_not_hide_it() {
+    let mut mappings = arena(100, 132);
+    mappings[1].range.end += PAGE;
+    assert_eq!(kinds(&with_glibc(mappings))[2..], [Kind::MallocArena; 2]);
+}
+
+#[test]
+fn the_first_words_of_a_heap_confirm_or_deny_it() {
+    let start = 100 * HEAP;
+    let full = || vec![map(start, HEAP >> 10, "rw-p", "")];
+    let with_head = |words| {
+        let mut snapshot = with_glibc(full());
+        snapshot.heads = vec![head(start, words)];
+        kinds(&snapshot)[2]
+    };
+    assert_eq!(with_head([start + 0x30, 0]), Kind::MallocArena);
+    assert_eq!(with_head([99 * HEAP + 0x30, 99 * HEAP]), Kind::MallocArena);
+    assert_eq!(with_head([0, 0]), Kind::Anonymous);
+    assert_eq!(with_head([0x1234, 0x5678]), Kind::Anonymous);
+}
+
+#[test]
+fn a_mapped_chunk_has_its_size_and_flag_in_the_second_word() {
+    let start = 0x7000_0000_0000;
+    let with_head = |words| {
+        let mut snapshot = with_glibc(vec![map(start, 1024, "rw-p", "")]);
+        snapshot.heads = vec![head(start, words)];
+        kinds(&snapshot)[2]
+    };
+    assert_eq!(with_head([0, MIB | 2]), Kind::MallocChunk);
+    assert_eq!(with_head([0, (MIB / 2) | 2]), Kind::MallocChunk, "chunks that merged");
+    assert_eq!(with_head([1, MIB | 2]), Kind::Anonymous);
+    assert_eq!(with_head([0, MIB]), Kind::Anonymous);
+    assert_eq!(with_head([0, (MIB + 8) | 2]), Kind::Anonymous);
+    assert_eq!(with_head([0, (2 * MIB) | 2]), Kind::Anonymous, "larger than its mapping");
+    assert_eq!(with_head([0, 2]), Kind::Anonymous);
+}
+
+#[test]
+fn a_library_in_place_of_malloc_names_what_cannot_be_told_apart() {
+    for (library_name, expected) in [
+        ("/usr/lib/libjemalloc.so.2", "jemalloc, and mmap"),
+        ("/usr/lib/libtcmalloc_minimal.so.4", "tcmalloc, and mmap"),
+        ("/usr/lib/libmimalloc.so.2", "mimalloc, and mmap"),
+        ("/lib/ld-musl-x86_64.so.1", "musl malloc, and mmap"),
+    ] {
+        let mut snapshot = snapshot(vec![map(0x7000_0000_0000, 64, "rw-p", "")]);
+        library(&mut snapshot, 0x1000, "/usr/bin/prog");
+        library(&mut snapshot, 0x10_0000, library_name);
+        assert_eq!(pools(&snapshot)[2], (Kind::Allocator, expected.to_owned()));
+    }
+}
+
+#[test]
+fn an_allocator_linked_into_the_program_is_found_by_its_symbols() {
+    let mut snapshot = program_snapshot("/usr/bin/prog");
+    snapshot.objects[0].elf.as_mut().unwrap().allocator = Some("mi_malloc".into());
+    snapshot.mappings.as_mut().unwrap().push(map(0x7000_0000_0000, 64, "rw-p", ""));
+    assert_eq!(pools(&snapshot)[6], (Kind::Allocator, "mimalloc, and mmap".to_owned()));
+}
+
+const STACKS: u64 = 0x7000_0000_0000;
+
+/// `count` stacks of 8 MiB with a guard of one page each.
+fn stacks(count: u64) -> Vec<Mapping> {
+    let each = |i| {
+        let start = STACKS + i * 8 * MIB;
+        [map(start, 4, "---p", ""), map(start + PAGE, 8188, "rw-p", "")]
+    };
+    (0..count).flat_map(each).collect()
+}
+
+fn top_of(stack: u64) -> u64 {
+    STACKS + (stack + 1) * 8 * MIB - 64
+}
+
+#[test]
+fn a_stack_is_told_by_the_pointer_into_it_and_takes_its_guard_along() {
+    let mut snapshot = snapshot(stacks(2));
+    snapshot.threads = Ok(vec![
+        thread(1234, "prog", 0x7fff_0000_0000),
+        thread(1235, "net", top_of(0)),
+        thread(1236, "disk", top_of(1)),
+    ]);
+    let expected = ["net (1235)", "net (1235)", "disk (1236)", "disk (1236)"]
+        .map(|n| (Kind::ThreadStack, n.to_owned()));
+    assert_eq!(pools(&snapshot), expected);
+}
+
+#[test]
+fn a_running_thread_gets_the_guarded_mapping_that_is_left_and_the_rest_is_cached() {
+    let mut snapshot = snapshot(stacks(3));
+    snapshot.threads =
+        Ok(vec![running(1234, "prog"), thread(1235, "net", top_of(0)), running(1236, "disk")]);
+    use Kind::*;
+    let expected = [ThreadStack, ThreadStack, ThreadStack, ThreadStack, CachedStack, CachedStack];
+    assert_eq!(kinds(&snapshot), expected);
+}
+
+#[test]
+fn guarded_memory_of_an_unusual_size_is_no_stack_while_all_threads_have_one() {
+    let guarded = vec![map(STACKS, 4, "---p", ""), map(STACKS + PAGE, 100, "rw-p", "")];
+    let mut alone = snapshot(guarded);
+    assert_eq!(kinds(&alone), [Kind::Reserve, Kind::Anonymous]);
+    alone.threads = Ok(vec![thread(1234, "prog", 0), running(1235, "odd")]);
+    assert_eq!(kinds(&alone), [Kind::ThreadStack; 2]);
+}
+
+#[test]
+fn stacks_that_merged_into_one_mapping_are_counted() {
+    let mut snapshot = snapshot(vec![map(STACKS, 16 << 10, "rw-p", "")]);
+    snapshot.threads =
+        Ok(vec![running(1234, "prog"), thread(1235, "a", top_of(0)), thread(1236, "b", top_of(1))]);
+    assert_eq!(pools(&snapshot), [(Kind::ThreadStack, "a (1235) and 1 more".to_owned())]);
+}
+
+#[test]
+fn a_stack_pointer_into_go_memory_does_not_make_it_a_stack() {
+    let mut snapshot = snapshot(vec![
+        map(0xc0_0000_0000, 4096, "rw-p", ""),
+        map(0xc0_0040_0000, 60 << 10, "---p", ""),
+    ]);
+    snapshot.threads = Ok(vec![running(1234, "prog"), thread(1235, "m1", 0xc0_0000_2000)]);
+    assert_eq!(kinds(&snapshot), [Kind::Go; 2]);
+}
+
+#[test]
+fn a_sanitizer_is_told_by_its_huge_shadow() {
+    let shadow = vec![
+        map(0x7fff_8000, 256 << 10, "rw-p", ""),
+        map(0x8fff_7000, 2 << 30, "---p", ""),
+        map(0x0200_8fff_7000, 14 << 30, "rw-p", ""),
+        map(0x7000_0000_0000, 64, "rw-p", ""),
+    ];
+    use Kind::*;
+    assert_eq!(kinds(&snapshot(shadow.clone())), [Sanitizer, Sanitizer, Sanitizer, Anonymous]);
+    let small: Vec<Mapping> = shadow
+        .into_iter()
+        .map(|mut m| {
+            m.range.end = m.range.end.min(m.range.start + Bytes::gib(1).0);
+            m
+        })
+        .collect();
+    assert_eq!(kinds(&snapshot(small)), [Anonymous, Reserve, Anonymous, Anonymous]);
+}
+
+#[test]
+fn a_kernel_thread_has_no_pools() {
+    assert!(classify(&Snapshot { mappings: absent(), ..snapshot(vec![]) }).list().is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_layout_is_sorted_without_panic(
+        starts in proptest::collection::vec((any::<u64>(), any::<u64>(), 0..32usize), 0..40),
+        pointers in proptest::collection::vec(any::<u64>(), 0..8),
+    ) {
+        let names = ["", "", "", "/usr/bin/prog", "/lib/libc.so.6", "[heap]", "[anon:.bss]", "[stack]"];
+        let modes = ["rw-p", "---p", "r-xp", "rwxs"];
+        let mut mappings: Vec<Mapping> = starts.iter().map(|&(start, end, kind)| {
+            let mut mapping = map(0, 0, modes[kind / 8], names[kind % 8]).at_offset(end & !0xfff);
+            mapping.range = pagewise_model::AddrRange { start, end };
+            mapping
+        }).collect();
+        mappings.sort_by_key(|m| m.range);
+        let objects = mappings.iter().filter(|m| m.inode != 0).map(|m| {
+            object(m, vec![segment(m.range.start >> 1, m.offset, u64::MAX, m.range.end >> 2, "rx")])
+        }).collect();
+        let heads = mappings.iter().map(|m| head(m.range.start, [m.range.end, m.range.start])).collect();
+        let threads = pointers.iter().zip(1u32..).map(|(&sp, tid)| {
+            pagewise_model::process::Thread { tid: Pid(tid), name: "t".into(), stack_pointer: Ok(sp) }
+        }).collect();
+        let snapshot = Snapshot { objects, heads, threads: Ok(threads), ..snapshot(mappings.clone()) };
+        prop_assert_eq!(kinds(&snapshot).len(), mappings.len());
+    }
+}
