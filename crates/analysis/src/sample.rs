@@ -117,6 +117,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
         }),
         status: Err(nobody_read()),
         rollup: Err(nobody_read()),
+        walk: Err(nobody_read()),
         mappings: Ok(mappings),
         threads: Err(nobody_read()),
         objects: Vec::new(),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{Machine, Provenance};
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, Pages};
 use crate::object::Object;
 use crate::process::{CgroupMemory, Ksm, Limits, NodeShare, Process, Statm, Status, Thread};
 use crate::reading::plain;
@@ -34,6 +34,10 @@ pub struct Snapshot {
     /// `smaps_rollup`; only read with [`crate::machine::Method::Full`].
     #[serde(with = "plain")]
     pub rollup: Reading<Box<Smaps>>,
+    /// The page walk over all mappings together; only read without [`crate::machine::Method::Full`].
+    /// Its PSS is rounded once, as `smaps_rollup` does, so it can exceed the sum over the mappings.
+    #[serde(with = "plain")]
+    pub walk: Reading<Box<Pages>>,
     /// Every mapping, by address.
     #[serde(with = "plain")]
     pub mappings: Reading<Vec<Mapping>>,

@@ -1,56 +1,115 @@
-//! What can go wrong while reading `/proc`, and what the reader can do about it.
+//! What can go wrong while a source is read, with the next step where there is one.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pagewise_model::Pid;
+use pagewise_model::{Name, Pid};
+use rustix::io::Errno;
 
-/// Why something could not be read.
+/// Why a source gave no value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The process is not there (any more), or has no memory (any more).
-    #[error("there is no process {pid}, or it has just ended")]
-    NoSuchProcess {
-        /// The process.
-        pid: Pid,
-    },
-    /// We may not look at the process.
-    #[error("not permitted to read {}", pagewise_model::name::escape(path.as_os_str().as_encoded_bytes()))]
-    NotPermitted {
-        /// The file that was refused.
+    /// A file does not read as it should.
+    #[error("{}:{line}: expected {expected}, found \"{}\"", path.display(), found.escaped())]
+    Parse {
+        /// The file, or the name of its format where bytes were parsed.
         path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What should have been there.
+        expected: &'static str,
+        /// What was there, cut to a readable length.
+        found: Name,
     },
     /// A file could not be read.
-    #[error("{}", pagewise_model::name::escape(path.as_os_str().as_encoded_bytes()))]
+    #[error("cannot read {}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// What the kernel said.
         source: io::Error,
     },
+    /// We may not read a file.
+    #[error("{} may not be read", path.display())]
+    NotPermitted {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The process is not there, or ended while it was read.
+    #[error("there is no process {pid}")]
+    NoSuchProcess {
+        /// The id that was asked for.
+        pid: Pid,
+    },
+    /// No process has that name.
+    #[error("no process is called \"{}\"", name.escaped())]
+    NotFound {
+        /// What was asked for.
+        name: Name,
+    },
+    /// Several processes have that name.
+    #[error("{} processes are called \"{}\": {}", candidates.len(), name.escaped(), list(candidates))]
+    AmbiguousName {
+        /// What was asked for.
+        name: Name,
+        /// Their ids and names.
+        candidates: Vec<(Pid, Name)>,
+    },
+    /// A file is not a snapshot that this version can open.
+    #[error("{} is not a snapshot: {why}", path.display())]
+    NotASnapshot {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
 }
 
 impl Error {
-    /// The next step to take, where there is one.
+    /// What the reader can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::NotPermitted { .. } => {
-                Some("another user's process needs CAP_SYS_PTRACE: try sudo".to_owned())
+                Some("another user's process needs CAP_SYS_PTRACE: try sudo".into())
             }
-            Error::NoSuchProcess { .. } | Error::Io { .. } => None,
+            Error::NoSuchProcess { .. } => {
+                Some("it may have ended, or /proc hides other users' processes (hidepid)".into())
+            }
+            Error::NotFound { .. } => Some("`pagewise ps` lists every process".into()),
+            Error::AmbiguousName { .. } => Some("name one by its pid".into()),
+            Error::NotASnapshot { .. } => Some("`pagewise explain TARGET --save FILE` makes one".into()),
+            Error::Parse { .. } | Error::Io { .. } => None,
         }
     }
 
-    /// What a failed read of a file of a process means.
+    /// What a failed read of a file of a process means. The process may be gone, or we may not look.
     pub(crate) fn of_process(source: io::Error, pid: Pid, path: &Path) -> Error {
-        let is_gone = rustix::io::Errno::from_io_error(&source) == Some(rustix::io::Errno::SRCH);
-        let path = path.to_owned();
-        match source.kind() {
-            io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
-            _ if is_gone => Error::NoSuchProcess { pid },
-            io::ErrorKind::PermissionDenied => Error::NotPermitted { path },
-            _ => Error::Io { path, source },
+        match Errno::from_io_error(&source) {
+            Some(Errno::SRCH | Errno::NOENT) => Error::NoSuchProcess { pid },
+            Some(Errno::PERM | Errno::ACCESS) => Error::NotPermitted { path: path.into() },
+            _ => Error::io(path, source),
         }
     }
+
+    pub(crate) fn io(path: &Path, source: io::Error) -> Error {
+        Error::Io { path: path.into(), source }
+    }
+
+    /// A parse error with what was found cut to a readable length.
+    pub(crate) fn parse(path: &str, line: usize, expected: &'static str, found: &[u8]) -> Error {
+        let found = Name::new(&found[..found.len().min(80)]);
+        Error::Parse { path: path.into(), line, expected, found }
+    }
+}
+
+/// `17 bash, 23 bash`, cut where it gets long.
+fn list(candidates: &[(Pid, Name)]) -> String {
+    const SHOWN: usize = 12;
+    let shown = candidates.iter().take(SHOWN);
+    let mut words: Vec<String> = shown.map(|(pid, name)| format!("{pid} {}", name.escaped())).collect();
+    if candidates.len() > SHOWN {
+        words.push(format!("and {} more", candidates.len() - SHOWN));
+    }
+    words.join(", ")
 }

@@ -1,12 +1,29 @@
 //! Sources: files of `/proc` and ELF headers to model values. Interprets nothing.
 #![forbid(unsafe_code)]
 
+pub mod capture;
+pub mod cgroup;
+mod elf;
 mod error;
+mod heads;
+pub mod ksm;
+pub mod limits;
+pub mod listing;
 pub mod maps;
+pub mod meminfo;
+pub mod mountinfo;
+pub mod numa;
 pub mod pages;
 mod root;
+pub mod saved;
 pub mod smaps;
+pub mod stat;
+pub mod status;
+mod stream;
+pub mod target;
 mod text;
+pub mod threads;
+pub mod users;
 
 pub use error::Error;
 pub use root::ProcRoot;

@@ -19,23 +19,80 @@ pub struct Parsed {
 
 /// Reads a whole `maps`.
 pub fn parse(text: &[u8]) -> Parsed {
-    let mut parsed = Parsed::default();
-    if !text.is_empty() && !text.ends_with(b"\n") {
-        let last = lines(text).last();
-        parsed.torn = last.map(|(line, found)| Error::parse("maps", line, "a whole line", found));
+    let mut parser = Parser::new(Absent::NotCollected("maps has no counters".into()));
+    parser.push(text);
+    parser.finish()
+}
+
+/// Reads `maps` piece by piece, as it comes from the kernel.
+#[derive(Debug)]
+pub struct Parser {
+    builder: Builder,
+    parsed: Parsed,
+    /// The start of a line whose end is in the next piece.
+    carry: Vec<u8>,
+    line: usize,
+}
+
+impl Parser {
+    /// A parser whose mappings say `unread` of their pages.
+    pub fn new(unread: Absent) -> Parser {
+        let builder = Builder { name: Name::default(), unread };
+        Parser { builder, parsed: Parsed::default(), carry: Vec::new(), line: 0 }
     }
-    let whole = memchr::memrchr(b'\n', text).map_or(0, |end| end + 1);
-    let mut builder = Builder::default();
-    for (number, line) in lines(&text[..whole]) {
-        match builder.mapping(line) {
-            Some(mapping) => parsed.add(mapping),
-            None => {
-                parsed.torn = Some(Error::parse("maps", number, "a mapping", line));
-                break;
+
+    /// Takes the next piece of text, cut anywhere.
+    pub fn push(&mut self, text: &[u8]) {
+        let mut carry = std::mem::take(&mut self.carry);
+        let rest = whole_lines(&mut carry, text, |lines| self.lines(lines));
+        carry.extend_from_slice(rest);
+        self.carry = carry;
+    }
+
+    /// The mappings that were read whole, and what stopped the reading.
+    pub fn finish(mut self) -> Parsed {
+        if !self.carry.is_empty() && self.parsed.torn.is_none() {
+            let torn = Error::parse("maps", self.line + 1, "a whole line", &self.carry);
+            self.parsed.torn = Some(torn);
+        }
+        self.parsed
+    }
+
+    fn lines(&mut self, text: &[u8]) {
+        for (_, line) in lines(text) {
+            self.line += 1;
+            if self.parsed.torn.is_some() {
+                return;
+            }
+            match self.builder.mapping(line) {
+                Some(mapping) => self.parsed.add(mapping),
+                None => {
+                    let torn = Error::parse("maps", self.line, "a mapping", line);
+                    self.parsed.torn = Some(torn);
+                }
             }
         }
     }
-    parsed
+}
+
+/// Hands the whole lines of `carry` and `text` to `take`, and returns what is left of a last one.
+///
+/// `carry` holds the start of the first line, and is empty afterwards if that ended here.
+pub(crate) fn whole_lines<'t>(
+    carry: &mut Vec<u8>,
+    mut text: &'t [u8],
+    mut take: impl FnMut(&[u8]),
+) -> &'t [u8] {
+    if !carry.is_empty() {
+        let Some(end) = memchr::memchr(b'\n', text) else { return text };
+        carry.extend_from_slice(&text[..=end]);
+        take(carry);
+        carry.clear();
+        text = &text[end + 1..];
+    }
+    let whole = memchr::memrchr(b'\n', text).map_or(0, |end| end + 1);
+    take(&text[..whole]);
+    &text[whole..]
 }
 
 impl Parsed {

@@ -1,51 +1,146 @@
-//! The `/proc` tree that is read: the live one, or a copy.
+//! A `/proc`: the live one, or a copied tree. Reads its files; knows nothing of what is in them.
 
-use std::fs;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use pagewise_model::Pid;
+use pagewise_model::{Absent, Name, Pid, Reading};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::Error;
+use crate::text::number;
 
-/// A `/proc` tree.
+/// The tree that processes are read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcRoot {
     path: PathBuf,
+    live: bool,
 }
 
 impl ProcRoot {
-    /// The running kernel's.
+    /// `/proc` of the running kernel.
     pub fn live() -> ProcRoot {
-        ProcRoot { path: "/proc".into() }
+        ProcRoot { path: "/proc".into(), live: true }
     }
 
-    /// A copy of one, or one mounted elsewhere.
+    /// A copy of a `/proc`, or of the part of it that matters: `DIR/<pid>/smaps` and so on.
     pub fn at(path: impl Into<PathBuf>) -> ProcRoot {
-        ProcRoot { path: path.into() }
+        ProcRoot { path: path.into(), live: false }
     }
 
-    /// Where it is.
+    /// Where the tree is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it is `/proc`.
+    /// Whether the processes in it run, so that system calls on their ids make sense.
     pub fn is_live(&self) -> bool {
-        self.path == Path::new("/proc")
+        self.live
     }
 
-    /// The processes in it, by id.
+    /// The ids of all processes, in order.
     ///
     /// # Errors
     /// [`Error::Io`] where the tree cannot be listed.
     pub fn pids(&self) -> Result<Vec<Pid>, Error> {
-        let failed = |source| Error::Io { path: self.path.clone(), source };
-        let mut pids = Vec::new();
-        for entry in fs::read_dir(&self.path).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            pids.extend(name.to_str().and_then(|name| name.parse().ok()).map(Pid));
-        }
+        let mut pids = self.numbers(&self.path)?;
         pids.sort_unstable();
         Ok(pids)
     }
+
+    /// The ids of a process's threads, in order.
+    pub(crate) fn tids(&self, pid: Pid) -> Result<Vec<Pid>, Error> {
+        let mut tids = self.numbers(&self.file(pid, "task"))?;
+        tids.sort_unstable();
+        Ok(tids)
+    }
+
+    fn numbers(&self, dir: &Path) -> Result<Vec<Pid>, Error> {
+        let entries = std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))?;
+        let pids = entries.filter_map(|entry| {
+            let name = entry.ok()?.file_name();
+            number(name.as_bytes()).and_then(|n| u32::try_from(n).ok()).map(Pid)
+        });
+        Ok(pids.collect())
+    }
+
+    /// The path of a process's file.
+    pub fn file(&self, pid: Pid, name: &str) -> PathBuf {
+        self.path.join(pid.to_string()).join(name)
+    }
+
+    /// All of a process's file.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchProcess`] where the process is gone, [`Error::NotPermitted`], [`Error::Io`].
+    pub fn read(&self, pid: Pid, name: &str) -> Result<Vec<u8>, Error> {
+        let path = self.file(pid, name);
+        read_all(&path).map_err(|e| self.explain(pid, &path, e))
+    }
+
+    /// All of a process's file, or why it is missing.
+    pub(crate) fn reading(&self, pid: Pid, name: &str) -> Reading<Vec<u8>> {
+        let path = self.file(pid, name);
+        read_all(&path).map_err(|e| self.absence(&path, &e))
+    }
+
+    /// All of a file of the machine, or why it is missing.
+    pub(crate) fn machine(&self, name: &str) -> Reading<Vec<u8>> {
+        let path = self.path.join(name);
+        read_all(&path).map_err(|e| self.absence(&path, &e))
+    }
+
+    /// Where a symbolic link of a process points.
+    pub(crate) fn link(&self, pid: Pid, name: &str) -> Reading<Name> {
+        let path = self.file(pid, name);
+        match std::fs::read_link(&path) {
+            Ok(to) => Ok(Name::new(to.as_os_str().as_bytes())),
+            Err(e) => Err(self.absence(&path, &e)),
+        }
+    }
+
+    /// Opens a process's file for reading, without ever waiting for it.
+    pub(crate) fn open(&self, pid: Pid, name: &str) -> Result<File, Error> {
+        let path = self.file(pid, name);
+        open(&path).map_err(|e| self.explain(pid, &path, e))
+    }
+
+    /// What an error on a process's file means.
+    pub(crate) fn explain(&self, pid: Pid, path: &Path, error: io::Error) -> Error {
+        let gone = || !self.path.join(pid.to_string()).exists();
+        match Errno::from_io_error(&error) {
+            Some(Errno::SRCH) => Error::NoSuchProcess { pid },
+            Some(Errno::NOENT) if gone() => Error::NoSuchProcess { pid },
+            Some(Errno::PERM | Errno::ACCESS) => Error::NotPermitted { path: path.into() },
+            _ => Error::io(path, error),
+        }
+    }
+
+    /// What an error on a file means for the value that it would have given.
+    fn absence(&self, path: &Path, error: &io::Error) -> Absent {
+        match Errno::from_io_error(error) {
+            Some(Errno::SRCH) => Absent::Vanished,
+            Some(Errno::PERM | Errno::ACCESS) => Absent::NotPermitted(PTRACE.into()),
+            Some(Errno::NOENT) if !self.live => Absent::NotCollected("not in the copied tree".into()),
+            Some(Errno::NOENT) => Absent::NotInThisKernel("".into()),
+            _ => Absent::NotSupported(format!("{}: {error}", path.display()).into()),
+        }
+    }
+}
+
+/// What it takes to read another process's memory map.
+pub(crate) const PTRACE: &str = "the same user, or CAP_SYS_PTRACE";
+
+/// Opens a file for reading; a FIFO or a device does not make us wait.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
+}
+
+pub(crate) fn read_all(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

@@ -9,7 +9,7 @@
 use pagewise_model::{Counter, Mapping, Name, Smaps, VmFlags};
 
 use crate::Error;
-use crate::maps::{Builder, Parsed};
+use crate::maps::{Builder, Parsed, whole_lines};
 use crate::text::{field, kilobytes, lines, number};
 
 /// Reads a whole `smaps`.
@@ -61,19 +61,11 @@ const LINE: usize = PREFIX + DIGITS + 4;
 
 impl Parser {
     /// Takes the next piece of text, cut anywhere.
-    pub fn push(&mut self, mut text: &[u8]) {
-        if !self.carry.is_empty() {
-            let Some(end) = memchr::memchr(b'\n', text) else {
-                return self.carry.extend_from_slice(text);
-            };
-            self.carry.extend_from_slice(&text[..=end]);
-            text = &text[end + 1..];
-            let carry = std::mem::take(&mut self.carry);
-            self.whole_lines(&carry);
-        }
-        let whole = memchr::memrchr(b'\n', text).map_or(0, |end| end + 1);
-        self.whole_lines(&text[..whole]);
-        self.carry.extend_from_slice(&text[whole..]);
+    pub fn push(&mut self, text: &[u8]) {
+        let mut carry = std::mem::take(&mut self.carry);
+        let rest = whole_lines(&mut carry, text, |lines| self.whole_lines(lines));
+        carry.extend_from_slice(rest);
+        self.carry = carry;
     }
 
     /// The mappings that were read whole, and what stopped the reading.

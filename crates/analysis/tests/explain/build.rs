@@ -173,6 +173,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
             hugetlb: Ok(Bytes::ZERO),
         }),
         rollup: absent(),
+        walk: absent(),
         mappings: Ok(mappings),
         threads: Ok(vec![thread(1234, "prog", 0)]),
         objects: Vec::new(),

@@ -180,6 +180,7 @@ fn a_process_that_may_not_be_read_says_so_and_keeps_what_is_known() {
     let snapshot = Snapshot {
         mappings: Err(denied.clone()),
         rollup: Err(denied.clone()),
+        walk: Err(denied.clone()),
         threads: Err(denied.clone()),
         ..process()
     };

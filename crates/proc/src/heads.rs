@@ -1,0 +1,49 @@
+//! The first words of large anonymous mappings, where glibc's malloc keeps the size of a chunk.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use pagewise_model::mapping::{Backing, Mapping, Sharing};
+use pagewise_model::snapshot::Head;
+use pagewise_model::{Bytes, PageSize, Pid};
+use pagewise_sys::remote;
+
+use crate::ProcRoot;
+
+/// glibc maps requests from here on one by one, unless it was told or has learnt otherwise.
+const LARGE: Bytes = Bytes::kib(128);
+
+/// Bit 63 of a pagemap entry: the page is in memory.
+const PRESENT: u64 = 1 << 63;
+
+/// Reads the heads of all large private anonymous mappings whose first page is in memory.
+///
+/// A page that is not in memory is left alone: reading it would change the target.
+pub(crate) fn read(root: &ProcRoot, pid: Pid, mappings: &[Mapping], page_size: PageSize) -> Vec<Head> {
+    let Ok(pagemap) = root.open(pid, "pagemap") else { return Vec::new() };
+    let large = mappings.iter().filter(|m| is_candidate(m)).map(|m| m.range.start);
+    let present: Vec<u64> = large.filter(|&at| is_present(&pagemap, at, page_size)).collect();
+    let Ok(words) = remote::read_each::<16>(pid.0, &present) else { return Vec::new() };
+    let heads = present.iter().zip(words);
+    heads.filter_map(|(&address, bytes)| Some(Head { address, words: words_of(bytes?) })).collect()
+}
+
+fn is_candidate(mapping: &Mapping) -> bool {
+    mapping.size() >= LARGE
+        && mapping.sharing == Sharing::Private
+        && mapping.prot.read
+        && mapping.prot.write
+        && mapping.backing() == Backing::Anonymous
+        && mapping.name.is_empty()
+}
+
+fn is_present(pagemap: &File, address: u64, page_size: PageSize) -> bool {
+    let mut entry = [0; 8];
+    let at = page_size.count(Bytes(address)).saturating_mul(8);
+    pagemap.read_exact_at(&mut entry, at).is_ok() && u64::from_ne_bytes(entry) & PRESENT != 0
+}
+
+fn words_of(bytes: [u8; 16]) -> [u64; 2] {
+    let (low, high) = bytes.split_at(8);
+    [low, high].map(|half| u64::from_ne_bytes(half.try_into().expect("half of 16 bytes are 8")))
+}

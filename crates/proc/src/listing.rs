@@ -1,0 +1,590 @@
+//! Every process in one line each, with as few reads as the numbers need.
+//!
+//! `smaps_rollup` gives RSS, PSS, USS and swap, and with two facts the quadrants as well: whether any
+//! anonymous page is co-mapped (its share says so), and whether `maps` has tmpfs or shared file
+//! mappings. Only where a fact is missing are pages read, and only of the mappings in question.
+//!
+//! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::num::NonZero;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use pagewise_model::listing::{ByQuadrant, Listing, Summary};
+use pagewise_model::machine::Method;
+use pagewise_model::mapping::Breakdown;
+use pagewise_model::{
+    Absent, Backing, Bytes, Counter, Device, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps,
+};
+use pagewise_sys::probe::Features;
+use pagewise_sys::system;
+
+use crate::capture::Wish;
+use crate::pages::{self, Pace};
+use crate::root::{PTRACE, open};
+use crate::text::{field, kilobytes, lines, number};
+use crate::users::Users;
+use crate::{Error, ProcRoot, cgroup, maps, meminfo, mountinfo, smaps};
+
+/// Above this many resident bytes a process is read page by page, so that it does not wait for us.
+/// Walking 64 MiB of 4 KiB pages for `smaps_rollup` takes about 0.4 ms (Linux 6.18, x86-64).
+const BIG: Bytes = Bytes::mib(64);
+
+/// Reads every process.
+///
+/// # Errors
+/// [`Error::Io`] where the tree cannot be listed. A process that cannot be read is in the listing,
+/// with the reason.
+pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, Error> {
+    let begin = Instant::now();
+    let pids = root.pids()?;
+    let machine = Shared::new(root, wish);
+    let (mut seen, hold) = machine.read_all(&pids);
+    seen.sort_unstable_by_key(|(pid, _)| *pid);
+    let mut listing = Listing {
+        processes: Vec::with_capacity(seen.len()),
+        kernel_threads: 0,
+        vanished: 0,
+        mem_total: root.machine("meminfo").and_then(|text| meminfo::parse(&text, "MemTotal")),
+        took_ns: 0,
+        longest_hold_ns: Ok(hold),
+    };
+    for (_, seen) in seen {
+        match seen {
+            Seen::Process(summary) => listing.processes.push(*summary),
+            Seen::KernelThread => listing.kernel_threads += 1,
+            Seen::Vanished => listing.vanished += 1,
+        }
+    }
+    listing.took_ns = nanos(begin);
+    Ok(listing)
+}
+
+fn nanos(begin: Instant) -> u64 {
+    u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What became of a process id.
+enum Seen {
+    Process(Box<Summary>),
+    KernelThread,
+    Vanished,
+}
+
+/// What all readers use.
+struct Shared<'a> {
+    root: &'a ProcRoot,
+    wish: Wish,
+    features: Features,
+    page_size: PageSize,
+    users: Users,
+    /// Whether a device is a tmpfs: device numbers mean the same in every mount namespace.
+    tmpfs: Mutex<HashMap<Device, bool>>,
+}
+
+impl<'a> Shared<'a> {
+    fn new(root: &'a ProcRoot, wish: Wish) -> Shared<'a> {
+        Shared {
+            root,
+            wish,
+            features: Features::detect(),
+            page_size: PageSize::new(system::page_size()).expect("the kernel's is a power of two"),
+            users: if root.is_live() { Users::read() } else { Users::default() },
+            tmpfs: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// Reads the processes on every CPU, and says what the longest hold was.
+    fn read_all(&self, pids: &[Pid]) -> (Vec<(Pid, Seen)>, u64) {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut reader = Reader::new(self);
+            let mut seen = Vec::new();
+            while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
+                seen.push((pid, reader.process(pid)));
+            }
+            (seen, reader.longest_hold_ns)
+        };
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..cpus).map(|_| scope.spawn(work)).collect();
+            let (mut seen, mut hold) = work();
+            for other in others {
+                let (more, longest) = other.join().expect("a reader does not panic");
+                seen.extend(more);
+                hold = hold.max(longest);
+            }
+            (seen, hold)
+        })
+    }
+
+    /// Marks the mappings of tmpfs files. The kernel gives tmpfs devices of major number 0.
+    fn mark_tmpfs(&self, pid: Pid, mappings: &mut [Mapping]) {
+        let mut known = self.tmpfs.lock().expect("nobody panics while it is locked");
+        let unknown = |m: &Mapping, known: &HashMap<Device, bool>| {
+            m.inode != 0 && m.device.major == 0 && !known.contains_key(&m.device)
+        };
+        if mappings.iter().any(|m| unknown(m, &known)) {
+            let text = self.root.read(pid, "mountinfo").unwrap_or_default();
+            known.extend(mountinfo::parse(&text).iter().map(|m| (m.device, m.fs == b"tmpfs")));
+            // The kernel's own mount of tmpfs and the like are in no namespace: their names tell.
+            for mapping in mappings.iter().filter(|m| m.inode != 0 && m.device.major == 0) {
+                known.entry(mapping.device).or_insert(false);
+            }
+        }
+        for mapping in mappings {
+            mapping.on_tmpfs = known.get(&mapping.device).copied().unwrap_or(false);
+        }
+    }
+}
+
+/// The lines of `status` that a listing needs.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Status {
+    name: Name,
+    state: char,
+    uid: u32,
+    threads: u64,
+    kernel_thread: Option<bool>,
+    rss: Option<Bytes>,
+    swap: Option<Bytes>,
+}
+
+impl Status {
+    fn parse(text: &[u8]) -> Status {
+        let mut status = Status { state: '?', ..Status::default() };
+        let size = |value| kilobytes(value).map(Bytes);
+        for (name, value) in lines(text).filter_map(|(_, line)| field(line)) {
+            match name {
+                b"Name" => status.name = Name::new(&unescape(value)),
+                b"State" => status.state = value.first().map_or('?', |&b| char::from(b)),
+                b"Uid" => status.uid = first(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+                b"Kthread" => status.kernel_thread = Some(value == b"1"),
+                b"VmRSS" => status.rss = size(value),
+                b"VmSwap" => status.swap = size(value),
+                // The lines after it are about signals and scheduling.
+                b"Threads" => {
+                    status.threads = number(value).unwrap_or(1);
+                    break;
+                }
+                _ => {}
+            }
+        }
+        status
+    }
+
+    /// Kernels before 6.8 do not say so: there it is a process without memory that has not ended.
+    fn is_kernel_thread(&self) -> bool {
+        let has_ended = matches!(self.state, 'Z' | 'X');
+        self.kernel_thread.unwrap_or(self.rss.is_none() && !has_ended)
+    }
+}
+
+fn first(value: &[u8]) -> Option<u64> {
+    number(value.split(u8::is_ascii_whitespace).next()?)
+}
+
+/// The kernel escapes newline and backslash in `Name:`.
+fn unescape(value: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(value.len());
+    let mut rest = value;
+    while let Some((&byte, tail)) = rest.split_first() {
+        (rest, _) = match (byte, tail.first()) {
+            (b'\\', Some(b'n')) => (&tail[1..], plain.push(b'\n')),
+            (b'\\', Some(b'\\')) => (&tail[1..], plain.push(b'\\')),
+            _ => (tail, plain.push(byte)),
+        };
+    }
+    plain
+}
+
+/// What was read of a process's memory.
+struct Memory {
+    method: Method,
+    uss: Reading<Bytes>,
+    pss: Reading<Bytes>,
+    rss: Reading<Bytes>,
+    swap: Reading<Bytes>,
+    quadrants: ByQuadrant,
+}
+
+/// One thread's reader, with the buffer that it uses again and again.
+struct Reader<'a> {
+    shared: &'a Shared<'a>,
+    buffer: Vec<u8>,
+    longest_hold_ns: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn new(shared: &'a Shared<'a>) -> Reader<'a> {
+        Reader { shared, buffer: Vec::with_capacity(1 << 16), longest_hold_ns: 0 }
+    }
+
+    fn process(&mut self, pid: Pid) -> Seen {
+        if self.fill(pid, "status").is_err() {
+            return Seen::Vanished;
+        }
+        let status = Status::parse(&self.buffer);
+        if status.is_kernel_thread() {
+            return Seen::KernelThread;
+        }
+        let memory = self.memory(pid, &status);
+        Seen::Process(Box::new(self.summary(pid, status, memory)))
+    }
+
+    fn summary(&mut self, pid: Pid, status: Status, memory: Reading<Memory>) -> Summary {
+        let root = self.shared.root;
+        let command = self.fill(pid, "cmdline").map(|()| words(&self.buffer));
+        let group = self.fill(pid, "cgroup").and_then(|()| {
+            let member = cgroup::parse(&self.buffer);
+            member.map(|m| m.path).ok_or(Absent::NotInThisKernel("2.6.24".into()))
+        });
+        let user = self.shared.users.name(status.uid).cloned();
+        let (method, memory) = match memory {
+            Ok(memory) => (Ok(memory.method), memory),
+            Err(why) => (Err(why.clone()), unread(&status, &why)),
+        };
+        Summary {
+            pid,
+            state: status.state,
+            uid: status.uid,
+            user,
+            command,
+            exe: root.link(pid, "exe"),
+            cgroup: group,
+            memory: method,
+            uss: memory.uss,
+            pss: memory.pss,
+            rss: memory.rss,
+            swap: memory.swap,
+            quadrants: memory.quadrants,
+            name: status.name,
+        }
+    }
+
+    fn memory(&mut self, pid: Pid, status: &Status) -> Reading<Memory> {
+        if matches!(status.state, 'Z' | 'X') {
+            // Its other threads hold the memory that its main thread has let go.
+            let others = "the main thread has ended, others have not";
+            let has_ended = status.threads <= 1;
+            return if has_ended { Ok(nothing()) } else { Err(Absent::NotSupported(others.into())) };
+        }
+        let is_big = status.rss.is_some_and(|rss| rss > BIG);
+        match self.shared.wish {
+            Wish::Full => self.from_rollup(pid),
+            Wish::Fast => self.from_pages(pid, Method::Fast),
+            Wish::Polite => self.from_pages(pid, Method::Polite),
+            Wish::Auto if is_big => self.from_pages(pid, Method::Polite),
+            Wish::Auto => match self.from_rollup(pid) {
+                // Before 4.14 there is no rollup.
+                Err(Absent::NotInThisKernel(_)) => self.from_pages(pid, Method::Polite),
+                other => other,
+            },
+        }
+    }
+
+    fn from_rollup(&mut self, pid: Pid) -> Reading<Memory> {
+        let begin = Instant::now();
+        let read = self.fill(pid, "smaps_rollup");
+        self.longest_hold_ns = self.longest_hold_ns.max(nanos(begin));
+        read.map_err(|absent| match absent {
+            Absent::NotInThisKernel(_) => Absent::NotInThisKernel("4.14".into()),
+            other => other,
+        })?;
+        // A process that ends while we read gives nothing, or half.
+        let rollup = smaps::parse_rollup(&self.buffer).ok_or(Absent::Vanished)?;
+        let quadrants = Rollup::of(&rollup).and_then(|sums| self.quadrants(pid, &sums));
+        Ok(Memory {
+            method: Method::Full,
+            uss: exclusive(&rollup),
+            pss: rollup.bytes(Counter::Pss),
+            rss: rollup.bytes(Counter::Rss),
+            swap: rollup.bytes(Counter::Swap),
+            quadrants: quadrants.unwrap_or_else(|why| ByQuadrant::absent(&why)),
+        })
+    }
+
+    /// Splits the sums of a rollup by quadrant.
+    fn quadrants(&mut self, pid: Pid, sums: &Rollup) -> Reading<ByQuadrant> {
+        let mut mappings = self.mappings(pid)?;
+        let anon = sums.anon_exclusive();
+        let asks = |m: &Mapping| match m.backing() {
+            // Whether an anonymous page is exclusive, where the sums do not tell.
+            _ if anon.is_none() && m.sharing == Sharing::Private => true,
+            // Which pages are tmpfs, and which exclusive ones a shared file mapping has.
+            Backing::Shmem => true,
+            Backing::File | Backing::Special => {
+                m.sharing == Sharing::Shared && sums.exclusive > anon.unwrap_or_default()
+            }
+            Backing::Anonymous => false,
+        };
+        mappings.retain(asks);
+        if !mappings.is_empty() {
+            self.walk(pid, &mut mappings, &Pace::FAST)?;
+        }
+        let mut found = Found { anon_exclusive: anon.unwrap_or_default(), ..Found::default() };
+        for mapping in &mappings {
+            let pages = mapping.pages.as_ref().map_err(Clone::clone)?;
+            found.add(mapping, &pages.breakdown, anon.is_none());
+        }
+        Ok(sums.split(&found))
+    }
+
+    fn from_pages(&mut self, pid: Pid, method: Method) -> Reading<Memory> {
+        let mut mappings = self.mappings(pid)?;
+        let pace = if method == Method::Fast { Pace::FAST } else { Pace::POLITE };
+        let total = self.walk(pid, &mut mappings, &pace)?.total?;
+        let mut quadrants = [Bytes::ZERO; 4];
+        for mapping in &mappings {
+            let pages = mapping.pages.as_ref().map_err(Clone::clone)?;
+            for (sum, more) in quadrants.iter_mut().zip(effective(mapping, &pages.breakdown)) {
+                *sum += more;
+            }
+        }
+        Ok(Memory {
+            method,
+            uss: Ok(total.breakdown.exclusive()),
+            pss: total.pss,
+            rss: Ok(total.breakdown.resident()),
+            swap: total.swap,
+            quadrants: by_quadrant(quadrants),
+        })
+    }
+
+    fn mappings(&mut self, pid: Pid) -> Reading<Vec<Mapping>> {
+        self.fill(pid, "maps")?;
+        let mut parsed = maps::parse(&self.buffer);
+        if let Some(torn) = parsed.torn {
+            return Err(Absent::Ambiguous(torn.to_string().into()));
+        }
+        self.shared.mark_tmpfs(pid, &mut parsed.mappings);
+        Ok(parsed.mappings)
+    }
+
+    fn walk(&mut self, pid: Pid, mappings: &mut [Mapping], pace: &Pace) -> Reading<pages::Walk> {
+        let Shared { root, features, page_size, .. } = self.shared;
+        let walk = pages::read_with(features, root, pid, mappings, *page_size, pace).map_err(why)?;
+        self.longest_hold_ns = self.longest_hold_ns.max(walk.longest_hold_ns);
+        Ok(walk)
+    }
+
+    /// Reads a file of the process into the buffer.
+    fn fill(&mut self, pid: Pid, name: &str) -> Reading<()> {
+        let root = self.shared.root;
+        let path = root.file(pid, name);
+        self.buffer.clear();
+        let read = open(&path).and_then(|mut file: File| file.read_to_end(&mut self.buffer));
+        read.map(|_| ()).map_err(|e: io::Error| why(root.explain(pid, &path, e)))
+    }
+}
+
+/// What an error means for the numbers that it kept from us.
+fn why(error: Error) -> Absent {
+    match error {
+        Error::NoSuchProcess { .. } => Absent::Vanished,
+        Error::NotPermitted { .. } => Absent::NotPermitted(PTRACE.into()),
+        Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            Absent::NotInThisKernel("".into())
+        }
+        other => Absent::NotSupported(other.to_string().into()),
+    }
+}
+
+/// The words of a `cmdline`, which ends each with a NUL.
+fn words(text: &[u8]) -> Vec<Name> {
+    let text = text.strip_suffix(b"\0").unwrap_or(text);
+    if text.is_empty() { Vec::new() } else { text.split(|&b| b == 0).map(Name::new).collect() }
+}
+
+/// What `status` tells of a process whose memory may not be read.
+fn unread(status: &Status, why: &Absent) -> Memory {
+    let or_why = |size: Option<Bytes>| size.ok_or_else(|| why.clone());
+    Memory {
+        method: Method::Full,
+        uss: Err(why.clone()),
+        pss: Err(why.clone()),
+        rss: or_why(status.rss),
+        swap: or_why(status.swap),
+        quadrants: ByQuadrant::absent(why),
+    }
+}
+
+/// A process that has ended and holds nothing.
+fn nothing() -> Memory {
+    let none = || Ok(Bytes::ZERO);
+    Memory {
+        method: Method::Full,
+        uss: none(),
+        pss: none(),
+        rss: none(),
+        swap: none(),
+        quadrants: ByQuadrant::all(none()),
+    }
+}
+
+fn exclusive(rollup: &Smaps) -> Reading<Bytes> {
+    Ok(rollup.bytes(Counter::PrivateClean)? + rollup.bytes(Counter::PrivateDirty)?)
+}
+
+/// The sums of a rollup that decide the quadrants.
+struct Rollup {
+    resident: Bytes,
+    exclusive: Bytes,
+    anon: Bytes,
+    anon_share: Option<Bytes>,
+}
+
+impl Rollup {
+    fn of(rollup: &Smaps) -> Reading<Rollup> {
+        Ok(Rollup {
+            resident: rollup.bytes(Counter::Rss)?,
+            exclusive: exclusive(rollup)?,
+            anon: rollup.bytes(Counter::Anonymous)?,
+            anon_share: rollup.bytes(Counter::PssAnon).ok(),
+        })
+    }
+
+    /// The anonymous pages that nobody else maps, where the sums alone tell.
+    ///
+    /// A co-mapped page adds at most half of itself to `Pss_Anon`, more than what rounding takes. So
+    /// where that equals `Anonymous` no anonymous page is co-mapped.
+    fn anon_exclusive(&self) -> Option<Bytes> {
+        if self.anon_share == Some(self.anon) || self.exclusive == self.resident {
+            Some(self.anon)
+        } else if self.exclusive.is_zero() {
+            Some(Bytes::ZERO)
+        } else {
+            None
+        }
+    }
+
+    /// The quadrants, which add up to the rollup's `Rss` whatever changed while pages were read.
+    fn split(&self, found: &Found) -> ByQuadrant {
+        let least = |a: Bytes, b: Bytes| if a < b { a } else { b };
+        let anon_exclusive = least(found.anon_exclusive, self.anon);
+        let page_cache = self.resident - self.anon;
+        let shmem = least(found.shmem, page_cache);
+        let file = page_cache - shmem;
+        let elsewhere = anon_exclusive + found.shmem_exclusive + found.shared_file_exclusive;
+        let private_file = least(self.exclusive - elsewhere, file);
+        by_quadrant([
+            anon_exclusive,
+            self.anon - anon_exclusive + shmem,
+            private_file,
+            file - private_file,
+        ])
+    }
+}
+
+/// What pages told that the sums do not.
+#[derive(Debug, Default)]
+struct Found {
+    anon_exclusive: Bytes,
+    shmem: Bytes,
+    shmem_exclusive: Bytes,
+    shared_file_exclusive: Bytes,
+}
+
+impl Found {
+    fn add(&mut self, mapping: &Mapping, pages: &Breakdown, counts_anon: bool) {
+        if counts_anon {
+            self.anon_exclusive += pages.anon_exclusive;
+        }
+        if mapping.backing() == Backing::Shmem {
+            self.shmem += pages.file_exclusive + pages.file_co_mapped;
+            self.shmem_exclusive += pages.file_exclusive;
+        } else if mapping.sharing == Sharing::Shared {
+            self.shared_file_exclusive += pages.file_exclusive;
+        }
+    }
+}
+
+/// The resident pages of a mapping by what they are, in the order of [`pagewise_model::Quadrant::ALL`].
+fn effective(mapping: &Mapping, pages: &Breakdown) -> [Bytes; 4] {
+    let file = pages.file_exclusive + pages.file_co_mapped;
+    let co_mapped = pages.anon_co_mapped;
+    match (mapping.backing(), mapping.sharing) {
+        (Backing::Shmem, _) => [pages.anon_exclusive, co_mapped + file, Bytes::ZERO, Bytes::ZERO],
+        (_, Sharing::Shared) => [pages.anon_exclusive, co_mapped, Bytes::ZERO, file],
+        (_, Sharing::Private) => {
+            [pages.anon_exclusive, co_mapped, pages.file_exclusive, pages.file_co_mapped]
+        }
+    }
+}
+
+fn by_quadrant([private_anonymous, shared_anonymous, private_file, shared_file]: [Bytes; 4]) -> ByQuadrant {
+    ByQuadrant {
+        private_anonymous: Ok(private_anonymous),
+        shared_anonymous: Ok(shared_anonymous),
+        private_file: Ok(private_file),
+        shared_file: Ok(shared_file),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_comes_out_of_status_as_the_process_wrote_it() {
+        let status = Status::parse(b"Name:\ta\\nb\\\\c\nState:\tS (sleeping)\nUid:\t7\t8\t9\t9\nThreads:\t3\n");
+        assert_eq!(status.name, Name::new(b"a\nb\\c"));
+        assert_eq!((status.state, status.uid, status.threads), ('S', 7, 3));
+    }
+
+    #[test]
+    fn a_kernel_thread_is_told_with_and_without_its_line() {
+        let is = |text: &[u8]| Status::parse(text).is_kernel_thread();
+        assert!(is(b"State:\tI (idle)\nKthread:\t1\n"));
+        assert!(is(b"State:\tI (idle)\nThreads:\t1\n"));
+        assert!(!is(b"State:\tZ (zombie)\nThreads:\t1\n"));
+        assert!(!is(b"State:\tS (sleeping)\nVmRSS:\t       4 kB\nThreads:\t1\n"));
+        assert!(!is(b"State:\tS (sleeping)\nKthread:\t0\n"));
+    }
+
+    fn sums(resident: u64, exclusive: u64, anon: u64, share: u64) -> Rollup {
+        let kib = Bytes::kib;
+        Rollup {
+            resident: kib(resident),
+            exclusive: kib(exclusive),
+            anon: kib(anon),
+            anon_share: Some(kib(share)),
+        }
+    }
+
+    #[test]
+    fn the_share_tells_whether_any_anonymous_page_is_co_mapped() {
+        assert_eq!(sums(100, 50, 40, 40).anon_exclusive(), Some(Bytes::kib(40)));
+        // One page of 4 KiB is mapped twice.
+        assert_eq!(sums(100, 50, 40, 38).anon_exclusive(), None);
+        assert_eq!(sums(100, 100, 40, 40).anon_exclusive(), Some(Bytes::kib(40)));
+        assert_eq!(sums(100, 0, 40, 20).anon_exclusive(), Some(Bytes::ZERO));
+    }
+
+    #[test]
+    fn quadrants_add_up_to_rss_even_where_the_process_changed_meanwhile() {
+        let found = Found {
+            anon_exclusive: Bytes::kib(900),
+            shmem: Bytes::kib(900),
+            shmem_exclusive: Bytes::kib(900),
+            shared_file_exclusive: Bytes::kib(900),
+        };
+        for found in [found, Found::default()] {
+            let quadrants = sums(100, 50, 40, 38).split(&found);
+            let all = pagewise_model::Quadrant::ALL.map(|q| quadrants.get(q).clone().unwrap());
+            assert_eq!(all.into_iter().sum::<Bytes>(), Bytes::kib(100), "{quadrants:?}");
+        }
+    }
+
+    #[test]
+    fn a_command_line_is_cut_at_its_nuls() {
+        assert_eq!(words(b"a\0\0b c\0"), ["a", "", "b c"].map(Name::from));
+        assert!(words(b"").is_empty());
+        assert_eq!(words(b"overwritten"), [Name::from("overwritten")]);
+    }
+}

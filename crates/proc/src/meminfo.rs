@@ -1,0 +1,81 @@
+//! `/proc/meminfo`, and the settings of the machine that findings need.
+
+use std::path::Path;
+
+use pagewise_model::machine::Machine;
+use pagewise_model::{Absent, Bytes, Name, Reading};
+
+use crate::ProcRoot;
+use crate::root;
+use crate::text::{field, kilobytes, lines, number};
+
+/// One line of `meminfo`, in bytes.
+pub fn parse(text: &[u8], name: &str) -> Reading<Bytes> {
+    let value = lines(text).filter_map(|(_, l)| field(l)).find(|(n, _)| *n == name.as_bytes());
+    let (_, value) = value.ok_or_else(|| Absent::NotInThisKernel("".into()))?;
+    kilobytes(value).map(Bytes).ok_or_else(|| Absent::NotSupported("not a size in kB".into()))
+}
+
+/// Reads what a snapshot holds of the machine.
+pub fn machine(root: &ProcRoot) -> Machine {
+    let meminfo = root.machine("meminfo");
+    let line = |name| meminfo.as_ref().map_err(Clone::clone).and_then(|text| parse(text, name));
+    Machine {
+        mem_total: line("MemTotal"),
+        mem_available: line("MemAvailable"),
+        swap_total: line("SwapTotal"),
+        swap_free: line("SwapFree"),
+        max_map_count: root
+            .machine("sys/vm/max_map_count")
+            .and_then(|text| number(&text).ok_or(Absent::NotSupported("not a number".into()))),
+        nodes: nodes_online(root),
+        thp_enabled: sysfs(root, "/sys/kernel/mm/transparent_hugepage/enabled").map(|text| selected(&text)),
+    }
+}
+
+/// How many NUMA nodes are online.
+pub(crate) fn nodes_online(root: &ProcRoot) -> Reading<u64> {
+    sysfs(root, "/sys/devices/system/node/online").map(|text| nodes(&text))
+}
+
+/// A file of sysfs. A copied `/proc` has none.
+fn sysfs(root: &ProcRoot, path: &str) -> Reading<Vec<u8>> {
+    if !root.is_live() {
+        return Err(Absent::NotCollected("not in the copied tree".into()));
+    }
+    root::read_all(Path::new(path)).map_err(|_| Absent::NotInThisKernel("".into()))
+}
+
+/// How many numbers a list like `0-1,4` names.
+fn nodes(text: &[u8]) -> u64 {
+    let ranges = text.trim_ascii().split(|&b| b == b',');
+    let count = |range: &[u8]| {
+        let mut ends = range.split(|&b| b == b'-').map(number);
+        let first = ends.next()??;
+        Some(ends.next().flatten().unwrap_or(first).saturating_sub(first) + 1)
+    };
+    ranges.filter_map(count).sum()
+}
+
+/// The word in brackets of `always [madvise] never`.
+fn selected(text: &[u8]) -> Name {
+    let mut words = text.trim_ascii().split(|&b| b == b' ');
+    let bracketed = words.find_map(|word| word.strip_prefix(b"[")?.strip_suffix(b"]"));
+    Name::new(bracketed.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_nodes_are_counted() {
+        assert_eq!(nodes(b"0\n"), 1);
+        assert_eq!(nodes(b"0-1,4\n"), 3);
+    }
+
+    #[test]
+    fn the_selected_word_is_the_one_in_brackets() {
+        assert_eq!(selected(b"always [madvise] never\n"), Name::from("madvise"));
+    }
+}

@@ -1,0 +1,100 @@
+//! `/proc/<pid>/stat` and `/proc/<pid>/statm`.
+
+use pagewise_model::process::Statm;
+use pagewise_model::{Bytes, Name, PageSize, Pid};
+
+use crate::Error;
+use crate::text::number;
+
+/// The fields of `stat` that the model has a place for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// `comm`, between the first `(` and the last `)`: it may hold either, and newlines.
+    pub name: Name,
+    /// The letter of the state.
+    pub state: char,
+    /// The parent.
+    pub parent: Pid,
+    /// `PF_*` flags of the task.
+    pub flags: u64,
+    /// How many threads.
+    pub threads: u64,
+    /// When it was started, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+impl Stat {
+    /// Whether it is a kernel thread.
+    pub fn is_kernel_thread(&self) -> bool {
+        // PF_KTHREAD, include/linux/sched.h.
+        self.flags & 0x0020_0000 != 0
+    }
+}
+
+/// Reads a whole `stat`.
+///
+/// # Errors
+/// [`Error::Parse`]
+pub fn parse(text: &[u8]) -> Result<Stat, Error> {
+    fields(text).ok_or_else(|| Error::parse("stat", 1, "pid (comm) state and numbers", text))
+}
+
+fn fields(text: &[u8]) -> Option<Stat> {
+    let open = memchr::memchr(b'(', text)?;
+    let close = memchr::memrchr(b')', text)?;
+    let name = text.get(open + 1..close)?;
+    let rest: Vec<&[u8]> = text[close + 1..].trim_ascii().split(|&b| b == b' ').collect();
+    // Field 3 of proc(5) is the first after the name.
+    let at = |field: usize| rest.get(field - 3).copied();
+    Some(Stat {
+        name: Name::new(name),
+        state: char::from(*at(3)?.first()?),
+        parent: Pid(u32::try_from(number(at(4)?)?).ok()?),
+        flags: number(at(9)?)?,
+        threads: number(at(20)?)?,
+        start_ticks: number(at(22)?)?,
+    })
+}
+
+/// Reads a whole `statm`, which counts pages.
+///
+/// # Errors
+/// [`Error::Parse`]
+pub fn parse_statm(text: &[u8], page_size: PageSize) -> Result<Statm, Error> {
+    let numbers: Option<Vec<u64>> = text.trim_ascii().split(|&b| b == b' ').map(number).collect();
+    match numbers.as_deref() {
+        Some(&[size, resident, shared, code, _lib, data, ..]) => {
+            let bytes = |pages| -> Bytes { page_size.pages(pages) };
+            Ok(Statm {
+                size: bytes(size),
+                resident: bytes(resident),
+                shared: bytes(shared),
+                text: bytes(code),
+                data: bytes(data),
+            })
+        }
+        _ => Err(Error::parse("statm", 1, "seven numbers of pages", text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_brackets_blanks_and_newlines() {
+        let mut text = b"12 (a) S (\n)) R 7 ".to_vec();
+        text.extend_from_slice(b"1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 3 0 99 0 0");
+        let stat = parse(&text).unwrap();
+        assert_eq!(stat.name, Name::new(b"a) S (\n)"));
+        assert_eq!((stat.state, stat.parent, stat.threads, stat.start_ticks), ('R', Pid(7), 3, 99));
+        assert!(!stat.is_kernel_thread());
+    }
+
+    #[test]
+    fn a_stat_that_is_cut_off_is_an_error() {
+        for cut in 0..20 {
+            assert!(parse(&b"12 (bash) S 1 1 1 0 "[..cut]).is_err());
+        }
+    }
+}
