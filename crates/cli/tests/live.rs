@@ -55,6 +55,12 @@ fn mapping_at(report: &Value, address: u64) -> &Value {
         .unwrap_or_else(|| panic!("no mapping holds {address:#x}"))
 }
 
+/// Whether a report has the finding of that name.
+fn finds(report: &Value, id: &str) -> bool {
+    let findings = report["findings"].as_array().expect("findings is a list");
+    findings.iter().any(|finding| finding["id"] == id)
+}
+
 #[test]
 fn the_columns_equal_statm_and_the_rollup() {
     everywhere(Link::Dynamic, |fixture, report, context| {
@@ -309,11 +315,7 @@ fn sixteen_tebibytes_of_reserve_are_virt_and_one_page_of_it_is_res() {
         assert_eq!(number(mapping, "rss"), fixture.fact("reserve.rss"), "{reading}");
         let mode = mapping["mode"].as_str().expect("a mode is text");
         assert!(reading != "--full" || mode.contains('R'), "{mode}");
-        let findings = report["findings"].as_array().expect("findings is a list");
-        assert!(
-            findings.iter().any(|f| f["id"].as_str().is_some_and(|id| id.contains("reserve"))),
-            "{findings:?}"
-        );
+        assert!(finds(&report, "reserved-only"), "{reading}: {}", report["findings"]);
     }
 }
 
@@ -453,11 +455,9 @@ fn the_page_holds_no_markup_of_a_name() {
 #[test]
 fn writable_code_and_a_deleted_library_are_found() {
     let fixture = Fixture::start("names", &[]);
-    let findings = &explain(fixture.pid, "--full")["findings"];
-    let findings = findings.as_array().expect("findings is a list");
-    for word in ["writable", "deleted"] {
-        let about = |f: &&Value| f["id"].as_str().is_some_and(|id| id.contains(word));
-        assert!(findings.iter().any(|f| about(&f)), "{word}: {findings:?}");
+    let report = explain(fixture.pid, "--full");
+    for id in ["writable-code", "stale-files"] {
+        assert!(finds(&report, id), "{id}: {}", report["findings"]);
     }
 }
 

@@ -1,5 +1,6 @@
 //! One process at one moment: every source of this crate put together into a [`Snapshot`].
 
+use std::io::ErrorKind;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::machine::{Gap, Method, Moment, Provenance};
@@ -94,9 +95,9 @@ pub fn capture(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot,
             limits::parse(&text).map_err(|error| Absent::NotSupported(error.to_string().into()))
         }),
         cgroup: cgroup::read(root, pid),
-        ksm: root.reading(pid, "ksm_stat").and_then(|text| {
-            ksm::parse(&text).ok_or(Absent::NotInThisKernel("6.1".into()))
-        }),
+        ksm: root
+            .reading(pid, "ksm_stat")
+            .and_then(|text| ksm::parse(&text).ok_or(Absent::NotInThisKernel("6.1".into()))),
         numa: capture.numa(),
         provenance: Provenance {
             kernel: capture.kernel(),
@@ -157,7 +158,8 @@ impl<'a> Capture<'a> {
 
     fn statm(&self) -> Reading<Statm> {
         let text = self.root.reading(self.pid, "statm")?;
-        stat::parse_statm(&text, self.page_size).map_err(|e| Absent::NotSupported(e.to_string().into()))
+        stat::parse_statm(&text, self.page_size)
+            .map_err(|e| Absent::NotSupported(e.to_string().into()))
     }
 
     fn memory(&mut self) -> Result<Memory, Error> {
@@ -179,7 +181,7 @@ impl<'a> Capture<'a> {
         let mut parser = smaps::Parser::default();
         let (mappings, mut longest) = match self.stream("smaps", |piece| parser.push(piece)) {
             Ok(longest) => (Ok(self.whole(parser.finish())), longest),
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
                 self.miss("smaps", Absent::NotInThisKernel("2.6.14".into()));
                 self.maps()?
             }
@@ -190,7 +192,9 @@ impl<'a> Capture<'a> {
         if let Ok(read) = &rolled {
             longest = longest.max(*read);
         }
-        let missing = || if self.root.is_live() { Absent::NotInThisKernel("4.14".into()) } else { not_copied() };
+        let missing = || {
+            if self.root.is_live() { Absent::NotInThisKernel("4.14".into()) } else { not_copied() }
+        };
         let rollup = match rolled {
             Ok(_) => smaps::parse_rollup(&rollup).map(Box::new).ok_or_else(missing),
             Err(Error::Io { .. }) => Err(missing()),
@@ -240,6 +244,12 @@ impl<'a> Capture<'a> {
         let mut parser = maps::Parser::new(Absent::NotCollected(USE_FULL.into()));
         match self.stream("maps", |piece| parser.push(piece)) {
             Ok(longest) => Ok((Ok(self.whole(parser.finish())), longest)),
+            // What a stranger copied of a process has no maps.
+            Err(Error::Io { source, .. })
+                if !self.root.is_live() && source.kind() == ErrorKind::NotFound =>
+            {
+                Ok((Err(not_copied()), LongestRead::default()))
+            }
             Err(error) => Ok((Err(refused(error)?), LongestRead::default())),
         }
     }
@@ -253,7 +263,10 @@ impl<'a> Capture<'a> {
     /// The mappings that were read; what was torn or repeated becomes a gap.
     fn whole(&mut self, parsed: Parsed) -> Vec<Mapping> {
         if let Some(torn) = parsed.torn {
-            self.miss("the mappings after the last one", Absent::NotSupported(torn.to_string().into()));
+            self.miss(
+                "the mappings after the last one",
+                Absent::NotSupported(torn.to_string().into()),
+            );
         }
         if parsed.repeated > 0 {
             let why = format!("{} mappings moved while they were read", parsed.repeated);
@@ -272,7 +285,14 @@ impl<'a> Capture<'a> {
             if !is_mixed(&run[0]) {
                 continue;
             }
-            let read = pages::read_with(&self.features, self.root, self.pid, run, self.page_size, &Pace::FAST);
+            let read = pages::read_with(
+                &self.features,
+                self.root,
+                self.pid,
+                run,
+                self.page_size,
+                &Pace::FAST,
+            );
             longest = longest.max(read.map_or(0, |walk| walk.longest_hold_ns));
         }
         longest
@@ -338,7 +358,9 @@ impl<'a> Capture<'a> {
 
     fn heads(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<pagewise_model::snapshot::Head> {
         match mappings {
-            Ok(mappings) if self.root.is_live() => heads::read(self.root, self.pid, mappings, self.page_size),
+            Ok(mappings) if self.root.is_live() => {
+                heads::read(self.root, self.pid, mappings, self.page_size)
+            }
             _ => Vec::new(),
         }
     }
