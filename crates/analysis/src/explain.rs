@@ -45,6 +45,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) pools: Pools,
     /// In the order of [`Pools::list`].
     pub(crate) sums: Vec<Sums>,
+    /// All pools together.
+    pub(crate) total: Sums,
     pub(crate) quadrants: Quadrants,
     pub(crate) invariants: Invariants,
 }
@@ -55,9 +57,10 @@ impl<'a> Subject<'a> {
         let pss = pss::shares(snapshot, mappings);
         let pools = pools::classify(snapshot);
         let sums = pools::sums(&pools, mappings, &pss);
+        let total = pools::total(&sums);
         let quadrants = quadrants::of(snapshot, mappings, &pss);
-        let invariants = invariants::check(snapshot, mappings, &pss);
-        Ok(Subject { snapshot, mappings, pss, pools, sums, quadrants, invariants })
+        let invariants = invariants::check(snapshot, mappings, &pss, &total);
+        Ok(Subject { snapshot, mappings, pss, pools, sums, total, quadrants, invariants })
     }
 }
 

@@ -6,8 +6,8 @@
 
 use pagewise_model::{Bytes, Counter, Mapping, Reading, Snapshot};
 
+use crate::pools::Sums;
 use crate::pss::Pss;
-use crate::quadrants::counts_in_virt;
 
 /// What was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,29 +57,28 @@ const SUMMED: [Counter; 14] = [
     Counter::Swap,
 ];
 
-/// Checks a snapshot's mappings against its rollup and `statm`.
-pub fn check(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss) -> Invariants {
+/// Checks a snapshot's mappings, and what they add up to, against its rollup and `statm`.
+pub fn check(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss, total: &Sums) -> Invariants {
     let torn = snapshot.rollup.as_ref().map_err(Clone::clone).map(|rollup| {
-        let sums = sums(mappings);
-        let differs = |&at: &usize| rollup.get(SUMMED[at]).is_ok_and(|total| total != sums[at]);
-        let counters = (0..SUMMED.len()).filter(differs).map(|at| SUMMED[at]);
-        counters.chain(pss.torn.then_some(Counter::Pss)).collect()
+        let counters: Vec<Counter> = SUMMED.into_iter().filter(|c| rollup.has(*c)).collect();
+        let sums = sums(mappings, &counters);
+        let summed = counters.into_iter().zip(sums);
+        let torn = summed.filter(|(counter, sum)| rollup.get(*counter) != Ok(*sum));
+        torn.map(|(counter, _)| counter).chain(pss.torn.then_some(Counter::Pss)).collect()
     });
-    let virt = mappings.iter().filter(|m| counts_in_virt(m)).map(Mapping::size).sum();
-    let res: Reading<Bytes> = mappings.iter().map(Mapping::rss).sum();
     let statm = || snapshot.statm.as_ref().map_err(Clone::clone);
     let drift = Drift {
-        virt: statm().map(|s| difference(s.size, virt)),
-        res: statm().and_then(|s| Ok(difference(s.resident, res?))),
+        virt: statm().map(|s| difference(s.size, total.reserved)),
+        res: statm().and_then(|s| Ok(difference(s.resident, total.resident.clone()?))),
     };
     Invariants { torn, drift }
 }
 
-fn sums(mappings: &[Mapping]) -> [u64; SUMMED.len()] {
-    let mut sums = [0u64; SUMMED.len()];
+fn sums(mappings: &[Mapping], counters: &[Counter]) -> Vec<u64> {
+    let mut sums = vec![0u64; counters.len()];
     for smaps in mappings.iter().filter_map(|m| m.smaps.as_ref().ok()) {
-        for (sum, counter) in sums.iter_mut().zip(SUMMED) {
-            *sum = sum.saturating_add(smaps.get(counter).unwrap_or(0));
+        for (sum, counter) in sums.iter_mut().zip(counters) {
+            *sum = sum.saturating_add(smaps.get(*counter).unwrap_or(0));
         }
     }
     sums

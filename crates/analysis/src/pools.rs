@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use pagewise_model::{Backing, Device, Mapping, Name, Snapshot};
 
 pub(crate) use anonymous::ARENA_HEAP;
-pub use sums::{Sums, sums};
+pub use sums::{Sums, sums, total};
 
 macro_rules! kinds {
     ($($variant:ident $id:literal $label:literal $meaning:literal;)*) => {

@@ -1,13 +1,13 @@
-//! Proportional shares that add up: `smaps` rounds each mapping's `Pss` down to a KiB, `smaps_rollup`
-//! rounds only the sum.
+//! Proportional shares that add up: each mapping's `Pss` is rounded down to a KiB, the process's is
+//! summed up first and rounded once.
 //!
 //! The difference is less than a KiB for each mapping that holds co-mapped pages (pages of one mapper
 //! count in full, so they round to nothing lost). It is spread evenly over those mappings, so quadrants
-//! and pools add up to the rollup's `Pss` to the byte. Rows of single mappings keep the kernel's number.
+//! and pools add up to the process's `Pss` to the byte. Rows of single mappings keep the kernel's number.
 
 use pagewise_model::{Bytes, Counter, Mapping, Reading, Snapshot};
 
-/// What rounding to a KiB takes at most, and one more.
+/// Rounding to a KiB takes less than that.
 const ROUNDING: u64 = Bytes::kib(1).0;
 
 /// The shares of a snapshot's mappings.
@@ -15,9 +15,9 @@ const ROUNDING: u64 = Bytes::kib(1).0;
 pub struct Pss {
     /// What each mapping gets on top of its own `Pss`; empty where nobody gets anything.
     extra: Vec<u16>,
-    /// The process's share: the rollup's `Pss`, else the sum of the mappings'.
+    /// The process's share: the rollup's, else the page walk's, else the sum of the mappings'.
     pub total: Reading<Bytes>,
-    /// Whether rounding cannot explain the difference between the rollup and the sum.
+    /// Whether rounding cannot explain the difference between the process's share and the sum.
     pub torn: bool,
 }
 
@@ -32,20 +32,27 @@ impl Pss {
 /// The shares of all mappings.
 pub fn shares(snapshot: &Snapshot, mappings: &[Mapping]) -> Pss {
     let sum: Reading<Bytes> = mappings.iter().map(Mapping::pss).sum();
-    let rollup = snapshot.rollup.as_ref().map_err(Clone::clone).and_then(|r| r.bytes(Counter::Pss));
-    let (Ok(rollup), Ok(sum)) = (&rollup, &sum) else {
-        return Pss { extra: Vec::new(), total: rollup.or(sum), torn: false };
+    let (total, sum) = match (rounded_once(snapshot), sum) {
+        (Ok(total), Ok(sum)) => (total, sum),
+        (total, sum) => return Pss { extra: Vec::new(), total: total.or(sum), torn: false },
     };
-    let (rollup, sum) = (*rollup, *sum);
+    if total == sum {
+        return Pss { extra: Vec::new(), total: Ok(total), torn: false };
+    }
     let co_mapped: Vec<bool> = mappings.iter().map(holds_co_mapped).collect();
     let holders = co_mapped.iter().filter(|&&c| c).count() as u64;
-    let lost = rollup.checked_sub(sum).map(|lost| lost.0);
-    let torn = lost.is_none_or(|lost| lost != 0 && lost >= holders.saturating_mul(ROUNDING));
-    let extra = match lost {
-        Some(lost) if !torn && lost > 0 => spread(&co_mapped, lost, holders),
-        _ => Vec::new(),
-    };
-    Pss { extra, total: Ok(rollup), torn }
+    let lost = total.checked_sub(sum).filter(|lost| lost.0 < holders.saturating_mul(ROUNDING));
+    let extra = lost.map(|lost| spread(&co_mapped, lost.0, holders));
+    Pss { torn: extra.is_none(), extra: extra.unwrap_or_default(), total: Ok(total) }
+}
+
+/// The share that was summed up before it was rounded.
+fn rounded_once(snapshot: &Snapshot) -> Reading<Bytes> {
+    match (&snapshot.rollup, &snapshot.walk) {
+        (Ok(rollup), _) => rollup.bytes(Counter::Pss),
+        (Err(_), Ok(walk)) => walk.pss.clone(),
+        (Err(absent), Err(_)) => Err(absent.clone()),
+    }
 }
 
 /// An even part of `lost` for each holder; the first ones get a byte more where it does not divide.
@@ -61,6 +68,11 @@ fn spread(co_mapped: &[bool], lost: u64, holders: u64) -> Vec<u16> {
 }
 
 fn holds_co_mapped(mapping: &Mapping) -> bool {
-    let shared = |counter| mapping.counter(counter).is_ok_and(|bytes| !bytes.is_zero());
-    shared(Counter::SharedClean) || shared(Counter::SharedDirty)
+    match (&mapping.smaps, &mapping.pages) {
+        (Err(_), Ok(pages)) => pages.breakdown.exclusive() != pages.breakdown.resident(),
+        _ => {
+            let shared = |counter| mapping.counter(counter).is_ok_and(|bytes| !bytes.is_zero());
+            shared(Counter::SharedClean) || shared(Counter::SharedDirty)
+        }
+    }
 }

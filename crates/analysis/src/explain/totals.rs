@@ -2,7 +2,7 @@
 
 use pagewise_model::process::{Statm, Status};
 use pagewise_model::report::{Audience, Fact, Facts, Shape, Value};
-use pagewise_model::{Absent, Bytes, Mapping, Reading, Snapshot};
+use pagewise_model::{Absent, Bytes, Reading, Snapshot};
 
 use super::{Subject, fact, meaning};
 
@@ -13,7 +13,7 @@ pub(super) fn totals(snapshot: &Snapshot, subject: Result<&Subject<'_>, &Absent>
     };
     let subject = subject.map_err(Clone::clone);
     let pss = subject.clone().and_then(|s| s.pss.total.clone());
-    let uss: Reading<Bytes> = subject.and_then(|s| s.mappings.iter().map(Mapping::uss).sum());
+    let uss = subject.and_then(|s| s.total.uss.clone());
     let facts = vec![
         bytes("virt", "VIRT", statm(|s| s.size)),
         bytes("res", "RES", statm(|s| s.resident)),

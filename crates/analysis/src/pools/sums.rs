@@ -15,6 +15,8 @@ pub struct Sums {
     pub resident: Reading<Bytes>,
     /// Their proportional share; the pools' shares add up to the process's.
     pub pss: Reading<Bytes>,
+    /// Resident pages that only this process maps.
+    pub uss: Reading<Bytes>,
     /// Pages in swap.
     pub swap: Reading<Bytes>,
     /// How many mappings.
@@ -27,6 +29,7 @@ impl Sums {
         reserved: Bytes::ZERO,
         resident: Ok(Bytes::ZERO),
         pss: Ok(Bytes::ZERO),
+        uss: Ok(Bytes::ZERO),
         swap: Ok(Bytes::ZERO),
         mappings: 0,
     };
@@ -36,6 +39,7 @@ impl Sums {
         self.reserved += other.reserved;
         add(&mut self.resident, &other.resident);
         add(&mut self.pss, &other.pss);
+        add(&mut self.uss, &other.uss);
         add(&mut self.swap, &other.swap);
         self.mappings += other.mappings;
     }
@@ -49,6 +53,13 @@ fn add(sum: &mut Reading<Bytes>, part: &Reading<Bytes>) {
     }
 }
 
+/// All pools together.
+pub fn total(sums: &[Sums]) -> Sums {
+    let mut total = Sums::NONE;
+    sums.iter().for_each(|sums| total.add(sums));
+    total
+}
+
 /// The sums of each pool, in the order of [`Pools::list`]. Like VIRT they leave `[vsyscall]` out.
 pub fn sums(pools: &Pools, mappings: &[Mapping], pss: &Pss) -> Vec<Sums> {
     let mut sums = vec![Sums::NONE; pools.list().len()];
@@ -57,6 +68,7 @@ pub fn sums(pools: &Pools, mappings: &[Mapping], pss: &Pss) -> Vec<Sums> {
             reserved: mapping.size(),
             resident: mapping.rss(),
             pss: pss.of(index, mapping),
+            uss: mapping.uss(),
             swap: mapping.swap(),
             mappings: 1,
         });
