@@ -1,10 +1,12 @@
 //! Every process in one line each, with as few reads as the numbers need.
 //!
 //! `smaps_rollup` gives RSS, PSS, USS and swap, and with two facts the quadrants as well: whether any
-//! anonymous page is co-mapped (its share says so), and whether `maps` has tmpfs or shared file
-//! mappings. Only where a fact is missing are pages read, and only of the mappings in question.
+//! anonymous page is co-mapped (its share says so), and whether there are tmpfs pages, or exclusive
+//! pages of shared file mappings. `maps` is read only where sums leave that open, and pages only where
+//! `maps` does, and then only of the mappings in question.
 //!
-//! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead.
+//! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead, unless
+//! the caller wishes otherwise.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -30,10 +32,6 @@ use crate::root::{PTRACE, open};
 use crate::text::{field, kilobytes, lines, number};
 use crate::users::Users;
 use crate::{Error, ProcRoot, cgroup, maps, meminfo, mountinfo, smaps};
-
-/// Above this many resident bytes a process is read page by page, so that it does not wait for us.
-/// Walking 64 MiB of 4 KiB pages for `smaps_rollup` takes about 0.4 ms (Linux 6.18, x86-64).
-const BIG: Bytes = Bytes::mib(64);
 
 /// Reads every process.
 ///
@@ -152,6 +150,7 @@ struct Status {
     threads: u64,
     kernel_thread: Option<bool>,
     rss: Option<Bytes>,
+    shmem: Option<Bytes>,
     swap: Option<Bytes>,
 }
 
@@ -163,9 +162,12 @@ impl Status {
             match name {
                 b"Name" => status.name = Name::new(&unescape(value)),
                 b"State" => status.state = value.first().map_or('?', |&b| char::from(b)),
-                b"Uid" => status.uid = first(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+                b"Uid" => {
+                    status.uid = first(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+                }
                 b"Kthread" => status.kernel_thread = Some(value == b"1"),
                 b"VmRSS" => status.rss = size(value),
+                b"RssShmem" => status.shmem = size(value),
                 b"VmSwap" => status.swap = size(value),
                 // The lines after it are about signals and scheduling.
                 b"Threads" => {
@@ -272,33 +274,30 @@ impl<'a> Reader<'a> {
             // Its other threads hold the memory that its main thread has let go.
             let others = "the main thread has ended, others have not";
             let has_ended = status.threads <= 1;
-            return if has_ended { Ok(nothing()) } else { Err(Absent::NotSupported(others.into())) };
+            return if has_ended {
+                Ok(nothing())
+            } else {
+                Err(Absent::NotSupported(others.into()))
+            };
         }
-        let is_big = status.rss.is_some_and(|rss| rss > BIG);
-        match self.shared.wish {
-            Wish::Full => self.from_rollup(pid),
-            Wish::Fast => self.from_pages(pid, Method::Fast),
-            Wish::Polite => self.from_pages(pid, Method::Polite),
-            Wish::Auto if is_big => self.from_pages(pid, Method::Polite),
-            Wish::Auto => match self.from_rollup(pid) {
+        match self.shared.wish.method(status.rss.unwrap_or_default()) {
+            Method::Full => match self.from_rollup(pid, status) {
                 // Before 4.14 there is no rollup.
                 Err(Absent::NotInThisKernel(_)) => self.from_pages(pid, Method::Polite),
                 other => other,
             },
+            method => self.from_pages(pid, method),
         }
     }
 
-    fn from_rollup(&mut self, pid: Pid) -> Reading<Memory> {
+    fn from_rollup(&mut self, pid: Pid, status: &Status) -> Reading<Memory> {
         let begin = Instant::now();
         let read = self.fill(pid, "smaps_rollup");
         self.longest_hold_ns = self.longest_hold_ns.max(nanos(begin));
-        read.map_err(|absent| match absent {
-            Absent::NotInThisKernel(_) => Absent::NotInThisKernel("4.14".into()),
-            other => other,
-        })?;
+        read?;
         // A process that ends while we read gives nothing, or half.
         let rollup = smaps::parse_rollup(&self.buffer).ok_or(Absent::Vanished)?;
-        let quadrants = Rollup::of(&rollup).and_then(|sums| self.quadrants(pid, &sums));
+        let quadrants = Rollup::of(&rollup, status).and_then(|sums| self.quadrants(pid, &sums));
         Ok(Memory {
             method: Method::Full,
             uss: exclusive(&rollup),
@@ -311,8 +310,12 @@ impl<'a> Reader<'a> {
 
     /// Splits the sums of a rollup by quadrant.
     fn quadrants(&mut self, pid: Pid, sums: &Rollup) -> Reading<ByQuadrant> {
-        let mut mappings = self.mappings(pid)?;
         let anon = sums.anon_exclusive();
+        let mut found = Found { anon_exclusive: anon.unwrap_or_default(), ..Found::default() };
+        if sums.has_no_shmem && anon == Some(sums.exclusive) {
+            return Ok(sums.split(&found));
+        }
+        let mut mappings = self.mappings(pid)?;
         let asks = |m: &Mapping| match m.backing() {
             // Whether an anonymous page is exclusive, where the sums do not tell.
             _ if anon.is_none() && m.sharing == Sharing::Private => true,
@@ -327,7 +330,6 @@ impl<'a> Reader<'a> {
         if !mappings.is_empty() {
             self.walk(pid, &mut mappings, &Pace::FAST)?;
         }
-        let mut found = Found { anon_exclusive: anon.unwrap_or_default(), ..Found::default() };
         for mapping in &mappings {
             let pages = mapping.pages.as_ref().map_err(Clone::clone)?;
             found.add(mapping, &pages.breakdown, anon.is_none());
@@ -368,7 +370,8 @@ impl<'a> Reader<'a> {
 
     fn walk(&mut self, pid: Pid, mappings: &mut [Mapping], pace: &Pace) -> Reading<pages::Walk> {
         let Shared { root, features, page_size, .. } = self.shared;
-        let walk = pages::read_with(features, root, pid, mappings, *page_size, pace).map_err(why)?;
+        let walk =
+            pages::read_with(features, root, pid, mappings, *page_size, pace).map_err(why)?;
         self.longest_hold_ns = self.longest_hold_ns.max(walk.longest_hold_ns);
         Ok(walk)
     }
@@ -437,15 +440,19 @@ struct Rollup {
     exclusive: Bytes,
     anon: Bytes,
     anon_share: Option<Bytes>,
+    /// Both the kernel's count of tmpfs pages and their share are 0.
+    has_no_shmem: bool,
 }
 
 impl Rollup {
-    fn of(rollup: &Smaps) -> Reading<Rollup> {
+    fn of(rollup: &Smaps, status: &Status) -> Reading<Rollup> {
+        let shmem = rollup.bytes(Counter::PssShmem).ok();
         Ok(Rollup {
             resident: rollup.bytes(Counter::Rss)?,
             exclusive: exclusive(rollup)?,
             anon: rollup.bytes(Counter::Anonymous)?,
             anon_share: rollup.bytes(Counter::PssAnon).ok(),
+            has_no_shmem: status.shmem == Some(Bytes::ZERO) && shmem == Some(Bytes::ZERO),
         })
     }
 
@@ -517,7 +524,9 @@ fn effective(mapping: &Mapping, pages: &Breakdown) -> [Bytes; 4] {
     }
 }
 
-fn by_quadrant([private_anonymous, shared_anonymous, private_file, shared_file]: [Bytes; 4]) -> ByQuadrant {
+fn by_quadrant(
+    [private_anonymous, shared_anonymous, private_file, shared_file]: [Bytes; 4],
+) -> ByQuadrant {
     ByQuadrant {
         private_anonymous: Ok(private_anonymous),
         shared_anonymous: Ok(shared_anonymous),
@@ -532,7 +541,9 @@ mod tests {
 
     #[test]
     fn a_name_comes_out_of_status_as_the_process_wrote_it() {
-        let status = Status::parse(b"Name:\ta\\nb\\\\c\nState:\tS (sleeping)\nUid:\t7\t8\t9\t9\nThreads:\t3\n");
+        let status = Status::parse(
+            b"Name:\ta\\nb\\\\c\nState:\tS (sleeping)\nUid:\t7\t8\t9\t9\nThreads:\t3\n",
+        );
         assert_eq!(status.name, Name::new(b"a\nb\\c"));
         assert_eq!((status.state, status.uid, status.threads), ('S', 7, 3));
     }
@@ -554,6 +565,7 @@ mod tests {
             exclusive: kib(exclusive),
             anon: kib(anon),
             anon_share: Some(kib(share)),
+            has_no_shmem: true,
         }
     }
 
