@@ -281,16 +281,16 @@ impl<'a> Reader<'a> {
             };
         }
         match self.shared.wish.method(status.rss.unwrap_or_default()) {
-            Method::Full => match self.from_rollup(pid, status) {
+            Method::Full => match self.read_rollup(pid, status) {
                 // Before 4.14 there is no rollup.
-                Err(Absent::NotInThisKernel(_)) => self.from_pages(pid, Method::Polite),
+                Err(Absent::NotInThisKernel(_)) => self.read_pages(pid, Method::Polite),
                 other => other,
             },
-            method => self.from_pages(pid, method),
+            method => self.read_pages(pid, method),
         }
     }
 
-    fn from_rollup(&mut self, pid: Pid, status: &Status) -> Reading<Memory> {
+    fn read_rollup(&mut self, pid: Pid, status: &Status) -> Reading<Memory> {
         let begin = Instant::now();
         let read = self.fill(pid, "smaps_rollup");
         self.longest_hold_ns = self.longest_hold_ns.max(nanos(begin));
@@ -337,7 +337,7 @@ impl<'a> Reader<'a> {
         Ok(sums.split(&found))
     }
 
-    fn from_pages(&mut self, pid: Pid, method: Method) -> Reading<Memory> {
+    fn read_pages(&mut self, pid: Pid, method: Method) -> Reading<Memory> {
         let mut mappings = self.mappings(pid)?;
         let pace = if method == Method::Fast { Pace::FAST } else { Pace::POLITE };
         let total = self.walk(pid, &mut mappings, &pace)?.total?;

@@ -74,7 +74,7 @@ fn while_still<T: PartialEq + Debug, U>(truth: impl Fn() -> T, look: impl Fn() -
 }
 
 fn rollup(pid: u32) -> Smaps {
-    let text = fs::read(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let text = fs::read(format!("/proc/{pid}/smaps_rollup")).expect("the process lives");
     smaps::parse_rollup(&text).expect("a rollup")
 }
 
