@@ -6,7 +6,8 @@
 //! of page, and then every cell is known. Where the bounds differ a cell is ambiguous, not guessed.
 
 use pagewise_model::{
-    Absent, Backing, Bytes, Counter, Mapping, Quadrant, Reading, Sharing, Smaps, Snapshot,
+    Absent, Backing, Breakdown, Bytes, Counter, Mapping, Quadrant, Reading, Sharing, Smaps,
+    Snapshot,
 };
 
 use crate::pss::{self, Pss};
@@ -106,7 +107,7 @@ fn dirty(mapping: &Mapping, needs_full: &Absent) -> Reading<Dirty> {
 }
 
 impl Dirty {
-    /// By kind of page, in the order of [`Pages`]: anonymous pages first.
+    /// By kind of page, in the order of [`pages`]: anonymous pages first.
     fn sort(&self, pages: Four) -> Four {
         let [exclusive, co_mapped] = [self.exclusive.min(pages[0]), self.co_mapped.min(pages[1])];
         [exclusive, co_mapped, self.exclusive - exclusive, self.co_mapped - co_mapped]
@@ -120,19 +121,19 @@ fn take_effect(
     dirty: &Reading<Dirty>,
 ) {
     let homes = Homes::of(mapping);
-    let Pages { low, high } = match Pages::of(mapping) {
+    let pages = match pages(mapping) {
         Ok(pages) => pages,
         Err(absent) => return columns.miss(homes, &absent),
     };
-    let resident = [homes.sort(low), homes.sort(high)];
+    let resident = pages.each(|pages| homes.sort(pages));
     Columns::add(&mut columns.resident, resident);
     let swap = mapping.swap();
     columns.swapped[homes.swap].add_reading(&swap);
-    Columns::add(&mut columns.reserved, resident.map(|r| reserve(mapping, homes, r, &swap)));
-    columns.add_pss(homes, [low, high], pss);
+    Columns::add(&mut columns.reserved, resident.each(|r| reserve(mapping, homes, r, &swap)));
+    columns.add_pss(homes, pages, pss);
     match dirty {
         Ok(dirty) => {
-            Columns::add(&mut columns.dirty, [low, high].map(|end| homes.sort(dirty.sort(end))));
+            Columns::add(&mut columns.dirty, pages.each(|pages| homes.sort(dirty.sort(pages))));
         }
         Err(absent) => homes.each(|at| columns.dirty[at].miss(absent)),
     }
@@ -159,52 +160,60 @@ fn fit(mut cells: Four, mut room: u64) -> (Four, u64) {
 /// A number for each quadrant, or for each kind of page.
 type Four = [u64; 4];
 
-/// The resident pages of a mapping by kind, at both ends of what is possible: anonymous and exclusive,
-/// anonymous and co-mapped, of a file and exclusive, of a file and co-mapped.
-struct Pages {
-    low: Four,
-    high: Four,
+/// Numbers at both ends of what is possible.
+#[derive(Clone, Copy)]
+struct Ends {
+    one: Four,
+    other: Four,
+}
+
+impl Ends {
+    const fn exact(four: Four) -> Ends {
+        Ends { one: four, other: four }
+    }
+
+    /// The same step at both ends; nearly always they are equal, and it is taken once.
+    fn each(self, step: impl Fn(Four) -> Four) -> Ends {
+        let one = step(self.one);
+        let other = if self.one == self.other { one } else { step(self.other) };
+        Ends { one, other }
+    }
 }
 
 const ANON_CO_MAPPED: usize = 1;
 const FILE_CO_MAPPED: usize = 3;
 
-impl Pages {
-    fn of(mapping: &Mapping) -> Reading<Pages> {
-        match (&mapping.smaps, &mapping.pages) {
-            // Read a moment apart, they may differ; the numbers shown are those of smaps.
-            (Ok(smaps), Ok(pages))
-                if smaps.bytes(Counter::Rss) == Ok(pages.breakdown.resident()) =>
-            {
-                Ok(Pages::exact(mapping))
-            }
-            (Ok(smaps), _) => Pages::bounds(smaps),
-            (Err(_), Ok(_)) => Ok(Pages::exact(mapping)),
-            (Err(absent), Err(_)) => Err(absent.clone()),
+/// The resident pages of a mapping by kind: anonymous and exclusive, anonymous and co-mapped, of a file
+/// and exclusive, of a file and co-mapped.
+fn pages(mapping: &Mapping) -> Reading<Ends> {
+    match (&mapping.smaps, &mapping.pages) {
+        // Read a moment apart, they may differ; the numbers shown are those of smaps.
+        (Ok(smaps), Ok(pages)) if smaps.bytes(Counter::Rss) == Ok(pages.breakdown.resident()) => {
+            Ok(exact(&pages.breakdown))
         }
+        (Ok(smaps), _) => bounds(smaps),
+        (Err(_), Ok(pages)) => Ok(exact(&pages.breakdown)),
+        (Err(absent), Err(_)) => Err(absent.clone()),
     }
+}
 
-    fn exact(mapping: &Mapping) -> Pages {
-        let breakdown = mapping.pages.as_ref().map(|p| p.breakdown).unwrap_or_default();
-        let b = breakdown;
-        let pages =
-            [b.anon_exclusive, b.anon_co_mapped, b.file_exclusive, b.file_co_mapped].map(|b| b.0);
-        Pages { low: pages, high: pages }
-    }
+fn exact(b: &Breakdown) -> Ends {
+    let kinds = [b.anon_exclusive, b.anon_co_mapped, b.file_exclusive, b.file_co_mapped];
+    Ends::exact(kinds.map(|bytes| bytes.0))
+}
 
-    fn bounds(smaps: &Smaps) -> Reading<Pages> {
-        let resident = smaps.get(Counter::Rss)?;
-        let anonymous = smaps.get(Counter::Anonymous)?.min(resident);
-        let exclusive = smaps.get(Counter::PrivateClean)?;
-        let exclusive = exclusive.saturating_add(smaps.get(Counter::PrivateDirty)?).min(resident);
-        let pages = |both: u64| {
-            let co_mapped_file = resident - anonymous - (exclusive - both);
-            [both, anonymous - both, exclusive - both, co_mapped_file]
-        };
-        // A page that is both is one of A + P pages that fit in R only because it is counted twice.
-        let low = exclusive.saturating_sub(resident - anonymous);
-        Ok(Pages { low: pages(low), high: pages(anonymous.min(exclusive)) })
-    }
+fn bounds(smaps: &Smaps) -> Reading<Ends> {
+    let resident = smaps.get(Counter::Rss)?;
+    let anonymous = smaps.get(Counter::Anonymous)?.min(resident);
+    let exclusive = smaps.get(Counter::PrivateClean)?;
+    let exclusive = exclusive.saturating_add(smaps.get(Counter::PrivateDirty)?).min(resident);
+    let pages = |both: u64| {
+        let co_mapped_file = resident - anonymous - (exclusive - both);
+        [both, anonymous - both, exclusive - both, co_mapped_file]
+    };
+    // As many exclusive pages as do not fit among the file pages are anonymous.
+    let least = exclusive.saturating_sub(resident - anonymous);
+    Ok(Ends { one: pages(least), other: pages(anonymous.min(exclusive)) })
 }
 
 /// The quadrants in which the pages of a mapping are.
@@ -212,7 +221,7 @@ impl Pages {
 struct Homes {
     declared: usize,
     swap: usize,
-    /// For each kind of page, in the order of [`Pages`].
+    /// For each kind of page, in the order of [`pages`].
     kinds: [usize; 4],
 }
 
@@ -308,7 +317,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn add(column: &mut [Tally; 4], [one, other]: [Four; 2]) {
+    fn add(column: &mut [Tally; 4], Ends { one, other }: Ends) {
         for (at, tally) in column.iter_mut().enumerate() {
             tally.add(one[at].min(other[at]), one[at].max(other[at]));
         }
@@ -329,9 +338,9 @@ impl Columns {
     }
 
     /// Exclusive pages count in full; what is left of the share is that of the co-mapped ones.
-    fn add_pss(&mut self, homes: Homes, ends: [Four; 2], pss: &Reading<Bytes>) {
-        let exclusive = ends.map(|pages| homes.sort([pages[0], 0, pages[2], 0]));
-        let may = |kind: usize| ends.iter().any(|pages| pages[kind] > 0);
+    fn add_pss(&mut self, homes: Homes, pages: Ends, pss: &Reading<Bytes>) {
+        let exclusive = pages.each(|pages| homes.sort([pages[0], 0, pages[2], 0]));
+        let may = |kind: usize| pages.one[kind] > 0 || pages.other[kind] > 0;
         let (anon, file) = (homes.kinds[ANON_CO_MAPPED], homes.kinds[FILE_CO_MAPPED]);
         let share = match pss {
             Ok(share) => share.0,
@@ -342,9 +351,9 @@ impl Columns {
                 return;
             }
         };
-        let fitted = exclusive.map(|cells| fit(cells, share));
-        Columns::add(&mut self.pss, fitted.map(|(cells, _)| cells));
-        let left = fitted[0].1;
+        Columns::add(&mut self.pss, exclusive.each(|cells| fit(cells, share).0));
+        // There are as many exclusive pages at one end as at the other.
+        let left = fit(exclusive.one, share).1;
         match (may(ANON_CO_MAPPED), may(FILE_CO_MAPPED)) {
             (true, true) if anon != file => {
                 self.pss[anon].add(0, left);
