@@ -411,7 +411,7 @@ fn no_name_reaches_the_terminal_raw() {
         assert_harmless(&output.stdout, &format!("{command:?}"));
         assert_harmless(&output.stderr, &format!("the errors of {command:?}"));
     }
-    let output = pagewise(&["maps", &pid]);
+    let output = pagewise(&["maps", &pid, "--width", "200"]);
     let text = String::from_utf8(output.stdout).unwrap();
     for escaped in [r"escape\x1b[31mred", r"not-utf8-\xff\xfe\xc3", r"right-to-left-\u{202e}"] {
         assert!(text.contains(escaped), "{escaped} is not in {text}");
@@ -525,7 +525,7 @@ fn a_kernel_thread_has_no_memory_and_that_is_said() {
 }
 
 #[test]
-fn another_users_process_is_refused_with_what_it_takes() {
+fn what_another_user_hides_is_absent_and_says_what_it_takes() {
     if !is_root() {
         return;
     }
@@ -540,10 +540,14 @@ fn another_users_process_is_refused_with_what_it_takes() {
         let mut command = Command::new(&binary);
         command.args(args).uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap()
     };
-    let output = run(&["explain", &fixture.pid.to_string()]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("CAP_SYS_PTRACE"), "{said}");
+    let output = run(&["explain", &fixture.pid.to_string(), "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(number(&report, "totals.res"), fixture.rollup()["Rss"], "anyone may read statm");
+    for hidden in [&report["totals"]["pss"], &report["quadrants"], &report["mappings"]] {
+        let why = hidden["absent"].as_str().unwrap_or_else(|| panic!("{hidden} is not absent"));
+        assert!(why.contains("CAP_SYS_PTRACE"), "{why}");
+    }
 
     let output = run(&["ps", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -649,7 +653,8 @@ fn what_grew_between_two_snapshots_is_told_by_quadrant() {
     let same = pagewise(&["diff", &before, &before]);
     assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stderr));
     let report = json(&["diff", &before, &after, "--json"]);
-    // Four kinds of shared memory, all of them written, 2 MiB more of each.
-    let cell = &report["quadrants"]["declared"]["shared_anonymous"]["resident"];
-    assert_eq!(cell["change"].as_i64().or(cell.as_i64()), Some(8 << 20), "{}", report["quadrants"]);
+    // 2 MiB more of each region: four of shared memory; of private ones one and two halves.
+    let grew = |quadrant: &str| number(&report, &format!("quadrants.{quadrant}.resident_change"));
+    assert_eq!(grew("shared_anonymous"), 8 * MIB);
+    assert_eq!(grew("private_anonymous"), 4 * MIB);
 }

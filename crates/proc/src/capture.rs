@@ -198,6 +198,10 @@ impl<'a> Capture<'a> {
         let rollup = match rolled {
             Ok(_) => smaps::parse_rollup(&rollup).map(Box::new).ok_or_else(missing),
             Err(Error::Io { .. }) => Err(missing()),
+            // What a kernel thread and a zombie get too; `end` tells whether the process is gone.
+            Err(Error::NoSuchProcess { .. }) => {
+                Err(Absent::NotSupported("it has no memory".into()))
+            }
             Err(error) => Err(refused(error)?),
         };
         let mut memory = Memory {
