@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Cli, Command};
+use crate::commands::run_command::NotRun;
 use crate::look::Look;
 
 fn main() -> ExitCode {
@@ -44,6 +45,9 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     let hint = error.downcast_ref::<pagewise_proc::Error>().and_then(pagewise_proc::Error::hint);
     if let Some(hint) = hint {
         eprintln!("  → {}", clean(&hint));
+    }
+    if let Some(not_run) = error.downcast_ref::<NotRun>() {
+        return ExitCode::from(not_run.code());
     }
     ExitCode::from(if error.is::<plan::Usage>() { 2 } else { 1 })
 }

@@ -14,6 +14,7 @@ use pagewise_proc::{ProcRoot, saved, target};
 use crate::args;
 use crate::commands::run_command;
 
+
 /// The options were understood by clap and still make no sense together: exit code 2.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);

@@ -116,6 +116,15 @@ pub fn capture(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot,
     Ok(snapshot)
 }
 
+/// What of a process is resident now: one small read, for those who look often.
+///
+/// # Errors
+/// [`Error::NoSuchProcess`], [`Error::NotPermitted`], [`Error::Parse`]
+pub fn resident(root: &ProcRoot, pid: Pid) -> Result<Bytes, Error> {
+    let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
+    Ok(stat::parse_statm(&root.read(pid, "statm")?, page_size)?.resident)
+}
+
 /// A reading under way.
 struct Capture<'a> {
     root: &'a ProcRoot,

@@ -29,7 +29,8 @@ pub fn parse(text: &[u8]) -> Option<Member> {
         Some((parts.next()?, parts.next()?, parts.next()?))
     });
     let rows: Vec<_> = rows.collect();
-    let v1 = rows.iter().find(|(_, list, _)| list.split(|&b| b == b',').any(|name| name == b"memory"));
+    let v1 =
+        rows.iter().find(|(_, list, _)| list.split(|&b| b == b',').any(|name| name == b"memory"));
     let v2 = rows.iter().find(|(id, list, _)| *id == b"0" && list.is_empty());
     let member = |version, path: &[u8]| Member { version, path: Name::new(path) };
     v1.map(|row| member(1, row.2)).or_else(|| v2.map(|row| member(2, row.2)))
@@ -63,7 +64,8 @@ pub(crate) fn read(root: &ProcRoot, pid: Pid) -> Reading<CgroupMemory> {
         Some((limit, usage)) => (Some(Bytes(limit)), usage),
         None => (None, folder.own.join(names.usage)),
     };
-    let usage = bytes(&usage).map(Bytes).ok_or(Absent::NotSupported("the cgroup gives no usage".into()));
+    let usage =
+        bytes(&usage).map(Bytes).ok_or(Absent::NotSupported("the cgroup gives no usage".into()));
     Ok(CgroupMemory { path: member.path, version: member.version, limit, usage })
 }
 
@@ -73,7 +75,8 @@ mod own {
     /// The mounts that we see.
     pub(super) fn mounts() -> Reading<Vec<Mount>> {
         let text = read_all(Path::new("/proc/self/mountinfo"));
-        text.map(|text| mountinfo::parse(&text)).map_err(|_| Absent::NotInThisKernel("2.6.26".into()))
+        text.map(|text| mountinfo::parse(&text))
+            .map_err(|_| Absent::NotInThisKernel("2.6.26".into()))
     }
 }
 
@@ -101,7 +104,8 @@ impl Folder {
 }
 
 fn folder(mounts: &[Mount], member: &Member) -> Option<Folder> {
-    let holds_memory = |m: &&Mount| m.options.split(|&b| b == b',').any(|option| option == b"memory");
+    let holds_memory =
+        |m: &&Mount| m.options.split(|&b| b == b',').any(|option| option == b"memory");
     let mount = match member.version {
         1 => mounts.iter().filter(|m| m.fs == b"cgroup").find(holds_memory),
         _ => mounts.iter().find(|m| m.fs == b"cgroup2"),

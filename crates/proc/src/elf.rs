@@ -6,16 +6,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use object::Endianness;
 use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::read::{ReadCache, ReadRef};
-use object::Endianness;
 use pagewise_model::mapping::{AddrRange, Device, Mapping};
 use pagewise_model::object::{Elf, Object, OnDisk, Section, Segment};
 use pagewise_model::{Absent, Backing, Name, Pid, Reading};
 
-use crate::root::{self, PTRACE};
 use crate::ProcRoot;
+use crate::root::{self, PTRACE};
 
 /// No more symbols than this are looked at for an allocator's: a browser has millions.
 const SYMBOLS: usize = 100_000;
@@ -107,7 +107,9 @@ impl Candidate<'_> {
             self.is(&file.metadata().ok()?).then_some(file)
         };
         let file = regular(&by_map).or_else(|| regular(&self.path(root, pid)));
-        file.ok_or_else(|| Absent::NotPermitted("the mapped file; CAP_SYS_ADMIN where it was deleted".into()))
+        file.ok_or_else(|| {
+            Absent::NotPermitted("the mapped file; CAP_SYS_ADMIN where it was deleted".into())
+        })
     }
 }
 
@@ -115,19 +117,25 @@ impl Candidate<'_> {
 fn headers(file: &File) -> Reading<Elf> {
     let data = ReadCache::new(file);
     match data.read_bytes_at(0, 5) {
-        Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]) => parse::<elf::FileHeader64<Endianness>>(&data),
-        Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS32]) => parse::<elf::FileHeader32<Endianness>>(&data),
+        Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]) => {
+            parse::<elf::FileHeader64<Endianness>>(&data)
+        }
+        Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS32]) => {
+            parse::<elf::FileHeader32<Endianness>>(&data)
+        }
         _ => Err(Absent::NotSupported("not an ELF file".into())),
     }
 }
 
 fn parse<'d, H: FileHeader<Endian = Endianness>>(data: &'d ReadCache<&'d File>) -> Reading<Elf> {
-    let broken = |e: object::read::Error| Absent::NotSupported(format!("a broken ELF file: {e}").into());
+    let broken =
+        |e: object::read::Error| Absent::NotSupported(format!("a broken ELF file: {e}").into());
     let header = H::parse(data).map_err(broken)?;
     let endian = header.endian().map_err(broken)?;
     let programs = header.program_headers(endian, data).map_err(broken)?;
     let range = |start: u64, len: u64| AddrRange { start, end: start.saturating_add(len) };
-    let mut found = Elf { segments: vec![], sections: vec![], relro: None, is_static: true, allocator: None };
+    let mut found =
+        Elf { segments: vec![], sections: vec![], relro: None, is_static: true, allocator: None };
     for program in programs {
         let memory = range(program.p_vaddr(endian).into(), program.p_memsz(endian).into());
         let flags = program.p_flags(endian);
@@ -148,25 +156,29 @@ fn parse<'d, H: FileHeader<Endian = Endianness>>(data: &'d ReadCache<&'d File>) 
     found.segments.sort_by_key(|segment| segment.range);
     // Files without section headers are still ELF files: the segments say enough.
     if let Ok(table) = header.sections(endian, data) {
-        let loaded = table.iter().filter(|s| s.sh_flags(endian).into() & u64::from(elf::SHF_ALLOC) != 0);
-        found.sections = loaded.map(|s| {
-            let flags: u64 = s.sh_flags(endian).into();
-            let has = |flag: u32| flags & u64::from(flag) != 0;
-            Section {
-                name: Name::new(table.section_name(endian, s).unwrap_or_default()),
-                range: range(s.sh_addr(endian).into(), s.sh_size(endian).into()),
-                offset: s.sh_offset(endian).into(),
-                zero_filled: s.sh_type(endian) == elf::SHT_NOBITS,
-                thread_local: has(elf::SHF_TLS),
-                write: has(elf::SHF_WRITE),
-                exec: has(elf::SHF_EXECINSTR),
-            }
-        }).collect();
+        let loaded =
+            table.iter().filter(|s| s.sh_flags(endian).into() & u64::from(elf::SHF_ALLOC) != 0);
+        found.sections = loaded
+            .map(|s| {
+                let flags: u64 = s.sh_flags(endian).into();
+                let has = |flag: u32| flags & u64::from(flag) != 0;
+                Section {
+                    name: Name::new(table.section_name(endian, s).unwrap_or_default()),
+                    range: range(s.sh_addr(endian).into(), s.sh_size(endian).into()),
+                    offset: s.sh_offset(endian).into(),
+                    zero_filled: s.sh_type(endian) == elf::SHT_NOBITS,
+                    thread_local: has(elf::SHF_TLS),
+                    write: has(elf::SHF_WRITE),
+                    exec: has(elf::SHF_EXECINSTR),
+                }
+            })
+            .collect();
         found.sections.sort_by_key(|section| section.range);
         let tables = [elf::SHT_DYNSYM, elf::SHT_SYMTAB];
         found.allocator = tables.into_iter().find_map(|kind| {
             let symbols = table.symbols(endian, data, kind).ok()?;
-            let defined = symbols.iter().take(SYMBOLS).filter(|s| s.st_shndx(endian) != elf::SHN_UNDEF);
+            let defined =
+                symbols.iter().take(SYMBOLS).filter(|s| s.st_shndx(endian) != elf::SHN_UNDEF);
             let strings = symbols.strings();
             defined.filter_map(|s| s.name(endian, strings).ok()).find_map(allocator)
         });

@@ -78,7 +78,9 @@ impl Error {
             }
             Error::NotFound { .. } => Some("`pagewise ps` lists every process".into()),
             Error::AmbiguousName { .. } => Some("name one by its pid".into()),
-            Error::NotASnapshot { .. } => Some("`pagewise explain TARGET --save FILE` makes one".into()),
+            Error::NotASnapshot { .. } => {
+                Some("`pagewise explain TARGET --save FILE` makes one".into())
+            }
             Error::Parse { .. } | Error::Io { .. } => None,
         }
     }
@@ -107,7 +109,8 @@ impl Error {
 fn list(candidates: &[(Pid, Name)]) -> String {
     const SHOWN: usize = 12;
     let shown = candidates.iter().take(SHOWN);
-    let mut words: Vec<String> = shown.map(|(pid, name)| format!("{pid} {}", name.escaped())).collect();
+    let mut words: Vec<String> =
+        shown.map(|(pid, name)| format!("{pid} {}", name.escaped())).collect();
     if candidates.len() > SHOWN {
         words.push(format!("and {} more", candidates.len() - SHOWN));
     }

@@ -19,7 +19,12 @@ const PRESENT: u64 = 1 << 63;
 /// Reads the heads of all large private anonymous mappings whose first page is in memory.
 ///
 /// A page that is not in memory is left alone: reading it would change the target.
-pub(crate) fn read(root: &ProcRoot, pid: Pid, mappings: &[Mapping], page_size: PageSize) -> Vec<Head> {
+pub(crate) fn read(
+    root: &ProcRoot,
+    pid: Pid,
+    mappings: &[Mapping],
+    page_size: PageSize,
+) -> Vec<Head> {
     let Ok(pagemap) = root.open(pid, "pagemap") else { return Vec::new() };
     let large = mappings.iter().filter(|m| is_candidate(m)).map(|m| m.range.start);
     let present: Vec<u64> = large.filter(|&at| is_present(&pagemap, at, page_size)).collect();

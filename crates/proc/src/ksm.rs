@@ -10,7 +10,8 @@ pub fn parse(text: &[u8]) -> Option<Ksm> {
         let after = lines(text).find_map(|(_, line)| line.strip_prefix(name.as_bytes()));
         after.map(|value| value.strip_prefix(b":").unwrap_or(value).trim_ascii())
     };
-    let profit = line("ksm_process_profit").and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
+    let profit =
+        line("ksm_process_profit").and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
     Some(Ksm {
         merging_pages: number(line("ksm_merging_pages")?)?,
         rmap_items: number(line("ksm_rmap_items")?)?,
@@ -24,7 +25,8 @@ mod tests {
 
     #[test]
     fn a_negative_profit_is_one() {
-        let text = b"ksm_rmap_items 3\nksm_zero_pages 0\nksm_merging_pages 2\nksm_process_profit -192\n";
+        let text =
+            b"ksm_rmap_items 3\nksm_zero_pages 0\nksm_merging_pages 2\nksm_process_profit -192\n";
         assert_eq!(parse(text), Some(Ksm { merging_pages: 2, rmap_items: 3, profit: Some(-192) }));
     }
 }

@@ -29,7 +29,8 @@ pub fn machine(root: &ProcRoot) -> Machine {
             .machine("sys/vm/max_map_count")
             .and_then(|text| number(&text).ok_or(Absent::NotSupported("not a number".into()))),
         nodes: nodes_online(root),
-        thp_enabled: sysfs(root, "/sys/kernel/mm/transparent_hugepage/enabled").map(|text| selected(&text)),
+        thp_enabled: sysfs(root, "/sys/kernel/mm/transparent_hugepage/enabled")
+            .map(|text| selected(&text)),
     }
 }
 

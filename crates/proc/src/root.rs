@@ -123,7 +123,9 @@ impl ProcRoot {
         match Errno::from_io_error(error) {
             Some(Errno::SRCH) => Absent::Vanished,
             Some(Errno::PERM | Errno::ACCESS) => Absent::NotPermitted(PTRACE.into()),
-            Some(Errno::NOENT) if !self.live => Absent::NotCollected("not in the copied tree".into()),
+            Some(Errno::NOENT) if !self.live => {
+                Absent::NotCollected("not in the copied tree".into())
+            }
             Some(Errno::NOENT) => Absent::NotInThisKernel("".into()),
             _ => Absent::NotSupported(format!("{}: {error}", path.display()).into()),
         }

@@ -41,7 +41,9 @@ pub fn open(path: &Path) -> Result<Snapshot, Error> {
     let not_one = |why: String| Error::NotASnapshot { path: path.into(), why };
     let version = version(&bytes).map_err(not_one)?;
     if version > SNAPSHOT_VERSION {
-        return Err(not_one(format!("it has version {version}, this program knows up to {SNAPSHOT_VERSION}")));
+        return Err(not_one(format!(
+            "it has version {version}, this program knows up to {SNAPSHOT_VERSION}"
+        )));
     }
     serde_json::from_slice(&bytes).map_err(|error| not_one(error.to_string()))
 }

@@ -22,7 +22,8 @@ pub struct Parsed {
 
 /// Reads a whole `status`. A line that is missing or does not read as it should is absent.
 pub fn parse(text: &[u8]) -> Parsed {
-    let find = |name: &str| lines(text).filter_map(|(_, l)| field(l)).find(|(n, _)| *n == name.as_bytes());
+    let find =
+        |name: &str| lines(text).filter_map(|(_, l)| field(l)).find(|(n, _)| *n == name.as_bytes());
     let value = |name: &str| find(name).map(|(_, value)| value);
     let size = |name: &str, since: &'static str| -> Reading<Bytes> {
         let text = value(name).ok_or_else(|| Absent::NotInThisKernel(since.into()))?;
@@ -44,7 +45,11 @@ pub fn parse(text: &[u8]) -> Parsed {
             rss_shmem: size("RssShmem", "4.5"),
             hugetlb: size("HugetlbPages", "4.4"),
         },
-        ns_pids: words("NSpid").filter_map(number).filter_map(|n| u32::try_from(n).ok()).map(Pid).collect(),
+        ns_pids: words("NSpid")
+            .filter_map(number)
+            .filter_map(|n| u32::try_from(n).ok())
+            .map(Pid)
+            .collect(),
         uid: first("Uid").and_then(|n| u32::try_from(n).ok()),
         threads: first("Threads"),
         kernel_thread: first("Kthread").map(|n| n == 1),

@@ -8,3 +8,4 @@ pub mod procmap_query;
 pub mod remote;
 pub mod rest;
 pub mod system;
+pub mod trace;

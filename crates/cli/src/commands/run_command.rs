@@ -1,0 +1,166 @@
+//! Runs a command and looks at it at the moment that was asked for.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use pagewise_model::machine::Moment;
+use pagewise_model::{Bytes, Pid, Snapshot};
+use pagewise_proc::ProcRoot;
+use pagewise_proc::capture::{Request, Wish, capture, resident};
+use pagewise_sys::trace::{Ending, Stopped, Traced};
+
+use crate::plan::{Seen, When};
+
+/// Between looks at the resident size, for `--at-peak`.
+const LOOK: Duration = Duration::from_millis(1);
+/// A process that has grown by this part since the last snapshot is looked at in any case.
+const LEAP: u64 = 8;
+/// One that has grown by this part is, too, if the last snapshot is long enough ago.
+const STEP: u64 = 32;
+/// How long that is, as a multiple of the time for which the last snapshot held the process.
+const REST: u32 = 10;
+
+/// Runs a command; the snapshot is of the moment asked for, the exit code the command's own.
+///
+/// # Errors
+/// That the command could not be run (exit codes 127 and 126, as a shell's), or not be looked at.
+pub(crate) fn run(
+    program: &OsStr,
+    arguments: &[OsString],
+    when: When,
+    wish: Wish,
+) -> anyhow::Result<Seen> {
+    let mut traced = match Traced::spawn(program, arguments) {
+        Ok(traced) => traced,
+        Err(error) => return Err(NotRun { program: program.to_owned(), error }.into()),
+    };
+    let watch = Watch { pid: Pid(traced.pid()), wish };
+    let snapshot = match when {
+        When::AtExit => watch.at_exit(&mut traced),
+        When::After(delay) => watch.after(&mut traced, delay),
+        When::AtPeak => watch.at_peak(&mut traced),
+    };
+    let why = traced.untraced();
+    let exit = exit_code(traced.finish().context("cannot wait for the command")?);
+    match snapshot? {
+        Some(snapshot) => Ok(Seen { snapshot, exit }),
+        None => bail!(
+            "the command ended before it could be looked at{}",
+            why.map(|why| format!(": {why}")).unwrap_or_default()
+        ),
+    }
+}
+
+/// A command that could not be started.
+#[derive(Debug)]
+pub(crate) struct NotRun {
+    program: OsString,
+    error: io::Error,
+}
+
+impl NotRun {
+    /// What a shell would exit with.
+    pub(crate) fn code(&self) -> u8 {
+        if self.error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+    }
+}
+
+impl std::fmt::Display for NotRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot run {}: {}", self.program.display(), self.error)
+    }
+}
+
+impl std::error::Error for NotRun {}
+
+/// How a process that we run is looked at.
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    pid: Pid,
+    wish: Wish,
+}
+
+impl Watch {
+    fn capture(self, moment: Moment) -> anyhow::Result<Snapshot> {
+        // Nobody waits for a process that is stopped anyway: it can be read in full.
+        let wish = if self.wish == Wish::Auto { Wish::Full } else { self.wish };
+        Ok(capture(&ProcRoot::live(), self.pid, &Request { wish, moment })?)
+    }
+
+    fn at_exit(self, traced: &mut Traced) -> anyhow::Result<Option<Snapshot>> {
+        match traced.run(None)? {
+            Stopped::AtExit => self.capture(Moment::AtExit).map(Some),
+            Stopped::AtTime | Stopped::TimeIsUp | Stopped::Ended(_) => Ok(None),
+        }
+    }
+
+    fn after(self, traced: &mut Traced, delay: Duration) -> anyhow::Result<Option<Snapshot>> {
+        let stopped = match traced.run(Some(Instant::now() + delay))? {
+            Stopped::TimeIsUp => traced.freeze()?,
+            stopped => stopped,
+        };
+        match stopped {
+            Stopped::AtTime => {
+                let nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+                self.capture(Moment::After(nanos)).map(Some)
+            }
+            Stopped::AtExit => self.capture(Moment::AtExit).map(Some),
+            Stopped::TimeIsUp | Stopped::Ended(_) => Ok(None),
+        }
+    }
+
+    /// The snapshot with the most resident, of those taken whenever it had grown enough, and one at exit.
+    fn at_peak(self, traced: &mut Traced) -> anyhow::Result<Option<Snapshot>> {
+        let root = ProcRoot::live();
+        let mut best: Option<Snapshot> = None;
+        let mut rest = Instant::now();
+        loop {
+            let stopped = traced.run(Some(Instant::now() + LOOK))?;
+            let now = resident(&root, self.pid).unwrap_or(Bytes::ZERO);
+            let (most, highest) = best.as_ref().map_or((Bytes::ZERO, Bytes::ZERO), sizes);
+            let grown = now.0.saturating_sub(most.0);
+            let due = grown > most.0 / LEAP || grown > most.0 / STEP && Instant::now() >= rest;
+            match stopped {
+                Stopped::TimeIsUp if due => {
+                    let begin = Instant::now();
+                    if traced.freeze()? == Stopped::AtTime {
+                        best = Some(self.capture(Moment::AtPeak(now))?);
+                        traced.thaw()?;
+                        rest = Instant::now() + begin.elapsed() * REST;
+                    }
+                }
+                Stopped::TimeIsUp | Stopped::AtTime => {}
+                Stopped::AtExit => {
+                    let last = self.capture(Moment::AtExit)?;
+                    let peak = sizes(&last).1.max(highest);
+                    let mut chosen = match best {
+                        Some(best) if most > now => best,
+                        _ => last,
+                    };
+                    chosen.provenance.moment = Moment::AtPeak(peak);
+                    return Ok(Some(chosen));
+                }
+                Stopped::Ended(_) => return Ok(best),
+            }
+        }
+    }
+}
+
+/// What is resident in a snapshot, and the most that ever was.
+fn sizes(snapshot: &Snapshot) -> (Bytes, Bytes) {
+    let resident = snapshot.statm.as_ref().map_or(Bytes::ZERO, |statm| statm.resident);
+    let peak = snapshot.status.as_ref().map_or(Bytes::ZERO, |s| s.vm_hwm.clone().unwrap_or_default());
+    (resident, peak.max(resident))
+}
+
+/// The command's own exit code; a signal's as a shell gives it.
+fn exit_code(ending: Ending) -> ExitCode {
+    let code = match ending {
+        Ending::Exited(status) => status,
+        Ending::Killed { signal, .. } => 128 + signal,
+    };
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}

@@ -1,0 +1,131 @@
+//! Waiting for what happens to our threads under trace, and to no other child of the process.
+//!
+//! A blocking `waitpid` has no time limit, so we sleep on a futex that a SIGCHLD handler wakes,
+//! and ask with `WNOHANG` after each wake.
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use rustix::thread::{Timespec, futex};
+
+use super::{Ending, Tid};
+
+/// `PTRACE_EVENT_STOP` of `linux/ptrace.h`.
+const EVENT_STOP: c_int = 128;
+
+/// What became of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// It is gone.
+    Ended(Ending),
+    /// It is about to receive a signal.
+    Signal(i32),
+    /// The whole process was stopped by a stop signal.
+    GroupStop,
+    /// It stopped because it is new, was interrupted, or its group stop is over.
+    Trap,
+    /// It made a task: a thread, or a process that is cloned like one.
+    Cloned,
+    /// It executes another program.
+    Execed,
+    /// It will end next; its memory is still there.
+    Exiting,
+}
+
+impl Change {
+    fn from_status(status: c_int) -> Change {
+        if !libc::WIFSTOPPED(status) {
+            return Change::Ended(Ending::from_status(status));
+        }
+        match (status >> 16, libc::WSTOPSIG(status)) {
+            (0, signal) => Change::Signal(signal),
+            (libc::PTRACE_EVENT_CLONE, _) => Change::Cloned,
+            (libc::PTRACE_EVENT_EXEC, _) => Change::Execed,
+            (libc::PTRACE_EVENT_EXIT, _) => Change::Exiting,
+            (EVENT_STOP, libc::SIGTRAP) => Change::Trap,
+            (EVENT_STOP, _) => Change::GroupStop,
+            _ => Change::Trap,
+        }
+    }
+}
+
+impl Ending {
+    /// From a wait status of a task that is gone.
+    pub(super) fn from_status(status: c_int) -> Ending {
+        if libc::WIFSIGNALED(status) {
+            Ending::Killed { signal: libc::WTERMSIG(status), core: libc::WCOREDUMP(status) }
+        } else {
+            Ending::Exited(libc::WEXITSTATUS(status))
+        }
+    }
+}
+
+/// How many SIGCHLD came to this process.
+static NEWS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn on_sigchld(_signal: c_int) {
+    NEWS.fetch_add(1, Ordering::SeqCst);
+    let _ = futex::wake(&NEWS, futex::Flags::PRIVATE, u32::MAX >> 1);
+}
+
+/// Begins to notice changes. The handler stays: other code that waits for its own children is not
+/// disturbed, as calls that it interrupts are restarted.
+pub(super) fn begin() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        // SAFETY: all-zero is a valid `sigaction`: default handler, empty mask, no flags.
+        let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+        action.sa_sigaction = on_sigchld as extern "C" fn(c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        // SAFETY: the handler does only what is allowed in one: an atomic addition and a futex call.
+        unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, ptr::null_mut()) };
+    });
+}
+
+/// A mark to take before asking [`next`], and to [`sleep`] on once it has nothing more to say.
+pub(super) fn mark() -> u32 {
+    NEWS.load(Ordering::SeqCst)
+}
+
+/// Sleeps until something may have changed since `mark`; `false` where the deadline passed.
+pub(super) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
+    while mark == NEWS.load(Ordering::SeqCst) {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return false;
+        }
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        // Any answer (woken, too late to sleep, interrupted, timed out) leads to the checks above.
+        let _ = futex::wait(&NEWS, futex::Flags::PRIVATE, mark, timeout.as_ref());
+    }
+    true
+}
+
+/// The next change of one of `ours`, if there is one now.
+///
+/// # Complexity
+/// Two calls where no other child of this thread has news, else one for each of `ours`.
+///
+/// # Errors
+/// `ECHILD` where someone else took the end of our child.
+pub(super) fn next(ours: &mut dyn Iterator<Item = Tid>) -> io::Result<Option<(Tid, Change)>> {
+    let Some(first) = peek()? else { return Ok(None) };
+    let mut others = Vec::new();
+    for tid in ours {
+        if tid == first {
+            return take(first);
+        }
+        others.push(tid);
+    }
+    for tid in others {
+        if let Some(change) = take(tid)? {
+            return Ok(Some(change));
+        }
+    }
+    Ok(None)
+}
