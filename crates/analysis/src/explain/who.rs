@@ -40,7 +40,8 @@ pub(super) fn process(snapshot: &Snapshot) -> Facts {
         fact("parent", "parent", Value::Count(process.parent.0.into()), "").for_programs(),
         fact("state", "state", Value::text(state(process.state)), ""),
         fact("threads", "threads", Value::Count(process.threads), ""),
-        fact("uptime_ns", "up", Value::of(process.age_ns.clone(), Value::Nanos), ""),
+        fact("uptime_ns", "up", Value::of(process.age_ns.clone(), Value::Nanos), "")
+            .hidden_if(process.age_ns.is_err()),
         fact(
             "ns_pids",
             "pids",
@@ -100,7 +101,8 @@ pub(super) fn provenance(snapshot: &Snapshot, subject: Result<&Subject<'_>, &Abs
             "held it at most",
             Value::of(seen.longest_hold_ns.clone(), Value::Nanos),
             "The longest system call that may have kept the process from mapping memory meanwhile.",
-        ),
+        )
+        .hidden_if(seen.longest_hold_ns.is_err()),
         fact(
             "torn",
             "torn",

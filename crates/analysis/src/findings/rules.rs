@@ -43,22 +43,30 @@ pub(super) fn swapped(subject: &Subject<'_>) -> Option<Finding> {
 
 /// Memory that is writable and executable at once.
 pub(super) fn writable_code(subject: &Subject<'_>) -> Option<Finding> {
-    let mappings = || subject.mappings.iter().filter(|m| m.prot.write && m.prot.exec);
-    let first = mappings().next()?;
-    let total: Bytes = mappings().map(Mapping::size).sum();
-    let largest = mappings().max_by_key(|m| m.size()).unwrap_or(first);
-    let next_step = match largest.name.as_bytes() {
-        b"[stack]" => {
+    let mappings =
+        || subject.mappings.iter().enumerate().filter(|(_, m)| m.prot.write && m.prot.exec);
+    let (index, largest) = mappings().max_by_key(|(_, m)| m.size())?;
+    let total: Bytes = mappings().map(|(_, m)| m.size()).sum();
+    let kind = subject.pools.of(index).kind;
+    let (severity, next_step) = match kind {
+        // What runs Java or JavaScript is made so, and most of it has a switch.
+        Kind::Jit => (
+            Severity::Note,
+            "If it is a just-in-time compiler, look for its option to keep code write-protected (W^X).",
+        ),
+        Kind::MainStack | Kind::ThreadStack | Kind::CachedStack => (
+            Severity::Warning,
             "An executable stack is asked for by some object file: `readelf -lW FILE | grep GNU_STACK` shows RWE; \
-             link with `-z noexecstack`."
-        }
-        _ => {
-            "If it is a just-in-time compiler, look for its option to keep code write-protected (W^X)."
-        }
+             link with `-z noexecstack`.",
+        ),
+        _ => (
+            Severity::Warning,
+            "Map it once to write and once to execute, or drop one of the two rights with mprotect.",
+        ),
     };
     Some(finding(
         "writable-code",
-        Severity::Warning,
+        severity,
         [
             bytes(total),
             text(" is writable and executable at once: a stray write there becomes code."),
@@ -67,7 +75,7 @@ pub(super) fn writable_code(subject: &Subject<'_>) -> Option<Finding> {
             size("reserved", "reserved", total),
             fact("mappings", "mappings", Value::Count(mappings().count() as u64), ""),
             fact("largest", "the largest at", Value::Address(largest.range.start), ""),
-            fact("name", "", Value::Name(largest.name.clone()), ""),
+            fact("pool", "", Value::text(kind.label()), ""),
         ],
         vec![text(next_step)],
     ))

@@ -40,12 +40,15 @@ struct Libraries {
     allocator: Option<&'static str>,
 }
 
-/// How a library's name, or a symbol inside a file, starts; and the pool of what cannot be told apart.
+/// What a library's path holds, or how a symbol inside a file starts; and the pool of what cannot be
+/// told apart.
 const ALLOCATORS: &[(&[u8], &[u8], &str)] = &[
-    (b"libjemalloc", b"je_", "jemalloc, and mmap"),
-    (b"libtcmalloc", b"tc_", "tcmalloc, and mmap"),
-    (b"libmimalloc", b"mi_", "mimalloc, and mmap"),
-    (b"ld-musl-", b"musl", "musl malloc, and mmap"),
+    (b"/libjemalloc", b"je_", "jemalloc, and mmap"),
+    (b"/libtcmalloc", b"tc_", "tcmalloc, and mmap"),
+    (b"/libmimalloc", b"mi_", "mimalloc, and mmap"),
+    // ld-musl-x86_64.so.1 is a link to libc.so where a distribution keeps both C libraries.
+    (b"/ld-musl-", b"", "musl malloc, and mmap"),
+    (b"-musl/libc.so", b"", "musl malloc, and mmap"),
 ];
 
 impl Libraries {
@@ -54,12 +57,15 @@ impl Libraries {
         for pool in sorter.pools.iter().filter(|p| p.kind == Kind::Library) {
             let base = pool.name.base();
             found.glibc |= base == b"libc.so.6" || base.starts_with(b"libc-2.");
-            found.allocator = found.allocator.or_else(|| allocator(|row| base.starts_with(row.0)));
+            let path = pool.name.as_bytes();
+            let holds = |part: &[u8]| path.windows(part.len()).any(|window| window == part);
+            found.allocator = found.allocator.or_else(|| allocator(|row| holds(row.0)));
         }
         for elf in sorter.snapshot.objects.iter().filter_map(|o| o.elf.as_ref().ok()) {
             found.glibc |= elf.is_static;
             if let Some(symbol) = &elf.allocator {
-                let inside = allocator(|row| symbol.as_bytes().starts_with(row.1));
+                let starts = |part: &[u8]| !part.is_empty() && symbol.as_bytes().starts_with(part);
+                let inside = allocator(|row| starts(row.1));
                 found.allocator = found.allocator.or(inside);
             }
         }
@@ -91,7 +97,7 @@ const LAYOUTS: &[Layout] = &[
     Layout {
         name: "AddressSanitizer shadow",
         sign: 0x0200_8fff_7000,
-        ranges: &[range(0x7fff_8000, 0x1000_7fff_8000)],
+        ranges: &[range(0x7fff_7000, 0x1000_7fff_8000)],
     },
     Layout {
         name: "MemorySanitizer shadow and origins",
@@ -126,19 +132,46 @@ fn sanitizers(sorter: &mut Sorter<'_>) {
     }
 }
 
-/// Go on 64-bit machines asks for its first arena here and goes on upwards.
-const GO_ARENAS: AddrRange = range(0xc0_0000_0000, 0x1c0_0000_0000);
+/// Where Go's heap began on 64-bit machines before 1.26 made that random.
+const GO_HEAP: u64 = 0xc0_0000_0000;
+/// heapArenaBytes of 64-bit Go: it reserves its heap in multiples of this, so aligned.
+const GO_ARENA: Bytes = Bytes::mib(64);
 
+/// Go's heap: neighbours that together are whole arenas, in a Go program or at Go's old address.
 fn go(sorter: &mut Sorter<'_>) {
-    let first = at(sorter.mappings, GO_ARENAS.start);
-    if first.is_none_or(|m| m.range.start != GO_ARENAS.start) {
-        return;
-    }
-    for index in within(sorter.mappings, GO_ARENAS) {
-        if sorter.is_free_anonymous(index) {
-            sorter.put(index, Kind::Go, "Go heap arenas");
+    let mappings = sorter.mappings;
+    let is_go_program = has_section(sorter, b".gopclntab");
+    let mut next = 0;
+    while next < mappings.len() {
+        let run = run_at(sorter, next);
+        next = run.end.max(next + 1);
+        let Some(last) = run.clone().last() else { continue };
+        let (start, end) = (mappings[run.start].range.start, mappings[last].range.end);
+        let whole = start.is_multiple_of(GO_ARENA.0) && end.is_multiple_of(GO_ARENA.0);
+        let first = &mappings[run.start];
+        // A Go program may use glibc too, whose arenas are as large.
+        let is_glibc = head(sorter, first).is_some_and(|words| is_heap_info(first, words));
+        if whole && !is_glibc && (is_go_program || start == GO_HEAP) {
+            run.for_each(|index| sorter.put(index, Kind::Go, "Go heap arenas"));
         }
     }
+}
+
+/// The adjacent anonymous mappings without a home that start with `first`; empty where it has one.
+fn run_at(sorter: &Sorter<'_>, first: usize) -> std::ops::Range<usize> {
+    let mut end = first;
+    while end < sorter.mappings.len()
+        && sorter.is_free_anonymous(end)
+        && (end == first || sorter.mappings[end - 1].range.end == sorter.mappings[end].range.start)
+    {
+        end += 1;
+    }
+    first..end
+}
+
+fn has_section(sorter: &Sorter<'_>, name: &[u8]) -> bool {
+    let mut elves = sorter.snapshot.objects.iter().filter_map(|o| o.elf.as_ref().ok());
+    elves.any(|elf| elf.sections.iter().any(|section| section.name.as_bytes() == name))
 }
 
 /// Arenas: aligned writable memory and a rest without access that together make whole heaps.
@@ -221,7 +254,7 @@ fn rest(sorter: &mut Sorter<'_>, allocator: Option<&'static str>) {
             _ if prot.is_none() => sorter.put(index, Kind::Reserve, "guards and reservations"),
             _ if prot.exec => sorter.put(index, Kind::Jit, "anonymous and executable"),
             Some(name) if prot.write => sorter.put(index, Kind::Allocator, name),
-            _ => sorter.put(index, Kind::Anonymous, "mmap"),
+            _ => sorter.put(index, Kind::Anonymous, "[anonymous]"),
         }
     }
 }

@@ -115,17 +115,18 @@ fn put_file(
         Backing::Anonymous => put(sorter, index, mapping, Kind::Named, Whole, b""),
         Backing::Shmem => put_by_file(sorter, index, mapping, Kind::Tmpfs),
         Backing::Special => put_by_file(sorter, index, mapping, Kind::Device),
-        Backing::File if mapping.sharing == Sharing::Private && !is_elf => {
-            let kind = if exe.is_some_and(|exe| exe.as_bytes() == mapping.path()) {
-                Kind::Program
-            } else if is_library_name(mapping.path()) {
-                Kind::Library
-            } else {
-                Kind::File
-            };
-            put_by_file(sorter, index, mapping, kind);
-        }
-        Backing::File => put_by_file(sorter, index, mapping, Kind::File),
+        Backing::File => put_by_file(sorter, index, mapping, file_kind(mapping, exe, is_elf)),
+    }
+}
+
+/// The kind of a file that is no image with known parts.
+fn file_kind(mapping: &Mapping, exe: Option<&Name>, is_elf: bool) -> Kind {
+    if exe.is_some_and(|exe| exe.as_bytes() == mapping.path()) {
+        Kind::Program
+    } else if mapping.sharing == Sharing::Private && !is_elf && is_library_name(mapping.path()) {
+        Kind::Library
+    } else {
+        Kind::File
     }
 }
 

@@ -264,6 +264,7 @@ fn a_library_in_place_of_malloc_names_what_cannot_be_told_apart() {
         ("/usr/lib/libtcmalloc_minimal.so.4", "tcmalloc, and mmap"),
         ("/usr/lib/libmimalloc.so.2", "mimalloc, and mmap"),
         ("/lib/ld-musl-x86_64.so.1", "musl malloc, and mmap"),
+        ("/usr/lib/x86_64-linux-musl/libc.so", "musl malloc, and mmap"),
     ] {
         let mut snapshot = snapshot(vec![map(0x7000_0000_0000, 64, "rw-p", "")]);
         library(&mut snapshot, 0x1000, "/usr/bin/prog");
@@ -346,9 +347,33 @@ fn a_stack_pointer_into_go_memory_does_not_make_it_a_stack() {
 }
 
 #[test]
+fn go_memory_is_whole_arenas_wherever_go_puts_them() {
+    let start = 0x1f79_f800_0000;
+    let arenas = vec![
+        map(start, 20 << 10, "---p", ""),
+        map(start + 20 * MIB, 60 << 10, "rw-p", ""),
+        map(start + 80 * MIB, 48 << 10, "---p", ""),
+    ];
+    use Kind::*;
+    let mut other = snapshot(arenas);
+    library(&mut other, 0x1000, "/usr/bin/prog");
+    assert_eq!(kinds(&other)[1..], [Reserve, Anonymous, Reserve]);
+    other.objects[0].elf.as_mut().unwrap().sections.push(pagewise_model::object::Section {
+        name: ".gopclntab".into(),
+        range: pagewise_model::AddrRange { start: 0, end: 8 },
+        offset: 0,
+        zero_filled: false,
+        thread_local: false,
+        write: false,
+        exec: false,
+    });
+    assert_eq!(kinds(&other)[1..], [Go; 3]);
+}
+
+#[test]
 fn a_sanitizer_is_told_by_its_huge_shadow() {
     let shadow = vec![
-        map(0x7fff_8000, 256 << 10, "rw-p", ""),
+        map(0x7fff_7000, 256 << 10, "rw-p", ""),
         map(0x8fff_7000, 2 << 30, "---p", ""),
         map(0x0200_8fff_7000, 14 << 30, "rw-p", ""),
         map(0x7000_0000_0000, 64, "rw-p", ""),

@@ -93,7 +93,10 @@ fn the_largest_mappings_have_a_name_even_where_the_kernel_gives_none() {
     let report = explain(&process(), &ALL);
     let largest = table(&report, "largest");
     assert_eq!(column(largest, "rss"), [50, 40, 30].map(|kib| Value::Bytes(kib << 10)));
-    assert_eq!(column(largest, "name"), [name("mmap"), name("[heap]"), name("/lib/libz.so.1")]);
+    assert_eq!(
+        column(largest, "name"),
+        [name("[anonymous]"), name("[heap]"), name("/lib/libz.so.1")]
+    );
 }
 
 #[test]
