@@ -1,353 +1,467 @@
-//! Runs a command and stops it as it exits, before its memory is torn down, or at a time of our choosing.
+//! ptrace: runs a command and stops it while its memory is there to read: at its exit, at a time.
 //!
-//! The command behaves as without us: signals are passed on, job control works, child processes are not
-//! followed, and if we are killed it goes on. Its threads are followed, because the memory is that of all of them:
-//! it is torn down when the last one is gone. No system call is intercepted, so it runs at full speed.
-//!
-//! ```text
-//! spawn ── run ──┬── AtExit ─────────── finish ── how it ended
-//!                ├── TimeIsUp ── freeze ── AtTime ── thaw ── run ...
-//!                └── Ended
-//! ```
+//! The command is seized (`PTRACE_SEIZE`), so its signals, group stops and exit status are as
+//! without us, and system calls are not stopped: only a new thread, an `exec`, a signal and an exit
+//! cost it a round trip to us. Its child processes run untraced.
 
-mod launch;
-mod ptrace;
+mod request;
+mod signals;
+mod start;
+mod wait;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs;
 use std::io;
 use std::marker::PhantomData;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use launch::Launch;
-use ptrace::{Change, Resume, Tid};
+use start::Image;
+use wait::Change;
 
-/// A command that we run, and its threads.
-///
-/// Belongs to the thread that made it: the kernel takes orders for a traced thread from its tracer alone.
-#[derive(Debug)]
-pub struct Traced {
-    leader: Tid,
-    threads: BTreeMap<Tid, State>,
-    ending: Option<Ending>,
-    untraced: Option<&'static str>,
-    _signals: KeyboardSignals,
-    _of_this_thread: PhantomData<*const ()>,
+/// A thread id, or a process id: that of its main thread.
+type Tid = libc::pid_t;
+
+/// How long we wait for every thread to stop. One that takes longer waits inside the kernel (for
+/// a disk, or in vfork for its child) and runs no code of its own.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// Where the system call that ends a whole process has which number, by `AUDIT_ARCH_*` of `linux/audit.h`.
+const EXIT_GROUP: [(u32, u32); 5] = [
+    (0xc000_003e, 231), // x86-64
+    (0x4000_0003, 252), // i386
+    (0xc000_00b7, 94),  // aarch64
+    (0x4000_0028, 248), // arm
+    (0xc000_00f3, 94),  // riscv64
+];
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It exited with this status.
+    Exited(i32),
+    /// A signal killed it.
+    Killed {
+        /// The signal.
+        signal: i32,
+        /// Whether the kernel wrote a core dump.
+        core: bool,
+    },
 }
 
 /// Why [`Traced::run`] or [`Traced::freeze`] came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// The process is about to die. Its memory is as it was; its threads will run no code of their own any more.
+    /// It is about to end, and its memory is still there.
     AtExit,
     /// Every thread is stopped.
     AtTime,
-    /// The deadline passed and the process runs.
+    /// The deadline passed and it runs on.
     TimeIsUp,
-    /// It is gone.
+    /// It is gone: there is nothing left to read.
     Ended(Ending),
 }
 
-/// How a process ended.
+/// Why a command runs without being traced, so that it can be read neither at its exit nor at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// With this exit status.
-    Exited(i32),
-    /// By this signal, with or without a core dump.
-    Killed {
-        /// Its number.
-        signal: i32,
-        /// Whether a core was dumped.
-        core: bool,
-    },
+pub enum Untraced {
+    /// It is set-user-ID, set-group-ID or has file capabilities. The kernel would run it without
+    /// them under a tracer that lacks CAP_SYS_PTRACE.
+    GainsPrivilege,
+    /// The kernel or the container does not let us trace: the error number.
+    Refused(i32),
 }
 
-/// A thread, as far as we know.
+impl fmt::Display for Untraced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Untraced::GainsPrivilege => f.write_str(
+                "it gains privileges that tracing without CAP_SYS_PTRACE would take away",
+            ),
+            Untraced::Refused(errno) => {
+                write!(f, "tracing was refused: {}", io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+/// Where a thread of the command is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum Phase {
+    /// Running, for all we know.
     Running,
-    Stopped(Resume),
-    /// At its exit stop.
-    Dying,
-    /// Past its exit stop.
+    /// In a group stop, which a SIGCONT ends.
+    Listening,
+    /// Stopped by us.
+    Held(Resume),
+    /// In its last stop.
+    Exiting(Departure),
+    /// Past its last stop; it runs no more code of its own.
     Leaving,
+    /// Not for us, or no longer: to be let go at its next stop.
+    Stranger,
 }
 
-/// How long to sleep between looks when there is a deadline.
+/// How a held thread goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resume {
+    /// With this signal, if it is not 0.
+    Continue(i32),
+    /// Back into its group stop.
+    Listen,
+}
+
+/// What a thread that ends takes along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Departure {
+    /// The whole process: `exit_group`, or a fatal signal.
+    Process,
+    /// Itself, unless it is the last. Also a thread that another one's `exit_group` or `exec` ends.
+    Thread,
+}
+
+/// A command that we started.
 ///
-/// A stop sends SIGCHLD to the process, where any thread may take it, so it cannot be waited for with a time limit.
-const LOOK: Duration = Duration::from_millis(1);
+/// It belongs to the thread that started it: ptrace answers no other. Signals of the terminal are
+/// held back from that thread while the value lives. Dropping it lets the command run on by itself.
+///
+/// A program that traces itself cannot do so meanwhile: LeakSanitizer says so and fails. One that
+/// gains privileges in a later `exec` does not get them (see [`Untraced::GainsPrivilege`]).
+///
+/// ```
+/// use pagewise_sys::trace::{Ending, Stopped, Traced};
+/// let mut command = Traced::spawn("sh".as_ref(), &["-c".into(), "exit 3".into()])?;
+/// if command.run(None)? == Stopped::AtExit {
+///     let maps = std::fs::read(format!("/proc/{}/maps", command.task()))?;
+///     assert!(!maps.is_empty());
+/// }
+/// assert_eq!(command.finish()?, Ending::Exited(3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Traced {
+    pid: Tid,
+    threads: BTreeMap<Tid, Phase>,
+    executes: bool,
+    ending: Option<Ending>,
+    untraced: Option<Untraced>,
+    signals: signals::Held,
+    _on_this_thread: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for Traced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Traced")
+            .field("pid", &self.pid)
+            .field("threads", &self.threads)
+            .field("ending", &self.ending)
+            .field("untraced", &self.untraced)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Traced {
-    /// Starts a command.
-    ///
-    /// A program that gains privilege from its file would lose it under a tracer without CAP_SYS_PTRACE. Such a one is
-    /// run untraced: [`Traced::untraced`] says so.
+    /// Starts a command and holds it before its first instruction. A name without a slash is
+    /// searched for in `PATH`.
     ///
     /// # Errors
-    /// What `execvp` said: `NotFound`, `PermissionDenied`, ...; or that we may not trace.
+    /// `ENOENT` where there is no such program, `EACCES` and others where it cannot be executed: what
+    /// a shell answers with exit code 127 and 126.
     pub fn spawn(program: &OsStr, arguments: &[OsString]) -> io::Result<Traced> {
-        let untraced = launch::gains_privilege(program);
-        let launch = Launch::fork(program, arguments)?;
+        let image = Image::find(program, arguments)?;
+        let gains_privilege = image.gains_privilege_untraced();
+        let mut newborn = image.fork()?;
+        wait::begin();
         let mut traced = Traced {
-            leader: launch.pid,
+            pid: newborn.pid,
             threads: BTreeMap::new(),
+            executes: false,
             ending: None,
-            untraced,
-            _signals: KeyboardSignals::ignore(),
-            _of_this_thread: PhantomData,
+            untraced: gains_privilege.then_some(Untraced::GainsPrivilege),
+            signals: signals::Held::hold(),
+            _on_this_thread: PhantomData,
         };
-        if untraced.is_none() {
-            ptrace::seize(launch.pid)?;
-            traced.threads.insert(launch.pid, State::Running);
-        }
-        match launch.go() {
-            Ok(()) => Ok(traced),
-            Err(error) => {
+        traced.seize();
+        newborn.go()?;
+        traced.run_to_exec()?;
+        match newborn.exec_error() {
+            None => Ok(traced),
+            Some(error) => {
                 traced.finish()?;
                 Err(error)
             }
         }
     }
 
-    /// Its process id.
+    /// The process id of the command.
     pub fn pid(&self) -> u32 {
-        self.leader.unsigned_abs()
+        self.pid.unsigned_abs()
     }
 
-    /// Why it runs untraced, so that it will not stop, where it does.
-    pub fn untraced(&self) -> Option<&'static str> {
+    /// The task to read in `/proc`: the process, or one of its threads where the main thread has
+    /// ended before the others and `/proc/<pid>` shows no memory any more.
+    pub fn task(&self) -> u32 {
+        let is_there = |phase: &Phase| !matches!(phase, Phase::Leaving | Phase::Stranger);
+        let left = self.threads.get(&self.pid).is_some_and(|phase| !is_there(phase));
+        let other = self.threads.iter().find(|(_, phase)| left && is_there(phase));
+        other.map_or(self.pid, |(&tid, _)| tid).unsigned_abs()
+    }
+
+    /// Why the command is not traced, where it is not: it will run to its end without a stop.
+    pub fn untraced(&self) -> Option<Untraced> {
         self.untraced
     }
 
-    /// Lets it run until it is about to exit, or until the deadline.
+    /// Lets every thread run on, until the command is about to end or the deadline passes.
     ///
     /// # Errors
-    /// What `wait4` or `ptrace` said.
+    /// Those of `waitpid`.
     pub fn run(&mut self, deadline: Option<Instant>) -> io::Result<Stopped> {
-        if self.untraced.is_some() {
-            return self.run_untraced(deadline);
-        }
         loop {
-            if let Some(ending) = self.ending {
-                return Ok(Stopped::Ended(ending));
+            let mark = wait::mark();
+            self.take_changes()?;
+            if self.ending.is_some() || self.is_ending() {
+                return self.freeze();
             }
-            match self.next(deadline)? {
-                None => return Ok(Stopped::TimeIsUp),
-                Some((tid, change)) if self.is_the_end(tid, change) => {
-                    self.threads.insert(tid, State::Dying);
-                    return Ok(Stopped::AtExit);
-                }
-                Some((tid, change)) => {
-                    self.note(tid, change);
-                    self.resume(tid)?;
-                }
+            self.thaw();
+            if !self.sleep(mark, deadline) {
+                return Ok(Stopped::TimeIsUp);
             }
         }
     }
 
-    /// Stops every thread where it is.
+    /// Stops every thread, and says what that found. A command that is not traced runs on.
+    ///
+    /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) then answer EINTR.
     ///
     /// # Errors
-    /// What `wait4` or `ptrace` said.
+    /// Those of `waitpid`.
     pub fn freeze(&mut self) -> io::Result<Stopped> {
-        let running = self.threads.iter().filter(|(_, state)| **state == State::Running);
-        for (&tid, _) in running {
-            survive(ptrace::interrupt(tid))?;
+        for (&tid, _) in self.threads.iter().filter(|(_, phase)| phase.is_free()) {
+            request::interrupt(tid);
         }
-        while self.threads.values().any(|state| *state == State::Running) {
-            let Some((tid, change)) = self.next(None)? else { continue };
-            if self.is_the_end(tid, change) {
-                self.threads.insert(tid, State::Dying);
-                return Ok(Stopped::AtExit);
-            }
-            self.note(tid, change);
-            // A thread that was born meanwhile stops by itself; one that leaves goes on leaving.
-            if self.threads.get(&tid) == Some(&State::Dying) {
-                self.resume(tid)?;
-            }
-        }
-        Ok(self.ending.map_or(Stopped::AtTime, Stopped::Ended))
-    }
-
-    /// Lets every stopped thread go on.
-    ///
-    /// # Errors
-    /// What `ptrace` said.
-    pub fn thaw(&mut self) -> io::Result<()> {
-        let tids: Vec<Tid> = self.threads.keys().copied().collect();
-        tids.into_iter().try_for_each(|tid| self.resume(tid))
-    }
-
-    /// Lets it go on to its end, untraced, and says how it ended.
-    ///
-    /// # Errors
-    /// What `wait4` or `ptrace` said.
-    pub fn finish(mut self) -> io::Result<Ending> {
-        if self.threads.values().all(|state| matches!(state, State::Stopped(_))) {
-            for (&tid, state) in &self.threads {
-                let State::Stopped(resume) = *state else { continue };
-                survive(ptrace::detach(tid, resume))?;
-            }
-            self.threads.clear();
-        }
-        if self.threads.is_empty() && self.ending.is_none() {
-            return Ok(ending(ptrace::wait_for_end(self.leader)?).expect("it waits for an end"));
-        }
-        self.thaw()?;
+        let settled = Instant::now() + SETTLE;
         loop {
+            let mark = wait::mark();
+            self.take_changes()?;
+            if !self.threads.values().any(|phase| phase.is_free())
+                || !self.sleep(mark, Some(settled))
+            {
+                break;
+            }
+        }
+        Ok(match self.ending {
+            Some(ending) => Stopped::Ended(ending),
+            None if self.is_ending() => Stopped::AtExit,
+            None if self.is_traced() => Stopped::AtTime,
+            None => Stopped::TimeIsUp,
+        })
+    }
+
+    /// Lets every stopped thread run on, and those that end alone end. [`Traced::run`] does it too.
+    pub fn thaw(&mut self) {
+        for (&tid, phase) in &mut self.threads {
+            *phase = match *phase {
+                Phase::Held(Resume::Continue(signal)) => {
+                    request::resume(tid, signal);
+                    Phase::Running
+                }
+                Phase::Held(Resume::Listen) => {
+                    request::listen(tid);
+                    Phase::Listening
+                }
+                Phase::Exiting(_) => {
+                    request::resume(tid, 0);
+                    Phase::Leaving
+                }
+                Phase::Running | Phase::Listening | Phase::Leaving | Phase::Stranger => continue,
+            };
+        }
+    }
+
+    /// Lets the command run on by itself: it is not stopped again, not even at its exit.
+    pub fn let_go(&mut self) {
+        for (tid, phase) in std::mem::take(&mut self.threads) {
+            match phase {
+                Phase::Held(Resume::Continue(signal)) => request::detach(tid, signal),
+                Phase::Held(Resume::Listen) | Phase::Exiting(_) => request::detach(tid, 0),
+                Phase::Running | Phase::Listening => {
+                    request::interrupt(tid);
+                    self.threads.insert(tid, Phase::Stranger);
+                }
+                Phase::Leaving | Phase::Stranger => {
+                    self.threads.insert(tid, phase);
+                }
+            }
+        }
+    }
+
+    /// Lets the command go and waits for its end.
+    ///
+    /// # Errors
+    /// Those of `waitpid`; `ECHILD` where someone else took the command's end.
+    pub fn finish(mut self) -> io::Result<Ending> {
+        self.let_go();
+        loop {
+            let mark = wait::mark();
+            self.take_changes()?;
             match self.ending {
                 Some(ending) => return Ok(ending),
-                None => {
-                    let Some((tid, change)) = self.next(None)? else { continue };
-                    self.note(tid, change);
-                    self.resume(tid)?;
-                }
+                None => self.sleep(mark, None),
+            };
+        }
+    }
+
+    fn seize(&mut self) {
+        if self.untraced.is_some() {
+            return;
+        }
+        match request::seize(self.pid) {
+            Ok(()) => {
+                self.threads.insert(self.pid, Phase::Running);
+            }
+            Err(error) => {
+                self.untraced = Some(Untraced::Refused(error.raw_os_error().unwrap_or(0)));
             }
         }
     }
 
-    /// The next change, or `None` once the deadline has passed.
-    fn next(&mut self, deadline: Option<Instant>) -> io::Result<Option<(Tid, Change)>> {
-        loop {
-            if let Some(change) = ptrace::wait(deadline.is_none())? {
-                return Ok(Some(change));
+    /// Runs until the program replaces ours in the child, or the child ends for lack of it.
+    fn run_to_exec(&mut self) -> io::Result<()> {
+        while !self.executes && self.is_traced() {
+            let mark = wait::mark();
+            self.take_changes()?;
+            if self.is_ending() {
+                self.let_go();
+            } else if !self.executes && self.ending.is_none() {
+                self.thaw();
+                self.sleep(mark, None);
             }
-            let left = deadline.map_or(LOOK, |at| at.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return Ok(None);
+        }
+        Ok(())
+    }
+
+    /// Sleeps until there may be news; `false` where the deadline passed. A Ctrl-Z that the
+    /// command obeyed, or that we do not see it obey, stops us here too.
+    fn sleep(&mut self, mark: u32, deadline: Option<Instant>) -> bool {
+        let stopped = self.threads.values().any(|phase| *phase == Phase::Listening);
+        self.signals.let_stops_pass(stopped || !self.is_traced());
+        wait::sleep(mark, deadline)
+    }
+
+    fn is_traced(&self) -> bool {
+        self.threads.values().any(|phase| *phase != Phase::Stranger)
+    }
+
+    /// Whether the process ends once the threads in their last stop go on.
+    fn is_ending(&self) -> bool {
+        let has = |wanted: fn(Phase) -> bool| self.threads.values().any(|phase| wanted(*phase));
+        has(|phase| phase == Phase::Exiting(Departure::Process))
+            || (has(|phase| phase == Phase::Exiting(Departure::Thread)) && !has(Phase::is_live))
+    }
+
+    /// Notes everything that has happened; moves nobody on but strangers.
+    fn take_changes(&mut self) -> io::Result<()> {
+        while self.ending.is_none()
+            && let Some((tid, change)) = self.next_change()?
+        {
+            self.note(tid, change);
+        }
+        Ok(())
+    }
+
+    fn next_change(&self) -> io::Result<Option<(Tid, Change)>> {
+        let Some(first) = wait::peek()? else { return Ok(None) };
+        if first == self.pid || self.threads.contains_key(&first) {
+            return Ok(wait::take(first)?.map(|change| (first, change)));
+        }
+        // Another child of this thread, or a new thread that its maker has not yet told us of,
+        // stands before ours.
+        for &tid in std::iter::once(&self.pid).chain(self.threads.keys()) {
+            if let Some(change) = wait::take(tid)? {
+                return Ok(Some((tid, change)));
             }
-            thread::sleep(left.min(LOOK));
         }
+        Ok(None)
     }
 
-    /// Whether a thread that dies takes the process with it.
-    fn is_the_end(&self, tid: Tid, change: Change) -> bool {
-        if change != Change::Dying {
-            return false;
-        }
-        let by_signal = ptrace::event_message(tid).is_ok_and(|status| status & 0x7f != 0);
-        let lives = |(other, state): (&Tid, &State)| {
-            *other != tid && matches!(state, State::Running | State::Stopped(_))
-        };
-        by_signal || self.called_exit_group(tid) || !self.threads.iter().any(lives)
-    }
-
-    /// Whether a thread at its exit stop ends the whole process, and not just itself.
-    fn called_exit_group(&self, tid: Tid) -> bool {
-        let call = std::fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.leader));
-        let number = call.ok().and_then(|text| text.split(' ').next()?.parse().ok());
-        number == Some(libc::SYS_exit_group)
-    }
-
-    /// Keeps the books.
     fn note(&mut self, tid: Tid, change: Change) {
-        let state = match change {
-            Change::Exited(_) | Change::Killed { .. } => {
-                self.threads.remove(&tid);
-                if tid == self.leader {
-                    self.ending = ending(change);
-                }
-                return;
-            }
-            Change::Dying => State::Dying,
-            Change::Cloned => {
-                if let Ok(born) = ptrace::event_message(tid).map(Tid::try_from)
-                    && let Ok(born) = born
-                {
-                    self.threads.entry(born).or_insert(State::Running);
-                }
-                State::Stopped(Resume::Run(0))
-            }
-            Change::Executed => {
-                // All other threads are gone, and the one that called has the leader's id now.
-                self.threads.clear();
-                State::Stopped(Resume::Run(0))
-            }
-            Change::Paused { signal } if is_job_control(signal) => State::Stopped(Resume::Listen),
-            Change::Paused { .. } => State::Stopped(Resume::Run(0)),
-            Change::Signalled(signal) => State::Stopped(Resume::Run(signal)),
-        };
-        self.threads.insert(tid, state);
-    }
-
-    /// Lets a thread go on from where it stopped.
-    fn resume(&mut self, tid: Tid) -> io::Result<()> {
-        let (how, next) = match self.threads.get(&tid) {
-            Some(State::Stopped(how)) => (*how, State::Running),
-            Some(State::Dying) => (Resume::Run(0), State::Leaving),
-            _ => return Ok(()),
-        };
-        if next == State::Running && !self.is_ours(tid) {
-            // A clone that shares no thread group is another process: it runs without us.
+        if let Change::Ended(ending) = change {
             self.threads.remove(&tid);
-            return survive(ptrace::detach(tid, how));
-        }
-        self.threads.insert(tid, next);
-        survive(ptrace::resume(tid, how))
-    }
-
-    fn is_ours(&self, tid: Tid) -> bool {
-        tid == self.leader || std::path::Path::new(&format!("/proc/{}/task/{tid}", self.leader)).exists()
-    }
-
-    fn run_untraced(&mut self, deadline: Option<Instant>) -> io::Result<Stopped> {
-        loop {
-            match self.next(deadline)? {
-                None => return Ok(Stopped::TimeIsUp),
-                Some((tid, change)) => {
-                    self.note(tid, change);
-                    if let Some(ending) = self.ending {
-                        return Ok(Stopped::Ended(ending));
-                    }
-                }
+            if tid == self.pid {
+                self.threads.clear();
+                self.ending = Some(ending);
             }
+            return;
         }
+        if self.threads.get(&tid) == Some(&Phase::Stranger) {
+            self.threads.remove(&tid);
+            request::detach(tid, if let Change::Signal(signal) = change { signal } else { 0 });
+            return;
+        }
+        let phase = match change {
+            Change::Signal(signal) => Phase::Held(Resume::Continue(signal)),
+            Change::GroupStop => Phase::Held(Resume::Listen),
+            Change::Cloned => {
+                self.meet(tid);
+                Phase::Held(Resume::Continue(0))
+            }
+            Change::Execed => {
+                // The other threads are gone, and the one that executes has taken the main thread's id.
+                self.threads.clear();
+                self.executes = true;
+                Phase::Held(Resume::Continue(0))
+            }
+            Change::Exiting => Phase::Exiting(self.departure(tid)),
+            Change::Trap | Change::Ended(_) => Phase::Held(Resume::Continue(0)),
+        };
+        self.threads.insert(tid, phase);
+    }
+
+    /// Takes in what `maker` cloned: a thread of the command, or a process that is none of ours.
+    fn meet(&mut self, maker: Tid) {
+        let Some(tid) = request::message(maker).ok().and_then(|tid| Tid::try_from(tid).ok()) else {
+            return;
+        };
+        let is_thread = fs::exists(format!("/proc/{}/task/{tid}", self.pid)).unwrap_or(true);
+        self.threads.insert(tid, if is_thread { Phase::Running } else { Phase::Stranger });
+    }
+
+    /// What a thread in its last stop takes along.
+    fn departure(&self, tid: Tid) -> Departure {
+        let killed = request::message(tid).is_ok_and(|status| status & 0x7f != 0);
+        if killed || self.is_in_exit_group(tid) { Departure::Process } else { Departure::Thread }
+    }
+
+    fn is_in_exit_group(&self, tid: Tid) -> bool {
+        let number = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid))
+            .ok()
+            .and_then(|line| line.split(' ').next()?.parse::<u32>().ok());
+        let (Some(number), Some(architecture)) = (number, request::architecture(tid)) else {
+            return false;
+        };
+        EXIT_GROUP.contains(&(architecture, number))
     }
 }
 
-fn ending(change: Change) -> Option<Ending> {
-    match change {
-        Change::Exited(status) => Some(Ending::Exited(status)),
-        Change::Killed { signal, core } => Some(Ending::Killed { signal, core }),
-        _ => None,
-    }
-}
-
-fn is_job_control(signal: i32) -> bool {
-    matches!(signal, libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
-}
-
-/// A thread that was killed meanwhile takes no orders; `wait4` will tell of it.
-fn survive(done: io::Result<()>) -> io::Result<()> {
-    match done {
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
-        done => done,
-    }
-}
-
-/// Ctrl-C and Ctrl-\ are for the command, which is in our process group: we wait for what it makes of them.
-#[derive(Debug)]
-struct KeyboardSignals([(i32, libc::sighandler_t); 2]);
-
-impl KeyboardSignals {
-    fn ignore() -> KeyboardSignals {
-        KeyboardSignals([libc::SIGINT, libc::SIGQUIT].map(|signal| (signal, set(signal, libc::SIG_IGN))))
-    }
-}
-
-impl Drop for KeyboardSignals {
+impl Drop for Traced {
+    /// Leaves nobody stopped.
     fn drop(&mut self) {
-        for (signal, before) in self.0 {
-            if before != libc::SIG_ERR {
-                set(signal, before);
-            }
+        if self.is_traced() {
+            let _ = self.freeze();
+            self.let_go();
         }
     }
 }
 
-fn set(signal: i32, to: libc::sighandler_t) -> libc::sighandler_t {
-    // SAFETY: `to` is SIG_IGN, or what this call returned before: a handler that was installed then.
-    unsafe { libc::signal(signal, to) }
+impl Phase {
+    /// Whether it may still run code of the program.
+    fn is_live(self) -> bool {
+        self.is_free() || matches!(self, Phase::Held(_))
+    }
+
+    /// Whether it runs unless something stops it.
+    fn is_free(self) -> bool {
+        matches!(self, Phase::Running | Phase::Listening)
+    }
 }

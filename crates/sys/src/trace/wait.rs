@@ -106,26 +106,41 @@ pub(super) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
     true
 }
 
-/// The next change of one of `ours`, if there is one now.
-///
-/// # Complexity
-/// Two calls where no other child of this thread has news, else one for each of `ours`.
+/// A child or tracee of this thread that has news, which stays there for [`take`].
 ///
 /// # Errors
-/// `ECHILD` where someone else took the end of our child.
-pub(super) fn next(ours: &mut dyn Iterator<Item = Tid>) -> io::Result<Option<(Tid, Change)>> {
-    let Some(first) = peek()? else { return Ok(None) };
-    let mut others = Vec::new();
-    for tid in ours {
-        if tid == first {
-            return take(first);
-        }
-        others.push(tid);
+/// `ECHILD` where this thread has neither: someone else took the end of our child.
+pub(super) fn peek() -> io::Result<Option<Tid>> {
+    // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
+    let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
+    let options = libc::WEXITED
+        | libc::WSTOPPED
+        | libc::WNOHANG
+        | libc::WNOWAIT
+        | libc::__WALL
+        | libc::__WNOTHREAD;
+    // SAFETY: `info` is a `siginfo_t` that the call may fill in.
+    if unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, options) } == -1 {
+        return Err(io::Error::last_os_error());
     }
-    for tid in others {
-        if let Some(change) = take(tid)? {
-            return Ok(Some(change));
-        }
+    // SAFETY: waitid filled in the SIGCHLD fields, or left the zeros that say "nothing".
+    let tid = unsafe { info.si_pid() };
+    Ok((tid != 0).then_some(tid))
+}
+
+/// What is new of one thread, if anything. A thread that we no longer trace has no news.
+///
+/// # Errors
+/// None that the kernel is known to give for a thread of ours.
+pub(super) fn take(tid: Tid) -> io::Result<Option<Change>> {
+    let mut status = 0;
+    // SAFETY: `status` is an int that the call may fill in.
+    match unsafe { libc::waitpid(tid, &raw mut status, libc::WNOHANG | libc::__WALL) } {
+        0 => Ok(None),
+        -1 => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
+            error => Err(error),
+        },
+        _ => Ok(Some(Change::from_status(status))),
     }
-    Ok(None)
 }

@@ -1,0 +1,153 @@
+//! Starting a command: finding its file, and a child that executes it when told to.
+
+use std::env;
+use std::ffi::{CString, OsStr, OsString, c_char, c_int};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
+use rustix::thread::CapabilitySet;
+
+use super::Tid;
+use crate::system::{euid, has_capability};
+
+/// Where shells look for a program if `PATH` is not set.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// A program and its arguments, in the form that `execv` takes.
+pub(super) struct Image {
+    path: CString,
+    arguments: Vec<CString>,
+}
+
+impl Image {
+    /// Finds the program as `execvp` does.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EACCES` where only files that may not be executed have its name; a NUL in a word.
+    pub(super) fn find(program: &OsStr, arguments: &[OsString]) -> io::Result<Image> {
+        let path = c_string(find(program)?.into_os_string())?;
+        let words = std::iter::once(program.to_owned()).chain(arguments.iter().cloned());
+        Ok(Image { path, arguments: words.map(c_string).collect::<Result<_, _>>()? })
+    }
+
+    /// Whether executing it raises privileges that a tracer without CAP_SYS_PTRACE would take away.
+    pub(super) fn gains_privilege_untraced(&self) -> bool {
+        let path = Path::new(OsStr::from_bytes(self.path.as_bytes()));
+        !has_capability(CapabilitySet::SYS_PTRACE)
+            && !rustix::thread::no_new_privs().unwrap_or(false)
+            && !is_mounted_nosuid(path)
+            && (is_set_id(path) || has_file_capabilities(path))
+    }
+
+    /// Makes a child that waits for [`Newborn::go`] and then executes the program.
+    pub(super) fn fork(&self) -> io::Result<Newborn> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut argv: Vec<*const c_char> =
+            self.arguments.iter().map(|word| word.as_ptr()).collect();
+        argv.push(ptr::null());
+        // SAFETY: the child calls only async-signal-safe functions until it executes or exits, so
+        // locks that other threads hold now do not matter.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => execute_when_told(&self.path, &argv, ours.as_raw_fd(), theirs.as_raw_fd()),
+            pid => Ok(Newborn { pid, channel: ours }),
+        }
+    }
+}
+
+/// A child that has not yet executed its program.
+pub(super) struct Newborn {
+    pub(super) pid: Tid,
+    channel: UnixStream,
+}
+
+impl Newborn {
+    /// Tells it to execute.
+    pub(super) fn go(&mut self) -> io::Result<()> {
+        self.channel.write_all(&[0])
+    }
+
+    /// Why it could not execute; waits until that is known. `None` also where it was killed before.
+    pub(super) fn exec_error(mut self) -> Option<io::Error> {
+        let mut errno = [0; 4];
+        // Executing closes the child's end, as does its death.
+        self.channel.read_exact(&mut errno).ok()?;
+        Some(io::Error::from_raw_os_error(c_int::from_ne_bytes(errno)))
+    }
+}
+
+/// The child's part. No allocation, no lock, no unwinding: another thread of the parent may have
+/// been inside any of these when it forked.
+fn execute_when_told(path: &CString, argv: &[*const c_char], parents: RawFd, ours: RawFd) -> ! {
+    // SAFETY: the parent's end is not used here; closing it lets us notice the parent's death.
+    unsafe { libc::close(parents) };
+    let mut word = 0_u8;
+    // SAFETY: `word` is one writable byte.
+    if unsafe { libc::read(ours, (&raw mut word).cast(), 1) } == 1 {
+        // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not
+        // expect to be started so.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        // SAFETY: `path` and the words of `argv` end with NUL, `argv` itself with a null pointer. A path
+        // with a slash makes `execvp` search nothing; it hands a file without a header to the shell.
+        unsafe { libc::execvp(path.as_ptr(), argv.as_ptr()) };
+        let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0).to_ne_bytes();
+        // SAFETY: `errno` is four readable bytes.
+        unsafe { libc::write(ours, errno.as_ptr().cast(), errno.len()) };
+    }
+    // SAFETY: ends the child without running anything that was registered in the parent.
+    unsafe { libc::_exit(127) }
+}
+
+fn c_string(text: OsString) -> io::Result<CString> {
+    Ok(CString::new(text.into_vec())?)
+}
+
+/// The file of a program: itself where it names a path, else the first executable one in `PATH`.
+fn find(program: &OsStr) -> io::Result<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Ok(program.into());
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    let mut found = Err(io::Error::from_raw_os_error(libc::ENOENT));
+    for directory in env::split_paths(&path).filter(|_| !program.is_empty()) {
+        // An empty entry is the current directory.
+        let file = Path::new(".").join(directory).join(program);
+        match is_executable(&file) {
+            Ok(()) => return Ok(file),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => found = Err(error),
+            Err(_) => {}
+        }
+    }
+    found
+}
+
+fn is_executable(file: &Path) -> io::Result<()> {
+    if file.metadata()?.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    Ok(rustix::fs::accessat(CWD, file, Access::EXEC_OK, AtFlags::EACCESS)?)
+}
+
+fn is_set_id(file: &Path) -> bool {
+    let executed_as_group = libc::S_ISGID | libc::S_IXGRP;
+    file.metadata().is_ok_and(|file| {
+        (file.mode() & libc::S_ISUID != 0 && file.uid() != euid())
+            || (file.mode() & executed_as_group == executed_as_group
+                && file.gid() != rustix::process::getegid().as_raw())
+    })
+}
+
+fn has_file_capabilities(file: &Path) -> bool {
+    let mut value = [0_u8; 64];
+    rustix::fs::getxattr(file, "security.capability", &mut value).is_ok()
+}
+
+fn is_mounted_nosuid(file: &Path) -> bool {
+    rustix::fs::statvfs(file).is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID))
+}
