@@ -14,7 +14,8 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use fixture::{
-    Entry, Fixture, Link, READINGS, explain, is_root, json, number, pagewise, skip, sum, tool,
+    Entry, Fixture, Link, READINGS, copy_program, explain, is_root, json, number, pagewise, skip,
+    sum, tool,
 };
 
 const QUADRANTS: [&str; 4] =
@@ -535,7 +536,7 @@ fn what_another_user_hides_is_absent_and_says_what_it_takes() {
     let open = tempfile::tempdir().unwrap();
     fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let binary = open.path().join("pagewise");
-    fs::copy(env!("CARGO_BIN_EXE_pagewise"), &binary).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_pagewise").as_ref(), &binary);
     let run = |args: &[&str]| {
         let mut command = Command::new(&binary);
         command.args(args).uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap()
@@ -596,11 +597,12 @@ fn wrong_usage_is_2_and_failure_is_1() {
         &["explain", "4194999"][..],
         &["explain", "no process is called this"],
         &["explain", "--from", "/no/such/file"],
-        &["explain", "--", "/no/such/program"],
     ] {
         assert_eq!(status(failing), Some(1), "{failing:?}");
     }
     assert_eq!(status(&["explain", "self"]), Some(0));
+    // As every shell says it.
+    assert_eq!(status(&["explain", "--", "/no/such/program"]), Some(127));
 }
 
 #[test]
@@ -656,5 +658,7 @@ fn what_grew_between_two_snapshots_is_told_by_quadrant() {
     // 2 MiB more of each region: four of shared memory; of private ones one and two halves.
     let grew = |quadrant: &str| number(&report, &format!("quadrants.{quadrant}.resident_change"));
     assert_eq!(grew("shared_anonymous"), 8 * MIB);
-    assert_eq!(grew("private_anonymous"), 4 * MIB);
+    // Where the stack begins in its first page is random, so that a page more or less is used.
+    let private = grew("private_anonymous");
+    assert!(private.abs_diff(4 * MIB) < 64 * 1024, "{private}");
 }
