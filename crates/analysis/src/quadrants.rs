@@ -6,8 +6,7 @@
 //! of page, and then every cell is known. Where the bounds differ a cell is ambiguous, not guessed.
 
 use pagewise_model::{
-    Absent, Backing, Breakdown, Bytes, Counter, Mapping, Quadrant, Reading, Sharing, Smaps,
-    Snapshot,
+    Absent, Breakdown, Bytes, Counter, Mapping, Quadrant, Reading, Smaps, Snapshot,
 };
 
 use crate::pss::{self, Pss};
@@ -59,14 +58,21 @@ pub fn quadrants(snapshot: &Snapshot) -> Reading<Quadrants> {
 
 /// [`quadrants`], for who has the mappings and their shares already.
 pub(crate) fn of(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss) -> Quadrants {
-    let (mut declared, mut effective) = (Columns::default(), Columns::default());
     let needs_full = Absent::NotCollected("only smaps tells dirty pages: --full reads it".into());
+    // Most mappings hold pages of their own kind only and count the same either way: once, for both.
+    let mut both = Columns::default();
+    let (mut declared, mut effective) = (Columns::default(), Columns::default());
     for (index, mapping) in mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m)) {
-        let share = pss.of(index, mapping);
-        let dirty = dirty(mapping, &needs_full);
-        declare(&mut declared, mapping, &share, &dirty);
-        take_effect(&mut effective, mapping, &share, &dirty);
+        let part = Part::of(mapping, pss.of(index, mapping), &needs_full);
+        if part.is_at_home() {
+            part.declare(&mut both);
+        } else {
+            part.declare(&mut declared);
+            part.take_effect(&mut effective);
+        }
     }
+    declared.merge(&both);
+    effective.merge(&both);
     if !pss.torn {
         effective.settle_pss(snapshot);
     }
@@ -78,15 +84,81 @@ pub(crate) fn counts_in_virt(mapping: &Mapping) -> bool {
     mapping.name.as_bytes() != b"[vsyscall]"
 }
 
-fn declare(columns: &mut Columns, mapping: &Mapping, pss: &Reading<Bytes>, dirty: &Reading<Dirty>) {
-    let at = mapping.declared() as usize;
-    columns.reserved[at].add_known(mapping.size().0);
-    columns.resident[at].add_reading(&mapping.rss());
-    columns.pss[at].add_reading(pss);
-    columns.swapped[at].add_reading(&mapping.swap());
-    match dirty {
-        Ok(dirty) => columns.dirty[at].add_known(dirty.exclusive.saturating_add(dirty.co_mapped)),
-        Err(absent) => columns.dirty[at].miss(absent),
+/// One mapping's numbers, read once.
+struct Part {
+    homes: Homes,
+    size: u64,
+    resident: Reading<Bytes>,
+    swap: Reading<Bytes>,
+    pss: Reading<Bytes>,
+    pages: Reading<Ends>,
+    dirty: Reading<Dirty>,
+}
+
+impl Part {
+    fn of(mapping: &Mapping, pss: Reading<Bytes>, needs_full: &Absent) -> Part {
+        Part {
+            homes: HOMES[mapping.declared() as usize],
+            size: mapping.size().0,
+            resident: mapping.rss(),
+            swap: mapping.swap(),
+            pss,
+            pages: pages(mapping),
+            dirty: dirty(mapping, needs_full),
+        }
+    }
+
+    /// Whether every page is in the declared quadrant.
+    fn is_at_home(&self) -> bool {
+        let declared = self.homes.declared;
+        let swap = self.homes.swap == declared || self.swap == Ok(Bytes::ZERO);
+        let at_home = |pages: &Ends| {
+            let mut kinds = self.homes.kinds.iter().enumerate();
+            kinds.all(|(kind, home)| *home == declared || pages.one[kind] | pages.other[kind] == 0)
+        };
+        swap && self.pages.as_ref().is_ok_and(at_home)
+    }
+
+    fn declare(&self, columns: &mut Columns) {
+        let at = self.homes.declared;
+        columns.reserved[at].add_known(self.size);
+        columns.resident[at].add_reading(&self.resident);
+        columns.pss[at].add_reading(&self.pss);
+        columns.swapped[at].add_reading(&self.swap);
+        match &self.dirty {
+            Ok(dirty) => {
+                columns.dirty[at].add_known(dirty.exclusive.saturating_add(dirty.co_mapped));
+            }
+            Err(absent) => columns.dirty[at].miss(absent),
+        }
+    }
+
+    fn take_effect(&self, columns: &mut Columns) {
+        let homes = self.homes;
+        let pages = match &self.pages {
+            Ok(pages) => *pages,
+            Err(absent) => return columns.miss(homes, absent),
+        };
+        let resident = pages.each(|pages| homes.sort(pages));
+        Columns::add(&mut columns.resident, resident);
+        columns.swapped[homes.swap].add_reading(&self.swap);
+        Columns::add(&mut columns.reserved, resident.each(|resident| self.reserve(resident)));
+        columns.add_pss(homes, pages, &self.pss);
+        match &self.dirty {
+            Ok(dirty) => {
+                Columns::add(&mut columns.dirty, pages.each(|pages| homes.sort(dirty.sort(pages))));
+            }
+            Err(absent) => homes.each(|at| columns.dirty[at].miss(absent)),
+        }
+    }
+
+    /// Address space by quadrant: resident pages and swapped ones where they are, the rest as declared.
+    fn reserve(&self, resident: Four) -> Four {
+        let (mut cells, untouched) = fit(resident, self.size);
+        let swapped = self.swap.as_ref().map_or(0, |swap| swap.0.min(untouched));
+        cells[self.homes.swap] += swapped;
+        cells[self.homes.declared] += untouched - swapped;
+        cells
     }
 }
 
@@ -112,40 +184,6 @@ impl Dirty {
         let [exclusive, co_mapped] = [self.exclusive.min(pages[0]), self.co_mapped.min(pages[1])];
         [exclusive, co_mapped, self.exclusive - exclusive, self.co_mapped - co_mapped]
     }
-}
-
-fn take_effect(
-    columns: &mut Columns,
-    mapping: &Mapping,
-    pss: &Reading<Bytes>,
-    dirty: &Reading<Dirty>,
-) {
-    let homes = Homes::of(mapping);
-    let pages = match pages(mapping) {
-        Ok(pages) => pages,
-        Err(absent) => return columns.miss(homes, &absent),
-    };
-    let resident = pages.each(|pages| homes.sort(pages));
-    Columns::add(&mut columns.resident, resident);
-    let swap = mapping.swap();
-    columns.swapped[homes.swap].add_reading(&swap);
-    Columns::add(&mut columns.reserved, resident.each(|r| reserve(mapping, homes, r, &swap)));
-    columns.add_pss(homes, pages, pss);
-    match dirty {
-        Ok(dirty) => {
-            Columns::add(&mut columns.dirty, pages.each(|pages| homes.sort(dirty.sort(pages))));
-        }
-        Err(absent) => homes.each(|at| columns.dirty[at].miss(absent)),
-    }
-}
-
-/// Address space by quadrant: resident pages and swapped ones where they are, the rest as declared.
-fn reserve(mapping: &Mapping, homes: Homes, resident: Four, swap: &Reading<Bytes>) -> Four {
-    let (mut cells, untouched) = fit(resident, mapping.size().0);
-    let swapped = swap.as_ref().map_or(0, |s| s.0.min(untouched));
-    cells[homes.swap] += swapped;
-    cells[homes.declared] += untouched - swapped;
-    cells
 }
 
 /// The cells, cut down where they hold more than `room`, and the room that is left.
@@ -225,23 +263,25 @@ struct Homes {
     kinds: [usize; 4],
 }
 
-impl Homes {
-    fn of(mapping: &Mapping) -> Homes {
-        use Quadrant::{PrivateAnonymous, PrivateFile, SharedAnonymous, SharedFile};
-        let (swap, exclusive, co_mapped) = match (mapping.backing(), mapping.sharing) {
-            (Backing::Shmem, _) => (SharedAnonymous, SharedAnonymous, SharedAnonymous),
-            (Backing::Anonymous, _) => (PrivateAnonymous, SharedAnonymous, SharedAnonymous),
-            (_, Sharing::Private) => (PrivateAnonymous, PrivateFile, SharedFile),
-            (_, Sharing::Shared) => (PrivateAnonymous, SharedFile, SharedFile),
-        };
-        let kinds = [PrivateAnonymous, SharedAnonymous, exclusive, co_mapped];
-        Homes {
-            declared: mapping.declared() as usize,
-            swap: swap as usize,
-            kinds: kinds.map(|q| q as usize),
-        }
-    }
+const PRIVATE_ANONYMOUS: usize = Quadrant::PrivateAnonymous as usize;
+const SHARED_ANONYMOUS: usize = Quadrant::SharedAnonymous as usize;
+const PRIVATE_FILE: usize = Quadrant::PrivateFile as usize;
+const SHARED_FILE: usize = Quadrant::SharedFile as usize;
 
+/// For mappings of each declared quadrant: where their swapped pages are, and their exclusive and
+/// co-mapped page-cache pages. Anonymous pages are private anonymous, or shared where co-mapped.
+const HOMES: [Homes; 4] = [
+    homes(PRIVATE_ANONYMOUS, PRIVATE_ANONYMOUS, SHARED_ANONYMOUS, SHARED_ANONYMOUS),
+    homes(SHARED_ANONYMOUS, SHARED_ANONYMOUS, SHARED_ANONYMOUS, SHARED_ANONYMOUS),
+    homes(PRIVATE_FILE, PRIVATE_ANONYMOUS, PRIVATE_FILE, SHARED_FILE),
+    homes(SHARED_FILE, PRIVATE_ANONYMOUS, SHARED_FILE, SHARED_FILE),
+];
+
+const fn homes(declared: usize, swap: usize, exclusive: usize, co_mapped: usize) -> Homes {
+    Homes { declared, swap, kinds: [PRIVATE_ANONYMOUS, SHARED_ANONYMOUS, exclusive, co_mapped] }
+}
+
+impl Homes {
     /// Kinds of pages to quadrants.
     fn sort(self, pages: Four) -> Four {
         let mut cells = [0; 4];
@@ -275,6 +315,13 @@ impl Tally {
 
     fn add_known(&mut self, bytes: u64) {
         self.add(bytes, bytes);
+    }
+
+    fn merge(&mut self, other: &Tally) {
+        self.add(other.low, other.high);
+        if let Some(absent) = &other.absent {
+            self.miss(absent);
+        }
     }
 
     fn add_reading(&mut self, reading: &Reading<Bytes>) {
@@ -319,21 +366,28 @@ struct Columns {
 impl Columns {
     fn add(column: &mut [Tally; 4], Ends { one, other }: Ends) {
         for (at, tally) in column.iter_mut().enumerate() {
-            tally.add(one[at].min(other[at]), one[at].max(other[at]));
+            // Most mappings have pages in one quadrant only.
+            if one[at] | other[at] != 0 {
+                tally.add(one[at].min(other[at]), one[at].max(other[at]));
+            }
         }
+    }
+
+    fn all(&mut self) -> [&mut [Tally; 4]; 5] {
+        [&mut self.reserved, &mut self.resident, &mut self.pss, &mut self.swapped, &mut self.dirty]
     }
 
     /// A mapping of which nothing is known: each quadrant that may hold its pages misses them.
     fn miss(&mut self, homes: Homes, absent: &Absent) {
-        let columns = [
-            &mut self.reserved,
-            &mut self.resident,
-            &mut self.pss,
-            &mut self.swapped,
-            &mut self.dirty,
-        ];
-        for column in columns {
+        for column in self.all() {
             homes.each(|at| column[at].miss(absent));
+        }
+    }
+
+    fn merge(&mut self, other: &Columns) {
+        let others = [&other.reserved, &other.resident, &other.pss, &other.swapped, &other.dirty];
+        for (column, other) in self.all().into_iter().zip(others) {
+            column.iter_mut().zip(other).for_each(|(tally, other)| tally.merge(other));
         }
     }
 
