@@ -12,6 +12,7 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Bytes, Mapping, Name, Prot, Quadrant, Reading, Sharing, Snapshot};
 
+use crate::explain;
 use crate::maps::mode;
 use crate::pools::{self, Kind, Pools};
 use crate::pss::{self, Pss};
@@ -70,7 +71,11 @@ pub fn series_row(first: &Snapshot, before: &Snapshot, after: &Snapshot) -> Repo
     let mut line = vec![fact("seconds", "+s", Value::Count(seconds))];
     for total in &TOTALS {
         let (a, b) = ((total.read)(before), (total.read)(after));
-        line.push(fact(total.key, total.label, change(&a, &b)));
+        let key = format!("{}_change", total.key);
+        // People see a change only where there is one; programs always do.
+        let audience = if a == b { Audience::Programs } else { Audience::Everyone };
+        line.push(fact(total.key, total.label, Value::bytes(b.clone())));
+        line.push(Fact { audience, ..fact(key, "", change(&a, &b)) });
     }
     if let (Ok(a), Ok(b)) = (Side::new(before), Side::new(after)) {
         line.extend(most_grown(&a, &b));
@@ -609,7 +614,7 @@ fn about(before: &Snapshot, after: &Snapshot) -> Facts {
         facts: vec![
             fact("before", "before", Value::Count(u64::from(before.process.pid.0))),
             fact("after", "after", Value::Count(u64::from(after.process.pid.0))),
-            fact("same_process", "", Value::Flag(same)),
+            Fact { audience: Audience::Programs, ..fact("same_process", "", Value::Flag(same)) },
             fact("seconds_apart", "seconds apart", Value::Count(apart)),
             Fact { audience: Audience::People, ..fact("matched", "", Value::text(matched)) },
         ],
@@ -630,14 +635,9 @@ fn difference(before: Bytes, after: Bytes) -> i64 {
     i64::try_from(wide).unwrap_or(if wide < 0 { i64::MIN } else { i64::MAX })
 }
 
-fn fact(key: &'static str, label: &'static str, value: Value) -> Fact {
-    Fact {
-        key: key.into(),
-        label: label.into(),
-        value,
-        meaning: "".into(),
-        audience: Audience::Everyone,
-    }
+/// A fact that its label explains.
+fn fact(key: impl Into<Label>, label: &'static str, value: Value) -> Fact {
+    explain::fact(key, label, value, "")
 }
 
 fn facts(key: &'static str, shape: Shape) -> Facts {
@@ -828,7 +828,7 @@ mod tests {
         };
         let value = |key: &str| line.facts.iter().find(|f| f.key == key).map(|f| f.value.clone());
         assert_eq!(value("seconds"), Some(Value::Count(4)));
-        assert_eq!(value("res"), Some(Value::Change(8192)));
+        assert_eq!(value("res_change"), Some(Value::Change(8192)));
         assert_eq!(value("grown_pool"), Some(Value::text("brk heap")));
     }
 }
