@@ -31,6 +31,15 @@ pub(crate) fn without_tests(code: &str) -> String {
     String::from_utf8(out).expect("the item was replaced by ASCII spaces")
 }
 
+/// The names of the modules in files of their own that `code` (of [`only_code`]) has for tests only.
+pub(crate) fn test_modules(code: &str) -> impl Iterator<Item = &str> {
+    code.match_indices("#[cfg(test)]").filter_map(|(at, attribute)| {
+        let item = code[at + attribute.len()..item_end(code, at)].trim();
+        let item = item.strip_prefix("pub(crate)").unwrap_or(item).trim_start();
+        item.strip_prefix("mod ")?.strip_suffix(';')
+    })
+}
+
 /// The line, counted from 1, that byte `at` of `text` lies on.
 pub(crate) fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1
@@ -205,6 +214,12 @@ mod tests {
         assert!(kept.contains("fn a") && kept.contains("fn d") && !kept.contains("fn b"), "{kept}");
         let kept = without_tests("#[cfg(test)]\nuse x::y;\nuse z;");
         assert_eq!(kept.trim(), "use z;");
+    }
+
+    #[test]
+    fn a_test_module_in_a_file_of_its_own_is_named() {
+        let code = "#[cfg(test)]\nmod sample;\nmod real;\n#[cfg(test)]\nmod tests { mod inner; }";
+        assert_eq!(test_modules(code).collect::<Vec<_>>(), ["sample"]);
     }
 
     #[test]

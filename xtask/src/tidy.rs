@@ -3,13 +3,14 @@
 //! A rule looks at one file at a time and reports lines; adding one is a function and a row in
 //! [`RULES`]. The crate graph, which is about manifests, is in [`crate::graph`].
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use crate::code::{line_of, only_code, paths_of, without_tests};
+use crate::code::{line_of, only_code, paths_of, test_modules, without_tests};
 use crate::graph;
 
 /// A rule: why it is there, and what it finds in a file.
@@ -144,6 +145,16 @@ impl File {
         path.split_once('/').map(|(krate, _)| krate)
     }
 
+    /// The paths of the files that it includes for tests only.
+    fn test_modules(&self) -> Vec<String> {
+        let Some(stem) = self.path.strip_suffix(".rs") else { return Vec::new() };
+        let folder = match stem.rsplit_once('/') {
+            Some((folder, "lib" | "main" | "mod")) => folder,
+            _ => stem,
+        };
+        test_modules(&only_code(&self.text)).map(|name| format!("{folder}/{name}.rs")).collect()
+    }
+
     /// Whether it is a file that the compiler starts from, where crate-wide attributes go.
     fn is_crate_root(&self) -> bool {
         let Some((_, inside)) =
@@ -176,8 +187,17 @@ fn files(root: &Path) -> Result<Vec<File>> {
             }
         }
     }
+    forgive_test_modules(&mut files);
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
+}
+
+/// A file that another includes for tests only is no part of the product.
+fn forgive_test_modules(files: &mut [File]) {
+    let for_tests: HashSet<String> = files.iter().flat_map(File::test_modules).collect();
+    for file in files.iter_mut().filter(|file| for_tests.contains(&file.path)) {
+        file.product.clear();
+    }
 }
 
 fn is_ours(folder: &str) -> bool {
@@ -325,6 +345,18 @@ mod tests {
         );
         assert!(said(path, "//! A.\n#[cfg(test)]\nmod tests { const X: u64 = 4096; }").is_empty());
         assert!(said("crates/proc/tests/a.rs", "//! A.\nconst X: u64 = 4096;").is_empty());
+    }
+
+    #[test]
+    fn a_file_included_for_tests_only_may_assume_one() {
+        let mut files = [
+            File::new("crates/proc/src/lib.rs", "//! A.\n#[cfg(test)]\nmod sample;\nmod real;"),
+            File::new("crates/proc/src/sample.rs", "//! A.\nconst X: u64 = 4096;"),
+            File::new("crates/proc/src/real.rs", "//! A.\nconst X: u64 = 4096;"),
+        ];
+        forgive_test_modules(&mut files);
+        assert!(check(&files[1]).is_empty());
+        assert_eq!(check(&files[2]).len(), 1);
     }
 
     #[test]
