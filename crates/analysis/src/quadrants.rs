@@ -91,6 +91,8 @@ struct Part {
     resident: Reading<Bytes>,
     swap: Reading<Bytes>,
     pss: Reading<Bytes>,
+    /// The anonymous pages' part of `pss`, where page counts tell it.
+    pss_anon: Option<Bytes>,
     pages: Reading<Ends>,
     dirty: Reading<Dirty>,
 }
@@ -103,6 +105,7 @@ impl Part {
             resident: mapping.rss(),
             swap: mapping.swap(),
             pss,
+            pss_anon: mapping.pages.as_ref().ok().and_then(|pages| pages.pss_anon.clone().ok()),
             pages: pages(mapping),
             dirty: dirty(mapping, needs_full),
         }
@@ -143,7 +146,7 @@ impl Part {
         Columns::add(&mut columns.resident, resident);
         columns.swapped[homes.swap].add_reading(&self.swap);
         Columns::add(&mut columns.reserved, resident.each(|resident| self.reserve(resident)));
-        columns.add_pss(homes, pages, &self.pss);
+        columns.add_pss(homes, pages, &self.pss, self.pss_anon);
         match &self.dirty {
             Ok(dirty) => {
                 Columns::add(&mut columns.dirty, pages.each(|pages| homes.sort(dirty.sort(pages))));
@@ -392,7 +395,13 @@ impl Columns {
     }
 
     /// Exclusive pages count in full; what is left of the share is that of the co-mapped ones.
-    fn add_pss(&mut self, homes: Homes, pages: Ends, pss: &Reading<Bytes>) {
+    fn add_pss(
+        &mut self,
+        homes: Homes,
+        pages: Ends,
+        pss: &Reading<Bytes>,
+        pss_anon: Option<Bytes>,
+    ) {
         let exclusive = pages.each(|pages| homes.sort([pages[0], 0, pages[2], 0]));
         let may = |kind: usize| pages.one[kind] > 0 || pages.other[kind] > 0;
         let (anon, file) = (homes.kinds[ANON_CO_MAPPED], homes.kinds[FILE_CO_MAPPED]);
@@ -409,10 +418,17 @@ impl Columns {
         // There are as many exclusive pages at one end as at the other.
         let left = fit(exclusive.one, share).1;
         match (may(ANON_CO_MAPPED), may(FILE_CO_MAPPED)) {
-            (true, true) if anon != file => {
-                self.pss[anon].add(0, left);
-                self.pss[file].add(0, left);
-            }
+            (true, true) if anon != file => match pss_anon {
+                Some(share) => {
+                    let of_anon = share.0.saturating_sub(pages.one[0]).min(left);
+                    self.pss[anon].add_known(of_anon);
+                    self.pss[file].add_known(left - of_anon);
+                }
+                None => {
+                    self.pss[anon].add(0, left);
+                    self.pss[file].add(0, left);
+                }
+            },
             (true, false) => self.pss[anon].add_known(left),
             _ => self.pss[file].add_known(left),
         }

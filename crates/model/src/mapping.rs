@@ -189,6 +189,10 @@ pub struct Pages {
     /// page is co-mapped it takes `/proc/kpagecount`, so CAP_SYS_ADMIN.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
+    /// The part of the share that is anonymous pages', to the byte: co-mapped pages of a private file
+    /// mapping can be of both kinds.
+    #[serde(with = "plain")]
+    pub pss_anon: Reading<Bytes>,
     /// Pages in swap: smaps' `Swap`. Page tables forget swapped tmpfs pages, so for a
     /// [`Backing::Shmem`] mapping it is only known while the machine uses no swap.
     #[serde(with = "plain")]

@@ -182,6 +182,12 @@ fn assert_exclusive(pages: &Pages, entry: &Entry) {
 
 fn assert_pss(pages: &Pages, entry: &Entry) {
     assert_eq!(pages.pss, Ok(entry.bytes(&["Pss"])), "Pss of {}", entry.header);
+    // Only a rollup splits the share.
+    if entry.header.ends_with("[rollup]") {
+        let kib = |bytes: Bytes| Bytes::kib(bytes.0 >> 10);
+        let anonymous = entry.bytes(&["Pss_Anon"]);
+        assert_eq!(pages.pss_anon.clone().map(kib), Ok(anonymous), "Pss_Anon");
+    }
 }
 
 fn assert_huge(pages: &Pages, entry: &Entry) {

@@ -111,7 +111,13 @@ impl Change for Mapping {
             file_co_mapped: Bytes::kib(file[1]),
             ..Breakdown::default()
         };
-        let pages = Pages { breakdown, pss, swap: Ok(Bytes::ZERO), anon_huge: Ok(Bytes::ZERO) };
+        let pages = Pages {
+            breakdown,
+            pss,
+            pss_anon: absent(),
+            swap: Ok(Bytes::ZERO),
+            anon_huge: Ok(Bytes::ZERO),
+        };
         Mapping { smaps: absent(), pages: Ok(Arc::new(pages)), ..self }
     }
 }

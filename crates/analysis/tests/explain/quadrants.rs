@@ -178,6 +178,16 @@ fn a_rollup_splits_the_share_of_mappings_with_both_kinds_of_co_mapped_pages() {
     assert_eq!(pss(&snapshot), known([4, 3, 4, 2]));
 }
 
+#[test]
+fn page_counts_split_the_share_of_a_mapping_with_both_kinds_of_co_mapped_pages() {
+    let mut mapping = map(0x1000, 64, "rw-p", "/data").pages([4, 4], [4, 4], Ok(Bytes::kib(13)));
+    let mut pages = (*mapping.pages.unwrap()).clone();
+    pages.pss_anon = Ok(Bytes::kib(7));
+    mapping.pages = Ok(pages.into());
+    let cells = effective(vec![mapping]);
+    assert_eq!(kib(cells.each_ref().map(|c| &c.pss)), known([4, 3, 4, 2]));
+}
+
 /// Any mapping, sane or not: numbers need not fit together.
 fn any_mapping() -> impl Strategy<Value = Mapping> {
     let name = prop_oneof![

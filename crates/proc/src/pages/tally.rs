@@ -61,6 +61,8 @@ pub(super) struct Tally {
     pub(super) breakdown: Breakdown,
     /// Bytes << [`PSS_SHIFT`].
     pss: u64,
+    /// The part of `pss` that is anonymous pages'.
+    pss_anon: u64,
     /// Whether a co-mapped page's share is missing from `pss`.
     pub(super) pss_hidden: bool,
     /// Whether tmpfs pages may be in swap, unseen.
@@ -81,7 +83,7 @@ impl Tally {
     /// Adds pages that one page table maps.
     pub(super) fn add_exclusive(&mut self, kind: Kind, bytes: Bytes) {
         *self.exclusive(kind) += bytes;
-        self.pss = self.pss.saturating_add(bytes.0 << PSS_SHIFT);
+        self.add_share(kind, bytes.0 << PSS_SHIFT);
     }
 
     /// Adds pages that others map too, without their share.
@@ -109,14 +111,25 @@ impl Tally {
         if mappers > 1 {
             let sum = self.exclusive(kind);
             *sum = *sum - page.pages(1);
-            self.pss = self.pss.saturating_sub(page.bytes() << PSS_SHIFT);
+            let share = page.bytes() << PSS_SHIFT;
+            self.pss = self.pss.saturating_sub(share);
+            if kind == Kind::Anonymous {
+                self.pss_anon = self.pss_anon.saturating_sub(share);
+            }
             self.add_shared(kind, page, mappers);
         }
     }
 
     fn add_shared(&mut self, kind: Kind, page: PageSize, mappers: u64) {
         self.add_co_mapped(kind, page.pages(1));
-        self.pss = self.pss.saturating_add((page.bytes() << PSS_SHIFT) / mappers);
+        self.add_share(kind, (page.bytes() << PSS_SHIFT) / mappers);
+    }
+
+    fn add_share(&mut self, kind: Kind, share: u64) {
+        self.pss = self.pss.saturating_add(share);
+        if kind == Kind::Anonymous {
+            self.pss_anon = self.pss_anon.saturating_add(share);
+        }
     }
 
     fn exclusive(&mut self, kind: Kind) -> &mut Bytes {
@@ -136,6 +149,7 @@ impl Tally {
         into.zero += from.zero;
         into.guard += from.guard;
         self.pss = self.pss.saturating_add(other.pss);
+        self.pss_anon = self.pss_anon.saturating_add(other.pss_anon);
         self.anon_huge += other.anon_huge;
         self.pss_hidden |= other.pss_hidden;
         self.swap_hidden |= other.swap_hidden;
@@ -211,10 +225,12 @@ impl Ledger {
             if hidden { Err(why.clone()) } else { Ok(bytes) }
         };
         let pss = Bytes::kib(tally.pss >> PSS_SHIFT >> 10);
+        let pss_anon = Bytes(tally.pss_anon >> PSS_SHIFT);
         unless(tally.undecided, &self.undecided, Bytes::ZERO)?;
         Ok(Pages {
             breakdown: tally.breakdown,
             pss: unless(tally.pss_hidden, &self.pss_hidden, pss),
+            pss_anon: unless(tally.pss_hidden, &self.pss_hidden, pss_anon),
             swap: unless(tally.swap_hidden, &self.swap_hidden, tally.breakdown.swapped),
             anon_huge: unless(tally.huge_hidden, &self.huge_hidden, tally.anon_huge),
         })
