@@ -55,7 +55,8 @@ impl Tree {
 
 fn folders(path: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    let mut folders: Vec<PathBuf> =
+        entries.map(|entry| entry.expect("a folder can be listed").path()).collect();
     folders.sort();
     folders
 }
