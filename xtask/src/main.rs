@@ -28,21 +28,18 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match args[..] {
         ["ci"] => ci::run(),
-        ["tidy"] => tidy::run(),
-        ["capture"] => capture::run(),
-        ["capture", "--qemu"] => qemu::run(),
+        ["tidy"] => tidy::run().map(|()| ExitCode::SUCCESS),
+        ["capture"] => capture::run().map(|()| ExitCode::SUCCESS),
+        ["capture", "--qemu"] => qemu::run().map(|()| ExitCode::SUCCESS),
         _ => {
             eprint!("{USAGE}");
             return ExitCode::from(2);
         }
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    done.unwrap_or_else(|error| {
+        eprintln!("xtask: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 /// The root of the workspace. Cargo says where this package is, both to `run` and to `test`.
