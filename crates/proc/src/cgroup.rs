@@ -1,6 +1,8 @@
 //! The memory cgroup of a process: its limit, and what is charged against it.
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
 use pagewise_model::process::CgroupMemory;
 use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
@@ -43,41 +45,20 @@ pub(crate) fn read(root: &ProcRoot, pid: Pid) -> Reading<CgroupMemory> {
     if !root.is_live() {
         return Err(Absent::NotCollected("control groups are not in the copied tree".into()));
     }
-    // Our own mounts: the target's may be in a namespace that we do not see.
-    let mounts = own::mounts()?;
-    let Some(mut folder) = folder(&mounts, &member) else {
-        return Err(Absent::NotSupported("no memory cgroup is mounted here".into()));
-    };
+    let mounts = our_mounts()?;
+    let folder = mounts.iter().find_map(|mount| Folder::of(&member, mount));
+    let folder = folder.ok_or(Absent::NotSupported("no memory cgroup is mounted here".into()))?;
     let names = if member.version == 1 { V1 } else { V2 };
-    let mut lowest = None;
-    loop {
-        if let Some(limit) = bytes(&folder.path.join(names.limit))
-            && lowest.as_ref().is_none_or(|(least, _)| limit < *least)
-        {
-            lowest = Some((limit, folder.path.join(names.usage)));
-        }
-        if !folder.up() {
-            break;
-        }
-    }
-    let (limit, usage) = match lowest {
-        Some((limit, usage)) => (Some(Bytes(limit)), usage),
-        None => (None, folder.own.join(names.usage)),
-    };
-    let usage =
-        bytes(&usage).map(Bytes).ok_or(Absent::NotSupported("the cgroup gives no usage".into()));
+    let (limit, tightest) = folder.lowest(names.limit);
+    let usage = bytes(&tightest.join(names.usage)).map(Bytes);
+    let usage = usage.ok_or(Absent::NotSupported("the cgroup gives no usage".into()));
     Ok(CgroupMemory { path: member.path, version: member.version, limit, usage })
 }
 
-mod own {
-    use super::{Absent, Mount, Path, Reading, mountinfo, read_all};
-
-    /// The mounts that we see.
-    pub(super) fn mounts() -> Reading<Vec<Mount>> {
-        let text = read_all(Path::new("/proc/self/mountinfo"));
-        text.map(|text| mountinfo::parse(&text))
-            .map_err(|_| Absent::NotInThisKernel("2.6.26".into()))
-    }
+/// The mounts that we see: the target's may be in a namespace of which we see nothing.
+fn our_mounts() -> Reading<Vec<Mount>> {
+    let text = read_all(Path::new("/proc/self/mountinfo"));
+    text.map(|text| mountinfo::parse(&text)).map_err(|_| Absent::NotInThisKernel("2.6.26".into()))
 }
 
 /// The files of one version.
@@ -89,33 +70,39 @@ struct Names {
 const V1: Names = Names { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes" };
 const V2: Names = Names { limit: "memory.max", usage: "memory.current" };
 
-/// A cgroup's folder, and those above it up to the mount.
+/// A cgroup's folder, and the mount that it is below.
 struct Folder {
-    own: PathBuf,
     path: PathBuf,
     top: PathBuf,
 }
 
 impl Folder {
-    /// Goes one up; `false` at the mount.
-    fn up(&mut self) -> bool {
-        self.path != self.top && self.path.pop()
+    /// The folder, where the mount shows it.
+    fn of(member: &Member, mount: &Mount) -> Option<Folder> {
+        let is_its_kind = match member.version {
+            1 => {
+                mount.fs == b"cgroup" && mount.options.split(|&b| b == b',').any(|o| o == b"memory")
+            }
+            _ => mount.fs == b"cgroup2",
+        };
+        let path = Path::new(OsStr::from_bytes(member.path.as_bytes()));
+        // In a container the mount shows a part of the hierarchy only.
+        let below = path.strip_prefix(&mount.root).ok()?;
+        let is_below = below.components().all(|c| matches!(c, Component::Normal(_)));
+        (is_its_kind && is_below)
+            .then(|| Folder { path: mount.point.join(below), top: mount.point.clone() })
     }
-}
 
-fn folder(mounts: &[Mount], member: &Member) -> Option<Folder> {
-    let holds_memory =
-        |m: &&Mount| m.options.split(|&b| b == b',').any(|option| option == b"memory");
-    let mount = match member.version {
-        1 => mounts.iter().filter(|m| m.fs == b"cgroup").find(holds_memory),
-        _ => mounts.iter().find(|m| m.fs == b"cgroup2"),
-    }?;
-    let name = std::str::from_utf8(member.path.as_bytes()).ok()?;
-    // In a container the mount shows a part of the hierarchy only.
-    let below = Path::new(name).strip_prefix(&mount.root).ok()?;
-    let is_plain = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
-    let path = if is_plain { mount.point.join(below) } else { return None };
-    Some(Folder { own: path.clone(), path, top: mount.point.clone() })
+    /// The lowest limit from here up to the mount, and the folder that has it; this one where none has any.
+    fn lowest(&self, file: &str) -> (Option<Bytes>, &Path) {
+        let depth = self.path.components().count() - self.top.components().count();
+        let folders = self.path.ancestors().take(depth + 1);
+        let limits = folders.filter_map(|folder| Some((bytes(&folder.join(file))?, folder)));
+        match limits.min_by_key(|(limit, _)| *limit) {
+            Some((limit, folder)) => (Some(Bytes(limit)), folder),
+            None => (None, &self.path),
+        }
+    }
 }
 
 /// A file with a number of bytes; `None` for `max` and for v1's way to say so.
@@ -126,6 +113,7 @@ fn bytes(path: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn the_memory_line_of_v1_wins_over_v2() {
@@ -133,5 +121,42 @@ mod tests {
         assert_eq!(parse(text), Some(Member { version: 1, path: "/a/b".into() }));
         assert_eq!(parse(b"4:cpu:/\n0::/c:d\n"), Some(Member { version: 2, path: "/c:d".into() }));
         assert_eq!(parse(b""), None);
+    }
+
+    fn mount(root: &str, point: &Path) -> Mount {
+        let line = format!("30 23 0:26 {root} {} rw - cgroup2 cgroup2 rw\n", point.display());
+        mountinfo::parse(line.as_bytes()).remove(0)
+    }
+
+    #[test]
+    fn the_lowest_limit_on_the_way_up_counts() {
+        let top = tempfile::tempdir().unwrap();
+        let (middle, own) = (top.path().join("a"), top.path().join("a/b"));
+        fs::create_dir_all(&own).unwrap();
+        fs::write(middle.join("memory.max"), "4096\n").unwrap();
+        fs::write(own.join("memory.max"), "max\n").unwrap();
+        let member = Member { version: 2, path: "/pod/a/b".into() };
+        let folder = Folder::of(&member, &mount("/pod", top.path())).unwrap();
+        assert_eq!(folder.lowest("memory.max"), (Some(Bytes(4096)), middle.as_path()));
+        fs::write(own.join("memory.max"), "1024\n").unwrap();
+        assert_eq!(folder.lowest("memory.max"), (Some(Bytes(1024)), own.as_path()));
+    }
+
+    #[test]
+    fn the_number_that_v1_writes_for_no_limit_is_none() {
+        let top = tempfile::tempdir().unwrap();
+        fs::write(top.path().join("memory.limit_in_bytes"), "9223372036854771712\n").unwrap();
+        assert_eq!(bytes(&top.path().join("memory.limit_in_bytes")), None);
+    }
+
+    #[test]
+    fn a_cgroup_that_a_mount_does_not_show_is_not_looked_for_elsewhere() {
+        for path in ["/elsewhere", "/pod/../../etc"] {
+            let member = Member { version: 2, path: path.into() };
+            assert!(
+                Folder::of(&member, &mount("/pod", Path::new("/sys/fs/cgroup"))).is_none(),
+                "{path}"
+            );
+        }
     }
 }

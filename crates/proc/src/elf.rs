@@ -1,7 +1,11 @@
 //! Mapped ELF files: segments and sections by their headers.
+//!
+//! Of a file no more is read than its headers and name tables, each in one piece of limited size: a process
+//! chooses what it maps, so any file can be here.
 
-use std::collections::HashMap;
-use std::fs::File;
+use std::collections::HashSet;
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,182 +14,288 @@ use object::Endianness;
 use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::read::{ReadCache, ReadRef};
-use pagewise_model::mapping::{AddrRange, Device, Mapping};
+use pagewise_model::mapping::{AddrRange, Mapping};
 use pagewise_model::object::{Elf, Object, OnDisk, Section, Segment};
-use pagewise_model::{Absent, Backing, Name, Pid, Reading};
+use pagewise_model::{Absent, Backing, Device, Name, Pid, Reading};
 
 use crate::ProcRoot;
+use crate::mountinfo::Mount;
 use crate::root::{self, PTRACE};
 
-/// No more symbols than this are looked at for an allocator's: a browser has millions.
-const SYMBOLS: usize = 100_000;
+/// No larger piece of a file is read: headers and tables of names are smaller, and a file may be all hole.
+const LARGEST: u64 = 16 << 20;
+/// No more sections than this are looked at; real files have dozens.
+const SECTIONS: usize = 4096;
+/// No more of a section's name than this is kept.
+const NAME: usize = 256;
 
-/// Names that give an allocator away which is linked in, and what it is called.
+/// Symbols, as they are in a table of names, that give away an allocator inside a file, and what it is called.
 const ALLOCATORS: &[(&[u8], &str)] = &[
-    (b"je_malloc", "jemalloc"),
-    (b"_rjem_malloc", "jemalloc"),
-    (b"malloc_conf", "jemalloc"),
-    (b"mi_malloc", "mimalloc"),
-    (b"tc_malloc", "tcmalloc"),
-    (b"sn_malloc", "snmalloc"),
+    (b"je_malloc\0", "jemalloc"),
+    (b"_rjem_malloc\0", "jemalloc"),
+    (b"mallctl\0", "jemalloc"),
+    (b"mi_malloc\0", "mimalloc"),
+    (b"tc_malloc\0", "tcmalloc"),
+    (b"TCMallocInternalMalloc\0", "tcmalloc"),
+    (b"sn_malloc\0", "snmalloc"),
 ];
 
 /// Looks into each mapped file once, in the order of first appearance.
-pub(crate) fn objects(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<Object> {
-    let mut seen: HashMap<(Device, u64), usize> = HashMap::new();
-    let mut objects: Vec<Candidate<'_>> = Vec::new();
+pub(crate) fn objects(
+    root: &ProcRoot,
+    pid: Pid,
+    mappings: &[Mapping],
+    exe: Option<&Name>,
+    mounts: &[Mount],
+) -> Vec<Object> {
+    let overlays = mounts.iter().filter(|m| m.fs == b"overlay").map(|m| m.device).collect();
+    let looker = Looker { root, pid, exe, overlays };
+    let mut seen = HashSet::new();
     let mut last = None;
-    for mapping in mappings {
+    let files = mappings.iter().filter(|mapping| {
         let key = (mapping.device, mapping.inode);
-        if mapping.inode == 0 || mapping.backing() != Backing::File && !mapping.prot.exec {
-            continue;
-        }
-        // Neighbours are often of one file: 65,000 look-ups would cost more than the rest.
-        if last == Some(key) {
-            objects[seen[&key]].exec |= mapping.prot.exec;
-            continue;
-        }
-        last = Some(key);
-        let at = *seen.entry(key).or_insert_with(|| {
-            objects.push(Candidate { first: mapping, exec: false });
-            objects.len() - 1
-        });
-        objects[at].exec |= mapping.prot.exec;
-    }
-    objects.iter().map(|candidate| candidate.look(root, pid)).collect()
+        // Neighbours are often of one file: a look-up for each of 65,000 would cost more than the rest.
+        mapping.inode != 0
+            && (mapping.prot.exec || mapping.backing() == Backing::File)
+            && last.replace(key) != Some(key)
+            && seen.insert(key)
+    });
+    files.map(|first| looker.object(first)).collect()
 }
 
-/// A mapped file, by its first mapping.
-struct Candidate<'a> {
-    first: &'a Mapping,
-    exec: bool,
+/// Looks at the files of one process.
+struct Looker<'a> {
+    root: &'a ProcRoot,
+    pid: Pid,
+    exe: Option<&'a Name>,
+    overlays: Vec<Device>,
 }
 
-impl Candidate<'_> {
-    fn look(&self, root: &ProcRoot, pid: Pid) -> Object {
-        let Mapping { device, inode, name, .. } = self.first;
-        let unread = || Absent::NotCollected("the copied tree has no mapped files".into());
-        let (on_disk, elf) = if root.is_live() {
-            (self.on_disk(root, pid), self.open(root, pid).and_then(|file| headers(&file)))
+impl Looker<'_> {
+    /// A file, by its first mapping.
+    fn object(&self, first: &Mapping) -> Object {
+        let (on_disk, elf) = if self.root.is_live() {
+            (self.on_disk(first), self.elf(first))
         } else {
-            (Err(unread()), Err(unread()))
+            let unread = Absent::NotCollected("the copied tree has no mapped files".into());
+            (Err(unread.clone()), Err(unread))
         };
-        Object { device: *device, inode: *inode, name: name.clone(), on_disk, elf }
+        Object { device: first.device, inode: first.inode, name: first.name.clone(), on_disk, elf }
     }
 
-    /// The path as the process itself sees it.
-    fn path(&self, root: &ProcRoot, pid: Pid) -> PathBuf {
-        let name = std::ffi::OsStr::from_bytes(self.first.path());
-        let below = Path::new(name).strip_prefix("/").unwrap_or(Path::new(name));
-        root.file(pid, "root").join(below)
+    /// A name as the process itself sees it.
+    fn path(&self, name: &[u8]) -> PathBuf {
+        let name = Path::new(std::ffi::OsStr::from_bytes(name));
+        self.root.file(self.pid, "root").join(name.strip_prefix("/").unwrap_or(name))
     }
 
-    fn on_disk(&self, root: &ProcRoot, pid: Pid) -> Reading<OnDisk> {
-        if self.first.is_deleted() && !self.path(root, pid).exists() {
-            return Ok(OnDisk::Missing);
-        }
-        match std::fs::metadata(self.path(root, pid)) {
-            Ok(found) if self.is(&found) => Ok(OnDisk::Same),
-            Ok(_) => Ok(OnDisk::Replaced),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(OnDisk::Missing),
-            Err(_) => Err(Absent::NotPermitted(PTRACE.into())),
-        }
+    /// The mapped file itself, whatever became of its name; following it needs a capability.
+    fn by_map(&self, first: &Mapping) -> PathBuf {
+        self.root.file(self.pid, "map_files").join(first.range.to_string())
     }
 
-    /// Whether a file is the one that is mapped.
+    fn on_disk(&self, first: &Mapping) -> Reading<OnDisk> {
+        let found = match fs::metadata(self.path(first.path())) {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                // A file can be called "x (deleted)" and be there.
+                let is_there = first.is_deleted() && self.path(first.name.as_bytes()).exists();
+                return Ok(if is_there { OnDisk::Same } else { OnDisk::Missing });
+            }
+            found => found.map_err(|_| Absent::NotPermitted(PTRACE.into()))?,
+        };
+        let is_same = match fs::metadata(self.by_map(first)) {
+            Ok(mapped) => (mapped.dev(), mapped.ino()) == (found.dev(), found.ino()),
+            Err(_) => self.is_same(first, &found),
+        };
+        Ok(if is_same { OnDisk::Same } else { OnDisk::Replaced })
+    }
+
+    /// Whether a file is the mapped one by what `maps` says.
     ///
-    /// Some filesystems (btrfs, overlayfs) show another device number in `maps`, so the inode decides.
-    fn is(&self, found: &std::fs::Metadata) -> bool {
-        found.ino() == self.first.inode && found.is_file()
+    /// The device does not decide: btrfs shows another one there. Before Linux 6.8 neither does the inode of a file
+    /// on an overlay, so there the kernel's word that the name was not deleted has to do.
+    fn is_same(&self, first: &Mapping, found: &Metadata) -> bool {
+        let dev = found.dev();
+        let device = Device { major: rustix::fs::major(dev), minor: rustix::fs::minor(dev) };
+        found.ino() == first.inode || !first.is_deleted() && self.overlays.contains(&device)
     }
 
-    /// Opens the mapped file itself, also when it was deleted; never a FIFO or a device.
-    fn open(&self, root: &ProcRoot, pid: Pid) -> Reading<File> {
-        let by_map = root.file(pid, "map_files").join(self.first.range.to_string());
-        let regular = |path: &Path| {
-            let file = root::open(path).ok()?;
-            self.is(&file.metadata().ok()?).then_some(file)
-        };
-        let file = regular(&by_map).or_else(|| regular(&self.path(root, pid)));
-        file.ok_or_else(|| {
-            Absent::NotPermitted("the mapped file; CAP_SYS_ADMIN where it was deleted".into())
-        })
+    fn elf(&self, first: &Mapping) -> Reading<Elf> {
+        let file = root::open(&self.by_map(first)).or_else(|_| self.by_name(first));
+        let file = file.map_err(|e| match e.kind() {
+            ErrorKind::PermissionDenied => Absent::NotPermitted(PTRACE.into()),
+            ErrorKind::NotFound => Absent::NotPermitted("CAP_SYS_ADMIN: it has no name".into()),
+            _ => Absent::NotSupported(e.to_string().into()),
+        })?;
+        let is_exe = self.exe == Some(&first.name);
+        headers(
+            &file,
+            if is_exe { &[elf::SHT_DYNSYM, elf::SHT_SYMTAB] } else { &[elf::SHT_DYNSYM] },
+        )
+    }
+
+    fn by_name(&self, first: &Mapping) -> io::Result<File> {
+        let file = root::open(&self.path(first.path()))?;
+        match self.is_same(first, &file.metadata()?) {
+            true => Ok(file),
+            false => Err(io::Error::from(ErrorKind::NotFound)),
+        }
     }
 }
 
-/// The headers of an ELF file of 64 or 32 bits.
-fn headers(file: &File) -> Reading<Elf> {
-    let data = ReadCache::new(file);
-    match data.read_bytes_at(0, 5) {
+/// A file that is read in a few pieces of limited size.
+#[derive(Clone, Copy)]
+struct Pieces<'d>(&'d ReadCache<&'d File>);
+
+impl<'d> ReadRef<'d> for Pieces<'d> {
+    fn len(self) -> Result<u64, ()> {
+        self.0.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'d [u8], ()> {
+        if size > LARGEST { Err(()) } else { self.0.read_bytes_at(offset, size) }
+    }
+
+    fn read_bytes_at_until(self, range: std::ops::Range<u64>, end: u8) -> Result<&'d [u8], ()> {
+        self.0.read_bytes_at_until(range, end)
+    }
+}
+
+/// The headers of an ELF file of 64 or 32 bits; an allocator's symbols are looked for in tables of the types `symbols`.
+fn headers(file: &File, symbols: &[u32]) -> Reading<Elf> {
+    let cache = ReadCache::new(file);
+    let data = Pieces(&cache);
+    let found = match data.read_bytes_at(0, 5) {
         Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]) => {
-            parse::<elf::FileHeader64<Endianness>>(&data)
+            parse::<elf::FileHeader64<Endianness>>(data, symbols)
         }
         Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS32]) => {
-            parse::<elf::FileHeader32<Endianness>>(&data)
+            parse::<elf::FileHeader32<Endianness>>(data, symbols)
         }
-        _ => Err(Absent::NotSupported("not an ELF file".into())),
-    }
+        _ => return Err(Absent::NotSupported("not an ELF file".into())),
+    };
+    found.map_err(|e| Absent::NotSupported(format!("a broken ELF file: {e}").into()))
 }
 
-fn parse<'d, H: FileHeader<Endian = Endianness>>(data: &'d ReadCache<&'d File>) -> Reading<Elf> {
-    let broken =
-        |e: object::read::Error| Absent::NotSupported(format!("a broken ELF file: {e}").into());
-    let header = H::parse(data).map_err(broken)?;
-    let endian = header.endian().map_err(broken)?;
-    let programs = header.program_headers(endian, data).map_err(broken)?;
-    let range = |start: u64, len: u64| AddrRange { start, end: start.saturating_add(len) };
-    let mut found =
-        Elf { segments: vec![], sections: vec![], relro: None, is_static: true, allocator: None };
-    for program in programs {
-        let memory = range(program.p_vaddr(endian).into(), program.p_memsz(endian).into());
-        let flags = program.p_flags(endian);
-        match program.p_type(endian) {
-            elf::PT_LOAD => found.segments.push(Segment {
-                range: memory,
-                offset: program.p_offset(endian).into(),
-                file_size: program.p_filesz(endian).into(),
-                read: flags & elf::PF_R != 0,
-                write: flags & elf::PF_W != 0,
-                exec: flags & elf::PF_X != 0,
-            }),
-            elf::PT_GNU_RELRO => found.relro = Some(memory),
-            elf::PT_INTERP => found.is_static = false,
-            _ => {}
-        }
-    }
-    found.segments.sort_by_key(|segment| segment.range);
+fn parse<H: FileHeader<Endian = Endianness>>(
+    data: Pieces<'_>,
+    symbols: &[u32],
+) -> object::read::Result<Elf> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let programs = header.program_headers(endian, data)?;
     // Files without section headers are still ELF files: the segments say enough.
-    if let Ok(table) = header.sections(endian, data) {
-        let loaded =
-            table.iter().filter(|s| s.sh_flags(endian).into() & u64::from(elf::SHF_ALLOC) != 0);
-        found.sections = loaded
-            .map(|s| {
-                let flags: u64 = s.sh_flags(endian).into();
-                let has = |flag: u32| flags & u64::from(flag) != 0;
-                Section {
-                    name: Name::new(table.section_name(endian, s).unwrap_or_default()),
-                    range: range(s.sh_addr(endian).into(), s.sh_size(endian).into()),
-                    offset: s.sh_offset(endian).into(),
-                    zero_filled: s.sh_type(endian) == elf::SHT_NOBITS,
-                    thread_local: has(elf::SHF_TLS),
-                    write: has(elf::SHF_WRITE),
-                    exec: has(elf::SHF_EXECINSTR),
-                }
-            })
-            .collect();
-        found.sections.sort_by_key(|section| section.range);
-        let tables = [elf::SHT_DYNSYM, elf::SHT_SYMTAB];
-        found.allocator = tables.into_iter().find_map(|kind| {
-            let symbols = table.symbols(endian, data, kind).ok()?;
-            let defined =
-                symbols.iter().take(SYMBOLS).filter(|s| s.st_shndx(endian) != elf::SHN_UNDEF);
-            let strings = symbols.strings();
-            defined.filter_map(|s| s.name(endian, strings).ok()).find_map(allocator)
-        });
-    }
-    Ok(found)
+    let sections = header.section_headers(endian, data).unwrap_or_default();
+    let sections = &sections[..sections.len().min(SECTIONS)];
+    let names = header.shstrndx(endian, data).ok();
+    let names = names.and_then(|at| bytes(sections, at, endian, data)).unwrap_or_default();
+    let relro = programs.iter().find(|p| p.p_type(endian) == elf::PT_GNU_RELRO);
+    let inside = |&kind: &u32| allocator(sections, kind, endian, data);
+    Ok(Elf {
+        segments: segments(programs, endian),
+        sections: loaded(sections, names, endian),
+        relro: relro.map(|p| range(p.p_vaddr(endian), p.p_memsz(endian))),
+        is_static: !programs.iter().any(|p| p.p_type(endian) == elf::PT_INTERP),
+        allocator: symbols.iter().find_map(inside),
+    })
 }
 
-fn allocator(symbol: &[u8]) -> Option<Name> {
-    ALLOCATORS.iter().find(|(name, _)| *name == symbol).map(|(_, known)| Name::from(*known))
+fn segments<P: ProgramHeader<Endian = Endianness>>(
+    programs: &[P],
+    endian: Endianness,
+) -> Vec<Segment> {
+    let loads = programs.iter().filter(|p| p.p_type(endian) == elf::PT_LOAD);
+    let mut segments: Vec<Segment> = loads
+        .map(|p| {
+            let has = |flag| p.p_flags(endian) & flag != 0;
+            Segment {
+                range: range(p.p_vaddr(endian), p.p_memsz(endian)),
+                offset: p.p_offset(endian).into(),
+                file_size: p.p_filesz(endian).into(),
+                read: has(elf::PF_R),
+                write: has(elf::PF_W),
+                exec: has(elf::PF_X),
+            }
+        })
+        .collect();
+    segments.sort_by_key(|segment| segment.range);
+    segments
+}
+
+/// The sections that take up memory.
+fn loaded<S: SectionHeader<Endian = Endianness>>(
+    headers: &[S],
+    names: &[u8],
+    endian: Endianness,
+) -> Vec<Section> {
+    let has = |s: &S, flag: u32| s.sh_flags(endian).into() & u64::from(flag) != 0;
+    let mut sections: Vec<Section> = headers
+        .iter()
+        .filter(|s| has(s, elf::SHF_ALLOC))
+        .map(|s| Section {
+            name: name(names, s.sh_name(endian)),
+            range: range(s.sh_addr(endian), s.sh_size(endian)),
+            offset: s.sh_offset(endian).into(),
+            zero_filled: s.sh_type(endian) == elf::SHT_NOBITS,
+            thread_local: has(s, elf::SHF_TLS),
+            write: has(s, elf::SHF_WRITE),
+            exec: has(s, elf::SHF_EXECINSTR),
+        })
+        .collect();
+    sections.sort_by_key(|section| section.range);
+    sections
+}
+
+fn range(start: impl Into<u64>, len: impl Into<u64>) -> AddrRange {
+    let start = start.into();
+    AddrRange { start, end: start.saturating_add(len.into()) }
+}
+
+/// The name at an offset of a table of names.
+fn name(table: &[u8], at: u32) -> Name {
+    let rest = usize::try_from(at).ok().and_then(|at| table.get(at..)).unwrap_or_default();
+    let rest = &rest[..rest.len().min(NAME)];
+    Name::new(&rest[..memchr::memchr(0, rest).unwrap_or(rest.len())])
+}
+
+fn bytes<'d, S: SectionHeader<Endian = Endianness>>(
+    sections: &[S],
+    at: u32,
+    endian: Endianness,
+    data: Pieces<'d>,
+) -> Option<&'d [u8]> {
+    sections.get(usize::try_from(at).ok()?)?.data(endian, data).ok()
+}
+
+/// The allocator that the symbols of a table give away.
+///
+/// A file that only calls it has its name too, so the symbol must be defined here. Symbols are read only where a name
+/// is in the table at all, which is nearly never.
+fn allocator<S: SectionHeader<Endian = Endianness>>(
+    sections: &[S],
+    kind: u32,
+    endian: Endianness,
+    data: Pieces<'_>,
+) -> Option<Name> {
+    let table = sections.iter().find(|s| s.sh_type(endian) == kind)?;
+    let names = bytes(sections, table.sh_link(endian), endian, data)?;
+    let defines = |symbol: &[u8]| {
+        let at: Vec<usize> = memchr::memmem::find_iter(names, symbol).take(16).collect();
+        !at.is_empty() && has_symbol(table, &at, endian, data)
+    };
+    let found = ALLOCATORS.iter().find(|(symbol, _)| defines(symbol));
+    found.map(|(_, known)| Name::from(*known))
+}
+
+fn has_symbol<S: SectionHeader<Endian = Endianness>>(
+    table: &S,
+    names: &[usize],
+    endian: Endianness,
+    data: Pieces<'_>,
+) -> bool {
+    type SymbolOf<S> = <<S as SectionHeader>::Elf as FileHeader>::Sym;
+    let symbols: &[SymbolOf<S>] = table.data_as_array(endian, data).unwrap_or_default();
+    let is_named =
+        |s: &SymbolOf<S>| names.iter().any(|&at| at as u64 == u64::from(s.st_name(endian)));
+    symbols.iter().any(|s| s.st_shndx(endian) != elf::SHN_UNDEF && is_named(s))
 }

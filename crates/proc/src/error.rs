@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use pagewise_model::{Name, Pid};
 use rustix::io::Errno;
 
+use crate::root::shown;
+
 /// Why a source gave no value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file does not read as it should.
-    #[error("{}:{line}: expected {expected}, found \"{}\"", path.display(), found.escaped())]
+    #[error("{}:{line}: expected {expected}, found \"{}\"", shown(path), found.escaped())]
     Parse {
         /// The file, or the name of its format where bytes were parsed.
         path: PathBuf,
@@ -23,7 +25,7 @@ pub enum Error {
         found: Name,
     },
     /// A file could not be read.
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}", shown(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -31,7 +33,7 @@ pub enum Error {
         source: io::Error,
     },
     /// We may not read a file.
-    #[error("{} may not be read", path.display())]
+    #[error("{} may not be read", shown(path))]
     NotPermitted {
         /// The file.
         path: PathBuf,
@@ -57,7 +59,7 @@ pub enum Error {
         candidates: Vec<(Pid, Name)>,
     },
     /// A file is not a snapshot that this version can open.
-    #[error("{} is not a snapshot: {why}", path.display())]
+    #[error("{} is not a snapshot: {why}", shown(path))]
     NotASnapshot {
         /// The file.
         path: PathBuf,

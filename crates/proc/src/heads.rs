@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use pagewise_model::mapping::{Backing, Mapping, Sharing};
 use pagewise_model::snapshot::Head;
-use pagewise_model::{Bytes, PageSize, Pid};
+use pagewise_model::{Bytes, Name, PageSize, Pid};
 use pagewise_sys::remote;
 
 use crate::ProcRoot;
@@ -39,7 +39,12 @@ fn is_candidate(mapping: &Mapping) -> bool {
         && mapping.prot.read
         && mapping.prot.write
         && mapping.backing() == Backing::Anonymous
-        && mapping.name.is_empty()
+        && is_unnamed(&mapping.name)
+}
+
+/// Whether malloc can have made a mapping: newer ones give theirs a name of the kind `[anon:...]`.
+fn is_unnamed(name: &Name) -> bool {
+    name.is_empty() || name.as_bytes().starts_with(b"[anon:")
 }
 
 fn is_present(pagemap: &File, address: u64, page_size: PageSize) -> bool {

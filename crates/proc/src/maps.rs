@@ -37,8 +37,12 @@ pub struct Parser {
 impl Parser {
     /// A parser whose mappings say `unread` of their pages.
     pub fn new(unread: Absent) -> Parser {
-        let builder = Builder { name: Name::default(), unread };
-        Parser { builder, parsed: Parsed::default(), carry: Vec::new(), line: 0 }
+        Parser {
+            builder: Builder::new(unread),
+            parsed: Parsed::default(),
+            carry: Vec::new(),
+            line: 0,
+        }
     }
 
     /// Takes the next piece of text, cut anywhere.
@@ -112,13 +116,12 @@ pub(crate) struct Builder {
     unread: Absent,
 }
 
-impl Default for Builder {
-    fn default() -> Builder {
-        Builder { name: Name::default(), unread: Absent::NotCollected("smaps was not read".into()) }
-    }
-}
-
 impl Builder {
+    /// A builder of mappings that say `unread` of what is not on the line.
+    pub(crate) fn new(unread: Absent) -> Builder {
+        Builder { name: Name::default(), unread }
+    }
+
     /// The mapping of a line, or `None` where the line is none.
     #[inline]
     pub(crate) fn mapping(&mut self, line: &[u8]) -> Option<Mapping> {

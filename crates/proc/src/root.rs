@@ -1,10 +1,12 @@
 //! A `/proc`: the live one, or a copied tree. Reads its files; knows nothing of what is in them.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use pagewise_model::name::escape;
 use pagewise_model::{Absent, Name, Pid, Reading};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -45,25 +47,13 @@ impl ProcRoot {
     /// # Errors
     /// [`Error::Io`] where the tree cannot be listed.
     pub fn pids(&self) -> Result<Vec<Pid>, Error> {
-        let mut pids = self.numbers(&self.path)?;
-        pids.sort_unstable();
-        Ok(pids)
+        ids(&self.path).map_err(|e| Error::io(&self.path, e))
     }
 
     /// The ids of a process's threads, in order.
-    pub(crate) fn tids(&self, pid: Pid) -> Result<Vec<Pid>, Error> {
-        let mut tids = self.numbers(&self.file(pid, "task"))?;
-        tids.sort_unstable();
-        Ok(tids)
-    }
-
-    fn numbers(&self, dir: &Path) -> Result<Vec<Pid>, Error> {
-        let entries = std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))?;
-        let pids = entries.filter_map(|entry| {
-            let name = entry.ok()?.file_name();
-            number(name.as_bytes()).and_then(|n| u32::try_from(n).ok()).map(Pid)
-        });
-        Ok(pids.collect())
+    pub(crate) fn tids(&self, pid: Pid) -> Reading<Vec<Pid>> {
+        let path = self.file(pid, "task");
+        ids(&path).map_err(|e| self.absence(&path, &e))
     }
 
     /// The path of a process's file.
@@ -126,19 +116,44 @@ impl ProcRoot {
             Some(Errno::NOENT) if !self.live => {
                 Absent::NotCollected("not in the copied tree".into())
             }
+            Some(Errno::NOENT) if path.parent().is_some_and(|folder| !folder.exists()) => {
+                Absent::Vanished
+            }
             Some(Errno::NOENT) => Absent::NotInThisKernel("".into()),
-            _ => Absent::NotSupported(format!("{}: {error}", path.display()).into()),
+            _ => Absent::NotSupported(format!("{}: {error}", shown(path)).into()),
         }
     }
+}
+
+/// A path as it may be printed.
+pub(crate) fn shown(path: &Path) -> Cow<'_, str> {
+    escape(path.as_os_str().as_bytes())
+}
+
+/// The names in a folder that are ids, in order.
+fn ids(folder: &Path) -> io::Result<Vec<Pid>> {
+    let ids = std::fs::read_dir(folder)?.filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        number(name.as_bytes()).and_then(|n| u32::try_from(n).ok()).map(Pid)
+    });
+    let mut ids: Vec<Pid> = ids.collect();
+    ids.sort_unstable();
+    Ok(ids)
 }
 
 /// What it takes to read another process's memory map.
 pub(crate) const PTRACE: &str = "the same user, or CAP_SYS_PTRACE";
 
-/// Opens a file for reading; a FIFO or a device does not make us wait.
+/// Opens a regular file for reading, as all of `/proc` are; a FIFO or a device in a copied tree neither makes us
+/// wait nor never ends.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
+    }
 }
 
 pub(crate) fn read_all(path: &Path) -> io::Result<Vec<u8>> {

@@ -1,34 +1,52 @@
 //! Snapshots in files.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use pagewise_model::Snapshot;
+use pagewise_model::name::escape;
 use pagewise_model::snapshot::SNAPSHOT_VERSION;
 
 use crate::Error;
 
-/// Writes a snapshot: into a file beside the place first, so that no half of one is ever seen there.
+/// Writes a snapshot. A regular file is replaced in one step, so that no half of one is ever seen there; into a
+/// pipe or a device it is written as it is.
 ///
 /// # Errors
 /// [`Error::Io`]
 pub fn save(snapshot: &Snapshot, path: &Path) -> Result<(), Error> {
+    let saved = match fs::canonicalize(path) {
+        Ok(place) if place.is_file() => replace(snapshot, &place),
+        // What `/dev/stdout` leads to may have no name of its own.
+        _ if path.exists() => {
+            OpenOptions::new().write(true).open(path).and_then(|f| write(snapshot, f))
+        }
+        _ => replace(snapshot, path),
+    };
+    saved.map_err(|source| Error::io(path, source))
+}
+
+/// Writes into a new file beside the place and moves that there.
+fn replace(snapshot: &Snapshot, path: &Path) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let beside = path.with_file_name(name);
-    write(snapshot, &beside).and_then(|()| fs::rename(&beside, path)).map_err(|source| {
+    // A file of that name is of a process that was killed, or a trap: it is never written into.
+    let _ = fs::remove_file(&beside);
+    let file = OpenOptions::new().write(true).create_new(true).open(&beside)?;
+    let synced = |file: File| write(snapshot, &file).and_then(|()| file.sync_all());
+    synced(file).and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
         // What could not be finished is of no use to anyone.
         let _ = fs::remove_file(&beside);
-        Error::io(path, source)
     })
 }
 
-fn write(snapshot: &Snapshot, path: &Path) -> io::Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
+fn write(snapshot: &Snapshot, file: impl Write) -> io::Result<()> {
+    let mut out = BufWriter::with_capacity(1 << 16, file);
     serde_json::to_writer(&mut out, snapshot)?;
     out.write_all(b"\n")?;
-    out.into_inner()?.sync_all()
+    out.flush()
 }
 
 /// Opens a snapshot.
@@ -38,28 +56,46 @@ fn write(snapshot: &Snapshot, path: &Path) -> io::Result<()> {
 /// newer version than this program.
 pub fn open(path: &Path) -> Result<Snapshot, Error> {
     let bytes = fs::read(path).map_err(|source| Error::io(path, source))?;
-    let not_one = |why: String| Error::NotASnapshot { path: path.into(), why };
-    let version = version(&bytes).map_err(not_one)?;
-    if version > SNAPSHOT_VERSION {
-        return Err(not_one(format!(
-            "it has version {version}, this program knows up to {SNAPSHOT_VERSION}"
-        )));
-    }
-    serde_json::from_slice(&bytes).map_err(|error| not_one(error.to_string()))
+    parse(&bytes).map_err(|why| Error::NotASnapshot { path: path.into(), why })
 }
 
-/// The version that a file says it has, before anything else is believed of it.
-fn version(bytes: &[u8]) -> Result<u32, String> {
+/// Reads the bytes of a saved snapshot, or says why they are none.
+///
+/// # Errors
+/// One clause, safe to print.
+pub fn parse(bytes: &[u8]) -> Result<Snapshot, String> {
+    let parsed = serde_json::from_slice::<Snapshot>(bytes);
+    // A newer version may read without an error and still mean something else.
+    let version = match &parsed {
+        Ok(snapshot) => snapshot.pagewise_snapshot,
+        Err(error) => version(bytes).map_err(|why| why.unwrap_or_else(|| said(error)))?,
+    };
+    if version > SNAPSHOT_VERSION {
+        return Err(format!(
+            "it has version {version}, this program knows up to {SNAPSHOT_VERSION}"
+        ));
+    }
+    parsed.map_err(|error| said(&error))
+}
+
+/// What the parser says of a file; it may quote from it.
+fn said(error: &serde_json::Error) -> String {
+    escape(error.to_string().as_bytes()).into_owned()
+}
+
+/// The version of a file that cannot be read, or why it has none where that is plain.
+fn version(bytes: &[u8]) -> Result<u32, Option<String>> {
     #[derive(serde::Deserialize)]
     struct Version {
         pagewise_snapshot: u32,
     }
     if bytes.is_empty() {
-        return Err("it is empty".into());
+        return Err(Some("it is empty".into()));
     }
     match serde_json::from_slice::<Version>(bytes) {
         Ok(version) => Ok(version.pagewise_snapshot),
-        Err(error) if error.is_eof() => Err("it is cut off".into()),
-        Err(error) => Err(error.to_string()),
+        Err(error) if error.is_eof() => Err(Some("it is cut off".into())),
+        Err(error) if error.is_data() => Err(Some("it is of another kind".into())),
+        Err(_) => Err(None),
     }
 }

@@ -6,7 +6,7 @@
 //! eight bytes of arithmetic. Anything else (a wider number, a new line, another kernel) goes the
 //! general way, with the same result.
 
-use pagewise_model::{Counter, Mapping, Name, Smaps, VmFlags};
+use pagewise_model::{Absent, Counter, Mapping, Name, Smaps, VmFlags};
 
 use crate::Error;
 use crate::maps::{Builder, Parsed, whole_lines};
@@ -29,37 +29,65 @@ pub fn parse_rollup(text: &[u8]) -> Option<Smaps> {
     for (_, line) in lines(&text[body..]) {
         general(&mut smaps, line)?;
     }
-    Some(smaps)
+    // Every kernel that has the file ends it with this line.
+    smaps.has(Counter::Locked).then_some(smaps)
 }
 
 /// Reads `smaps` piece by piece, as it comes from the kernel.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Parser {
     builder: Builder,
     parsed: Parsed,
     open: Option<(Mapping, Smaps)>,
     layout: Vec<Shape>,
-    /// The start of a line whose end is in the next piece.
-    carry: Vec<u8>,
     /// Which line of the layout comes next.
     next: usize,
+    /// The start of a line whose end is in the next piece.
+    carry: Vec<u8>,
     line: usize,
+    /// The lines of the entry that is open, and of the whole one before.
+    lines: usize,
+    lines_before: usize,
     last_flags: (Vec<u8>, VmFlags),
 }
 
-/// A line that an earlier entry had: the name as it is padded, and its counter.
+/// A line that an earlier entry had: how it starts and ends, and what its number is.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    prefix: [u8; 16],
+    prefix: [u8; PREFIX],
+    end: &'static [u8],
+    /// From the unit of the line to ours: kB to bytes.
+    shift: u32,
     counter: Counter,
 }
 
-/// `Rss:            ` and `    1234` and ` kB\n`.
+/// `Rss:            `, and `    1234` after it.
 const PREFIX: usize = 16;
 const DIGITS: usize = 8;
-const LINE: usize = PREFIX + DIGITS + 4;
+
+impl Default for Parser {
+    fn default() -> Parser {
+        Parser::new(Absent::NotCollected("smaps does not tell pages apart".into()))
+    }
+}
 
 impl Parser {
+    /// A parser whose mappings say `unread` of their pages.
+    pub fn new(unread: Absent) -> Parser {
+        Parser {
+            builder: Builder::new(unread),
+            parsed: Parsed::default(),
+            open: None,
+            layout: Vec::new(),
+            next: 0,
+            carry: Vec::new(),
+            line: 0,
+            lines: 0,
+            lines_before: 0,
+            last_flags: (Vec::new(), VmFlags::default()),
+        }
+    }
+
     /// Takes the next piece of text, cut anywhere.
     pub fn push(&mut self, text: &[u8]) {
         let mut carry = std::mem::take(&mut self.carry);
@@ -70,29 +98,27 @@ impl Parser {
 
     /// The mappings that were read whole, and what stopped the reading.
     pub fn finish(mut self) -> Parsed {
-        if !self.carry.is_empty() {
-            let carry = std::mem::take(&mut self.carry);
-            self.tear("a whole line", &carry);
-            self.open = None;
-        } else if self.is_cut() {
-            self.tear("the rest of the entry", b"");
-            self.open = None;
+        let carry = std::mem::take(&mut self.carry);
+        // Names of fields start with a capital letter: anything else begins the next entry.
+        let field_begun = carry.first().is_some_and(u8::is_ascii_uppercase);
+        if field_begun || self.is_cut() {
+            self.tear("the rest of the entry", &carry);
         }
         self.close();
+        if !carry.is_empty() {
+            self.tear("a whole line", &carry);
+        }
         self.parsed
     }
 
-    /// Whether the entry that is open has fewer lines than the one before.
+    /// Whether lines of the entry that is open are missing: all entries of a kernel have the same lines.
+    /// A first entry has nothing to be compared with, but since Linux 3.8 `VmFlags` ends it; before, no
+    /// process had a single mapping.
     fn is_cut(&self) -> bool {
-        match (&self.open, self.parsed.mappings.last().and_then(|m| m.smaps.as_ref().ok())) {
-            (Some((_, open)), Some(before)) => {
-                open.flags.is_some() != before.flags.is_some()
-                    || Counter::ALL
-                        .iter()
-                        .any(|&c| before.has(c) && !open.has(c) && c != Counter::ProtectionKey)
-            }
-            (Some((_, open)), None) => !open.has(Counter::Rss),
-            (None, _) => false,
+        match &self.open {
+            Some((_, smaps)) if self.lines_before == 0 => smaps.flags.is_none(),
+            Some(_) => self.lines < self.lines_before,
+            None => false,
         }
     }
 
@@ -107,6 +133,7 @@ impl Parser {
                 }
             };
             self.line += 1;
+            self.lines += 1;
         }
     }
 
@@ -114,14 +141,14 @@ impl Parser {
     #[inline]
     fn known_line<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
         let shape = self.layout.get(self.next)?;
-        let (line, rest) = text.split_first_chunk::<LINE>()?;
-        let (prefix, tail) = line.split_first_chunk::<PREFIX>()?;
-        let (digits, end) = tail.split_first_chunk::<DIGITS>()?;
-        if *prefix != shape.prefix || end != b" kB\n" {
+        let (prefix, rest) = text.split_first_chunk::<PREFIX>()?;
+        let (digits, rest) = rest.split_first_chunk::<DIGITS>()?;
+        if *prefix != shape.prefix {
             return None;
         }
+        let rest = rest.strip_prefix(shape.end)?;
         let (_, smaps) = self.open.as_mut()?;
-        smaps.set(shape.counter, padded_number(*digits)? << 10);
+        smaps.set(shape.counter, padded_number(*digits)? << shape.shift);
         self.next += 1;
         Some(rest)
     }
@@ -134,7 +161,6 @@ impl Parser {
                 Some(mapping) => self.open = Some((mapping, Smaps::default())),
                 None => self.tear("a mapping", line),
             }
-            self.next = 0;
             return;
         }
         if let Some(flags) = line.strip_prefix(b"VmFlags:") {
@@ -152,10 +178,10 @@ impl Parser {
     fn learn(&mut self, counter: Counter, line: &[u8]) {
         if self.layout.get(self.next).is_some_and(|shape| shape.counter == counter) {
             self.next += 1;
-        } else if self.next == self.layout.len() && line.len() + 1 == LINE && line.ends_with(b" kB")
+        } else if self.next == self.layout.len()
+            && let Some(shape) = Shape::of(counter, line)
         {
-            let prefix = *line.first_chunk::<PREFIX>().expect("the line is longer");
-            self.layout.push(Shape { prefix, counter });
+            self.layout.push(shape);
             self.next += 1;
         }
     }
@@ -175,12 +201,33 @@ impl Parser {
         if let Some((mut mapping, smaps)) = self.open.take() {
             mapping.smaps = Ok(Box::new(smaps));
             self.parsed.add(mapping);
+            self.lines_before = self.lines;
         }
+        self.next = 0;
+        self.lines = 0;
     }
 
+    /// Gives up the entry that is open, and all that follows.
     fn tear(&mut self, expected: &'static str, found: &[u8]) {
         self.open = None;
-        self.parsed.torn = Some(Error::parse("smaps", self.line + 1, expected, found));
+        let torn = || Error::parse("smaps", self.line + 1, expected, found);
+        self.parsed.torn.get_or_insert_with(torn);
+    }
+}
+
+impl Shape {
+    /// The shape of a line that is padded as the kernel does it.
+    fn of(counter: Counter, line: &[u8]) -> Option<Shape> {
+        let (prefix, rest) = line.split_first_chunk::<PREFIX>()?;
+        let (_, end) = rest.split_first_chunk::<DIGITS>()?;
+        let (end, shift): (&[u8], u32) = match end {
+            b" kB" => (b" kB\n", 10),
+            b"" => (b"\n", 0),
+            _ => return None,
+        };
+        let is_padded = prefix.trim_ascii_end().ends_with(b":");
+        let fits = is_padded && counter.is_bytes() == (shift != 0);
+        fits.then_some(Shape { prefix: *prefix, end, shift, counter })
     }
 }
 

@@ -24,6 +24,11 @@ pub struct Stat {
 }
 
 impl Stat {
+    /// Whether it is a zombie, or not even that any more.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+
     /// Whether it is a kernel thread.
     pub fn is_kernel_thread(&self) -> bool {
         // PF_KTHREAD, include/linux/sched.h.

@@ -20,42 +20,75 @@ pub(crate) struct LongestRead(pub(crate) u64);
 /// Hands the whole file to `consume`, piece by piece, cut anywhere.
 ///
 /// A file that fits one buffer is read on this thread; starting another costs more than it gains.
-pub(crate) fn stream(mut file: File, mut consume: impl FnMut(&[u8])) -> io::Result<LongestRead> {
-    let mut first = vec![0; BUFFER];
+pub(crate) fn stream(file: &File, mut consume: impl FnMut(&[u8])) -> io::Result<LongestRead> {
+    let mut buffer = vec![0; BUFFER];
     let mut longest = LongestRead::default();
-    let filled = fill(&mut file, &mut first, &mut longest)?;
-    if filled < first.len() {
-        consume(&first[..filled]);
+    let filled = fill(file, &mut buffer, &mut longest)?;
+    if filled < buffer.len() {
+        consume(&buffer[..filled]);
         return Ok(longest);
     }
-    thread::scope(|scope| {
-        let (full, parse) = sync_channel(BUFFERS);
-        let (empty, reuse) = sync_channel(BUFFERS);
-        let reader = scope.spawn(move || keep_reading(file, longest, &full, &reuse));
-        consume(&first);
-        for spare in [first, vec![0; BUFFER], vec![0; BUFFER]] {
-            // The reader may have ended with an error, which it returns below.
-            let _ = empty.send(spare);
+    let rest = match beside(file, &buffer, &mut consume) {
+        Some(rest) => rest,
+        None => {
+            consume(&buffer);
+            alone(file, &mut buffer, &mut consume)
         }
+    };
+    Ok(longest.max(rest?))
+}
+
+/// Consumes `first` and then the rest of the file, which another thread reads meanwhile. `None`, and nothing
+/// consumed, where there can be no other thread.
+fn beside(
+    file: &File,
+    first: &[u8],
+    consume: &mut impl FnMut(&[u8]),
+) -> Option<io::Result<LongestRead>> {
+    let (full, parse) = sync_channel(BUFFERS);
+    let (empty, reuse) = sync_channel(BUFFERS);
+    thread::scope(|scope| {
+        let read = move || keep_reading(file, &full, &reuse);
+        let reader = thread::Builder::new().spawn_scoped(scope, read).ok()?;
+        for _ in 0..BUFFERS {
+            // The reader may have ended with an error, which it returns below.
+            let _ = empty.send(vec![0; BUFFER]);
+        }
+        consume(first);
         for (buffer, filled) in parse {
             consume(&buffer[..filled]);
             let _ = empty.send(buffer);
         }
-        drop(empty);
-        reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        Some(reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 
+/// Reads and consumes in turn.
+fn alone(
+    file: &File,
+    buffer: &mut [u8],
+    consume: &mut impl FnMut(&[u8]),
+) -> io::Result<LongestRead> {
+    let mut longest = LongestRead::default();
+    loop {
+        match fill(file, buffer, &mut longest)? {
+            0 => return Ok(longest),
+            filled => consume(&buffer[..filled]),
+        }
+    }
+}
+
+/// A buffer, and how much of it was filled.
 type Filled = (Vec<u8>, usize);
 
 fn keep_reading(
-    mut file: File,
-    mut longest: LongestRead,
+    file: &File,
     full: &SyncSender<Filled>,
     reuse: &Receiver<Vec<u8>>,
 ) -> io::Result<LongestRead> {
+    let mut longest = LongestRead::default();
     while let Ok(mut buffer) = reuse.recv() {
-        let filled = fill(&mut file, &mut buffer, &mut longest)?;
+        let filled = fill(file, &mut buffer, &mut longest)?;
         if filled == 0 || full.send((buffer, filled)).is_err() {
             break;
         }
@@ -64,7 +97,7 @@ fn keep_reading(
 }
 
 /// Reads until the buffer is full or the file ends; a seq_file gives a page or so a call.
-fn fill(file: &mut File, buffer: &mut [u8], longest: &mut LongestRead) -> io::Result<usize> {
+fn fill(mut file: &File, buffer: &mut [u8], longest: &mut LongestRead) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         let begin = Instant::now();
@@ -77,4 +110,38 @@ fn fill(file: &mut File, buffer: &mut [u8], longest: &mut LongestRead) -> io::Re
         filled += read;
     }
     Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Seek, Write};
+
+    /// A file that takes several buffers, each of its bytes telling where it is.
+    fn long_file() -> (File, Vec<u8>) {
+        let bytes: Vec<u8> = (0_u8..=250).cycle().take(4 * BUFFER + 17).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        file.rewind().unwrap();
+        (file, bytes)
+    }
+
+    #[test]
+    fn both_ways_of_reading_give_the_whole_file_in_order() {
+        let (mut file, bytes) = long_file();
+        let mut beside = Vec::new();
+        stream(&file, |piece| beside.extend_from_slice(piece)).unwrap();
+        assert!(beside == bytes);
+        file.rewind().unwrap();
+        let mut in_turn = Vec::new();
+        alone(&file, &mut vec![0; BUFFER], &mut |piece: &[u8]| in_turn.extend_from_slice(piece))
+            .unwrap();
+        assert!(in_turn == bytes);
+    }
+
+    #[test]
+    fn an_error_of_the_reader_is_returned() {
+        let folder = File::open("/proc").unwrap();
+        assert!(stream(&folder, |_| panic!("nothing can be read of a folder")).is_err());
+    }
 }

@@ -1,49 +1,83 @@
 //! Which process a user means: a pid, `self`, or a name.
 
+use std::os::unix::ffi::OsStrExt;
+
 use pagewise_model::{Name, Pid};
 
+use crate::text::number;
 use crate::{Error, ProcRoot, stat};
 
 /// Finds the process that `text` names: a pid, `self`, the exact name of one process, else a part of one's.
 ///
-/// A name is the kernel's (`comm`) or the last component of the command's first word. We are never found by name.
+/// A name is the kernel's (`comm`), or the last component of the program's path or of the command's first word.
+/// We are never found by name: who asks for `pagewise` means another one.
 ///
 /// # Errors
-/// [`Error::NoSuchProcess`], [`Error::NotFound`], [`Error::AmbiguousName`] with all that fit.
+/// [`Error::NotFound`], [`Error::AmbiguousName`] with all that fit. A pid is believed: [`Error::NoSuchProcess`]
+/// comes from reading it.
 pub fn find(root: &ProcRoot, text: &str) -> Result<Pid, Error> {
+    let not_found = || Error::NotFound { name: text.into() };
+    if let Some(pid) = pid(text.as_bytes()) {
+        return Ok(pid);
+    }
+    let us = ourselves(root);
     if text == "self" {
-        return Ok(Pid(std::process::id()));
+        return us.ok_or_else(not_found);
     }
-    if let Ok(pid) = text.parse() {
-        return Ok(Pid(pid));
-    }
-    let us = Pid(std::process::id());
-    let pids = root.pids()?.into_iter().filter(|&pid| !(root.is_live() && pid == us));
-    let named: Vec<_> = pids.filter_map(|pid| Some((pid, names(root, pid)?))).collect();
-    let exact = |names: &[Name; 2]| names.iter().any(|name| name.as_bytes() == text.as_bytes());
-    let part = |names: &[Name; 2]| {
-        names.iter().any(|name| memchr::memmem::find(name.as_bytes(), text.as_bytes()).is_some())
-    };
-    let fit = |test: &dyn Fn(&[Name; 2]) -> bool| -> Vec<(Pid, Name)> {
-        let fitting = named.iter().filter(|(_, names)| test(names));
-        fitting.map(|(pid, [comm, _])| (*pid, comm.clone())).collect()
-    };
-    let mut found = fit(&exact);
+    let others = root.pids()?.into_iter().filter(|&pid| Some(pid) != us);
+    let named: Vec<Named> = others.filter_map(|pid| Named::read(root, pid)).collect();
+    let exact = |name: &[u8]| name == text.as_bytes();
+    let part = |name: &[u8]| memchr::memmem::find(name, text.as_bytes()).is_some();
+    let mut found = fitting(&named, &exact);
     if found.is_empty() && !text.is_empty() {
-        found = fit(&part);
+        found = fitting(&named, &part);
     }
     match found.as_slice() {
-        [] => Err(Error::NotFound { name: text.into() }),
+        [] => Err(not_found()),
         [(pid, _)] => Ok(*pid),
         _ => Err(Error::AmbiguousName { name: text.into(), candidates: found }),
     }
 }
 
-/// `comm`, and the command without its folder; none of a process that has just ended.
-fn names(root: &ProcRoot, pid: Pid) -> Option<[Name; 2]> {
-    let stat = stat::parse(&root.read(pid, "stat").ok()?).ok()?;
-    let command = root.read(pid, "cmdline").unwrap_or_default();
-    let first = command.split(|&b| b == 0).next().unwrap_or_default();
-    let base = Name::new(Name::new(first).base());
-    Some([stat.name, base])
+fn pid(digits: &[u8]) -> Option<Pid> {
+    let is_plain = digits.iter().all(u8::is_ascii_digit);
+    number(digits).filter(|_| is_plain).and_then(|n| u32::try_from(n).ok()).map(Pid)
+}
+
+/// Our pid in that `/proc`, which may be of another pid namespace; none in a copy.
+fn ourselves(root: &ProcRoot) -> Option<Pid> {
+    let link = std::fs::read_link(root.path().join("self")).ok();
+    link.filter(|_| root.is_live()).and_then(|to| pid(to.as_os_str().as_bytes()))
+}
+
+/// A process and the names it goes by.
+struct Named {
+    pid: Pid,
+    comm: Name,
+    command: Name,
+    exe: Option<Name>,
+}
+
+impl Named {
+    /// `None` of a process that has just ended.
+    fn read(root: &ProcRoot, pid: Pid) -> Option<Named> {
+        let stat = stat::parse(&root.read(pid, "stat").ok()?).ok()?;
+        let command = root.read(pid, "cmdline").unwrap_or_default();
+        let first = command.split(|&b| b == 0).next().unwrap_or_default();
+        Some(Named {
+            pid,
+            comm: stat.name,
+            command: Name::new(first),
+            exe: root.link(pid, "exe").ok(),
+        })
+    }
+
+    fn fits(&self, test: &dyn Fn(&[u8]) -> bool) -> bool {
+        let exe = self.exe.as_ref().is_some_and(|exe| test(exe.base()));
+        exe || test(self.comm.as_bytes()) || test(self.command.base())
+    }
+}
+
+fn fitting(named: &[Named], test: &dyn Fn(&[u8]) -> bool) -> Vec<(Pid, Name)> {
+    named.iter().filter(|n| n.fits(test)).map(|n| (n.pid, n.comm.clone())).collect()
 }

@@ -8,7 +8,7 @@ use crate::text::Cursor;
 
 /// Reads every thread. One that ends meanwhile is left out.
 pub(crate) fn read(root: &ProcRoot, pid: Pid) -> Reading<Vec<Thread>> {
-    let tids = root.tids(pid).map_err(|_| Absent::Vanished)?;
+    let tids = root.tids(pid)?;
     let thread = |tid: Pid| {
         let comm = root.reading(pid, &format!("task/{tid}/comm")).ok()?;
         let name = Name::new(comm.strip_suffix(b"\n").unwrap_or(&comm));

@@ -1,0 +1,217 @@
+//! The memory of one process: every mapping with what is known of its pages, and the kernel's own sums.
+
+use std::io::ErrorKind;
+
+use pagewise_model::machine::{Gap, Method};
+use pagewise_model::mapping::{Backing, Mapping, Pages};
+use pagewise_model::process::NodeShare;
+use pagewise_model::{Absent, Bytes, Counter, PageSize, Pid, Reading, Smaps};
+use pagewise_sys::probe::Features;
+
+use crate::maps::Parsed;
+use crate::mountinfo::Mount;
+use crate::pages::{self, Pace, Walk};
+use crate::root::PTRACE;
+use crate::stream::{LongestRead, stream};
+use crate::{Error, ProcRoot, maps, meminfo, numa, smaps};
+
+/// What was read of the memory.
+pub(super) struct Memory {
+    pub(super) mappings: Reading<Vec<Mapping>>,
+    pub(super) rollup: Reading<Box<Smaps>>,
+    pub(super) walk: Reading<Box<Pages>>,
+}
+
+/// Reads the memory of one process, and remembers what that cost the process and what it missed.
+pub(super) struct Reader<'a> {
+    pub(super) root: &'a ProcRoot,
+    pub(super) pid: Pid,
+    pub(super) features: Features,
+    pub(super) mounts: &'a [Mount],
+    pub(super) page_size: PageSize,
+    pub(super) longest: LongestRead,
+    pub(super) gaps: Vec<Gap>,
+}
+
+impl Reader<'_> {
+    pub(super) fn read(&mut self, method: Method) -> Result<Memory, Error> {
+        match method {
+            Method::Full => self.full(),
+            Method::Fast => self.by_pages(&Pace::FAST),
+            Method::Polite => self.by_pages(&Pace::POLITE),
+        }
+    }
+
+    /// `smaps` and `smaps_rollup`; the page tables only of what those cannot split.
+    fn full(&mut self) -> Result<Memory, Error> {
+        let unread = if self.root.is_live() { USE_PAGES } else { NO_PAGES };
+        let mut parser = smaps::Parser::new(Absent::NotCollected(unread.into()));
+        let mut mappings = match self.stream("smaps", |piece| parser.push(piece)) {
+            Err(error) if is_missing(&error) => self.maps()?,
+            read => self.mappings(read, parser.finish())?,
+        };
+        if let Ok(mappings) = &mut mappings {
+            self.split_mixed(mappings);
+        }
+        let walk = Err(Absent::NotCollected(unread.into()));
+        Ok(Memory { mappings, rollup: self.rollup()?, walk })
+    }
+
+    fn rollup(&mut self) -> Result<Reading<Box<Smaps>>, Error> {
+        let mut text = Vec::new();
+        let read = self.stream("smaps_rollup", |piece| text.extend_from_slice(piece));
+        if let Err(error) = read {
+            return self.absence(error, "4.14").map(Err);
+        }
+        let broken = || Absent::NotSupported("it does not read as it should".into());
+        Ok(smaps::parse_rollup(&text).map(Box::new).ok_or_else(broken))
+    }
+
+    /// `maps` and the page tables; `smaps` is left alone.
+    fn by_pages(&mut self, pace: &Pace) -> Result<Memory, Error> {
+        let mut mappings = self.maps()?;
+        let walk = match &mut mappings {
+            Ok(mappings) => self.walk(mappings, pace)?.map(Box::new),
+            Err(why) => Err(why.clone()),
+        };
+        Ok(Memory { mappings, rollup: Err(Absent::NotCollected(USE_FULL.into())), walk })
+    }
+
+    /// The mappings without their pages.
+    fn maps(&mut self) -> Result<Reading<Vec<Mapping>>, Error> {
+        let unread = if self.root.is_live() { USE_FULL } else { NOT_COPIED };
+        let mut parser = maps::Parser::new(Absent::NotCollected(unread.into()));
+        match self.stream("maps", |piece| parser.push(piece)) {
+            Err(error) if is_missing(&error) => self.absence(error, "").map(Err),
+            read => self.mappings(read, parser.finish()),
+        }
+    }
+
+    /// What was read: nothing of a process without memory, an absence where we may not look.
+    fn mappings(
+        &mut self,
+        read: Result<(), Error>,
+        parsed: Parsed,
+    ) -> Result<Reading<Vec<Mapping>>, Error> {
+        match read {
+            Ok(()) => {
+                let mut mappings = self.whole(parsed);
+                self.find_tmpfs(&mut mappings);
+                Ok(Ok(mappings))
+            }
+            // A kernel thread, a zombie, or a process on its way out, which is noticed at the end.
+            Err(Error::NoSuchProcess { .. }) => Ok(Ok(Vec::new())),
+            Err(error) => self.absence(error, "").map(Err),
+        }
+    }
+
+    /// The mappings that are whole; what was torn or repeated becomes a gap.
+    fn whole(&mut self, parsed: Parsed) -> Vec<Mapping> {
+        if let Some(torn) = parsed.torn {
+            self.miss("later mappings", Absent::NotSupported(torn.to_string().into()));
+        }
+        if parsed.repeated > 0 {
+            let why = format!("{} changed place while they were read", parsed.repeated);
+            self.miss("some mappings", Absent::Ambiguous(why.into()));
+        }
+        parsed.mappings
+    }
+
+    fn find_tmpfs(&self, mappings: &mut [Mapping]) {
+        let tmpfs: Vec<_> =
+            self.mounts.iter().filter(|m| m.fs == b"tmpfs").map(|m| m.device).collect();
+        for mapping in mappings.iter_mut().filter(|m| m.inode != 0) {
+            mapping.on_tmpfs = tmpfs.contains(&mapping.device);
+        }
+    }
+
+    /// Reads the page tables of those mappings that hold file pages and copies of them: `smaps` adds the two up.
+    fn split_mixed(&mut self, mappings: &mut [Mapping]) {
+        let mixed: Vec<usize> = (0..mappings.len()).filter(|&at| is_mixed(&mappings[at])).collect();
+        if mixed.is_empty() || !self.root.is_live() {
+            return;
+        }
+        let mut apart: Vec<Mapping> = mixed.iter().map(|&at| mappings[at].clone()).collect();
+        match self.walk(&mut apart, &Pace::FAST) {
+            Ok(_) => {
+                for (at, read) in mixed.into_iter().zip(apart) {
+                    mappings[at].pages = read.pages;
+                }
+            }
+            Err(error) => self.miss("pagemap", Absent::NotSupported(error.to_string().into())),
+        }
+    }
+
+    fn walk(&mut self, mappings: &mut [Mapping], pace: &Pace) -> Result<Reading<Pages>, Error> {
+        let read =
+            pages::read_with(&self.features, self.root, self.pid, mappings, self.page_size, pace);
+        match read {
+            Ok(Walk { longest_hold_ns, total, doubt }) => {
+                self.longest = self.longest.max(LongestRead(longest_hold_ns));
+                self.gaps.extend(doubt.map(|why| Gap { what: "huge pages".into(), why }));
+                Ok(total)
+            }
+            Err(error) => self.absence(error, "2.6.25").map(Err),
+        }
+    }
+
+    /// The pages by node. Walking them holds the target as `smaps` does, so only a full reading asks.
+    pub(super) fn numa(&mut self, method: Method) -> Reading<Vec<NodeShare>> {
+        if method != Method::Full {
+            return Err(Absent::NotCollected(USE_FULL.into()));
+        }
+        if meminfo::nodes_online(self.root)? < 2 {
+            return Err(Absent::NotSupported("the machine has one NUMA node".into()));
+        }
+        let mut text = Vec::new();
+        match self.stream("numa_maps", |piece| text.extend_from_slice(piece)) {
+            Ok(()) => Ok(numa::parse(&text, self.page_size)),
+            Err(error) => Err(self
+                .absence(error, "2.6.14")
+                .unwrap_or_else(|error| Absent::NotSupported(error.to_string().into()))),
+        }
+    }
+
+    fn stream(&mut self, name: &str, consume: impl FnMut(&[u8])) -> Result<(), Error> {
+        let file = self.root.open(self.pid, name)?;
+        let longest = stream(&file, consume)
+            .map_err(|e| self.root.explain(self.pid, &self.root.file(self.pid, name), e))?;
+        self.longest = self.longest.max(longest);
+        Ok(())
+    }
+
+    /// The absence that an error on a file is, where it is one; `since` names the kernel that brought the file.
+    fn absence(&self, error: Error, since: &'static str) -> Result<Absent, Error> {
+        match error {
+            Error::NotPermitted { .. } => Ok(Absent::NotPermitted(PTRACE.into())),
+            // Whether the process is gone altogether is looked at in the end.
+            Error::NoSuchProcess { .. } => Ok(Absent::NotSupported("it has no memory".into())),
+            error if !is_missing(&error) => Err(error),
+            _ if self.root.is_live() => Ok(Absent::NotInThisKernel(since.into())),
+            _ => Ok(Absent::NotCollected(NOT_COPIED.into())),
+        }
+    }
+
+    fn miss(&mut self, what: &str, why: Absent) {
+        self.gaps.push(Gap { what: what.into(), why });
+    }
+}
+
+/// What only a full reading tells.
+const USE_FULL: &str = "only smaps has it: use --full";
+/// What a full reading does not tell.
+const USE_PAGES: &str = "the page tables were not read: use --fast or --polite";
+const NO_PAGES: &str = "the copied tree has no page tables";
+pub(super) const NOT_COPIED: &str = "not in the copied tree";
+
+/// Whether the file is not there while its process is.
+fn is_missing(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
+}
+
+/// Whether a mapping holds pages of its file and copies that were written, as far as `smaps` tells.
+fn is_mixed(mapping: &Mapping) -> bool {
+    let bytes = |counter| mapping.counter(counter).unwrap_or(Bytes::ZERO);
+    let (anonymous, rss) = (bytes(Counter::Anonymous), bytes(Counter::Rss));
+    !anonymous.is_zero() && anonymous < rss && mapping.backing() != Backing::Anonymous
+}
