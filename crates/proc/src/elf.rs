@@ -127,11 +127,9 @@ impl Looker<'_> {
             ErrorKind::NotFound => Absent::NotPermitted("CAP_SYS_ADMIN: it has no name".into()),
             _ => Absent::NotSupported(e.to_string().into()),
         })?;
+        let all: &[u32] = &[elf::SHT_DYNSYM, elf::SHT_SYMTAB];
         let is_exe = self.exe == Some(&first.name);
-        headers(
-            &file,
-            if is_exe { &[elf::SHT_DYNSYM, elf::SHT_SYMTAB] } else { &[elf::SHT_DYNSYM] },
-        )
+        headers(Pieces(&ReadCache::new(&file)), if is_exe { all } else { &all[..1] })
     }
 
     fn by_name(&self, first: &Mapping) -> io::Result<File> {
@@ -161,24 +159,30 @@ impl<'d> ReadRef<'d> for Pieces<'d> {
     }
 }
 
-/// The headers of an ELF file of 64 or 32 bits; an allocator's symbols are looked for in tables of the types `symbols`.
-fn headers(file: &File, symbols: &[u32]) -> Reading<Elf> {
-    let cache = ReadCache::new(file);
-    let data = Pieces(&cache);
+/// The headers of an ELF file of 64 or 32 bits, its bytes at hand.
+///
+/// # Errors
+/// [`Absent::NotSupported`] where it is none, or a broken one.
+pub fn parse(bytes: &[u8]) -> Reading<Elf> {
+    headers(bytes, &[elf::SHT_DYNSYM, elf::SHT_SYMTAB])
+}
+
+/// The headers; an allocator's symbols are looked for in tables of the types `symbols`.
+fn headers<'d>(data: impl ReadRef<'d>, symbols: &[u32]) -> Reading<Elf> {
     let found = match data.read_bytes_at(0, 5) {
         Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]) => {
-            parse::<elf::FileHeader64<Endianness>>(data, symbols)
+            parse_class::<elf::FileHeader64<Endianness>>(data, symbols)
         }
         Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS32]) => {
-            parse::<elf::FileHeader32<Endianness>>(data, symbols)
+            parse_class::<elf::FileHeader32<Endianness>>(data, symbols)
         }
         _ => return Err(Absent::NotSupported("not an ELF file".into())),
     };
     found.map_err(|e| Absent::NotSupported(format!("a broken ELF file: {e}").into()))
 }
 
-fn parse<H: FileHeader<Endian = Endianness>>(
-    data: Pieces<'_>,
+fn parse_class<'d, H: FileHeader<Endian = Endianness>>(
+    data: impl ReadRef<'d>,
     symbols: &[u32],
 ) -> object::read::Result<Elf> {
     let header = H::parse(data)?;
@@ -262,7 +266,7 @@ fn bytes<'d, S: SectionHeader<Endian = Endianness>>(
     sections: &[S],
     at: u32,
     endian: Endianness,
-    data: Pieces<'d>,
+    data: impl ReadRef<'d>,
 ) -> Option<&'d [u8]> {
     sections.get(usize::try_from(at).ok()?)?.data(endian, data).ok()
 }
@@ -271,11 +275,11 @@ fn bytes<'d, S: SectionHeader<Endian = Endianness>>(
 ///
 /// A file that only calls it has its name too, so the symbol must be defined here. Symbols are read only where a name
 /// is in the table at all, which is nearly never.
-fn allocator<S: SectionHeader<Endian = Endianness>>(
+fn allocator<'d, S: SectionHeader<Endian = Endianness>>(
     sections: &[S],
     kind: u32,
     endian: Endianness,
-    data: Pieces<'_>,
+    data: impl ReadRef<'d>,
 ) -> Option<Name> {
     let table = sections.iter().find(|s| s.sh_type(endian) == kind)?;
     let names = bytes(sections, table.sh_link(endian), endian, data)?;
@@ -287,15 +291,82 @@ fn allocator<S: SectionHeader<Endian = Endianness>>(
     found.map(|(_, known)| Name::from(*known))
 }
 
-fn has_symbol<S: SectionHeader<Endian = Endianness>>(
+fn has_symbol<'d, S: SectionHeader<Endian = Endianness>>(
     table: &S,
     names: &[usize],
     endian: Endianness,
-    data: Pieces<'_>,
+    data: impl ReadRef<'d>,
 ) -> bool {
     type SymbolOf<S> = <<S as SectionHeader>::Elf as FileHeader>::Sym;
-    let symbols: &[SymbolOf<S>] = table.data_as_array(endian, data).unwrap_or_default();
+    let symbols: &'d [SymbolOf<S>] = table.data_as_array(endian, data).unwrap_or_default();
     let is_named =
         |s: &SymbolOf<S>| names.iter().any(|&at| at as u64 == u64::from(s.st_name(endian)));
     symbols.iter().any(|s| s.st_shndx(endian) != elf::SHN_UNDEF && is_named(s))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A program that is on every machine.
+    fn own_bytes() -> &'static [u8] {
+        static BYTES: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+        BYTES.get_or_init(|| fs::read("/bin/sh").unwrap())
+    }
+
+    #[test]
+    fn a_file_read_in_pieces_says_what_its_bytes_say() {
+        let file = File::open("/bin/sh").unwrap();
+        let both = [elf::SHT_DYNSYM, elf::SHT_SYMTAB];
+        let found = headers(Pieces(&ReadCache::new(&file)), &both);
+        assert_eq!(found, parse(own_bytes()));
+        let found = found.unwrap();
+        assert!(found.segments.iter().any(|segment| segment.exec) && !found.sections.is_empty());
+    }
+
+    #[test]
+    fn a_table_larger_than_any_real_one_is_not_read() {
+        // A file that is all hole, with as many section headers as fit into it.
+        let file = tempfile::tempfile().unwrap();
+        let size = 1_u64 << 40;
+        file.set_len(size).unwrap();
+        let mut header = own_bytes()[..64].to_vec();
+        header[0x28..0x30].copy_from_slice(&64_u64.to_le_bytes());
+        header[0x3c..0x3e].copy_from_slice(&0_u16.to_le_bytes());
+        let mut first = [0; 64];
+        first[0x20..0x28].copy_from_slice(&(size / 64 - 1).to_le_bytes());
+        let bytes = [header.as_slice(), &first].concat();
+        std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
+        let found = headers(Pieces(&ReadCache::new(&file)), &[elf::SHT_SYMTAB]).unwrap();
+        assert_eq!((found.sections, found.allocator), (vec![], None));
+    }
+
+    #[test]
+    fn what_is_no_program_is_absent_as_one() {
+        for bytes in [b"".as_slice(), b"#!/bin/sh\n", b"\x7fELF", b"\x7fELF\x02\x01\x01"] {
+            assert!(matches!(parse(bytes), Err(Absent::NotSupported(_))), "{bytes:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_file_is_no_panic(
+            damage in proptest::collection::vec((0..4096_usize, any::<u8>()), 1..20),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = own_bytes()[..cut.index(own_bytes().len())].to_vec();
+            for (at, byte) in damage {
+                if let Some(place) = bytes.get_mut(at) {
+                    *place = byte;
+                }
+            }
+            let _ = parse(&bytes);
+        }
+
+        #[test]
+        fn a_header_of_any_bytes_is_no_panic(tail in proptest::collection::vec(any::<u8>(), 0..400), wide in any::<bool>()) {
+            let _ = parse(&[&[0x7f, b'E', b'L', b'F', 1 + u8::from(wide), 1, 1], tail.as_slice()].concat());
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 pub mod capture;
 pub mod cgroup;
-mod elf;
+pub mod elf;
 mod error;
 mod heads;
 pub mod ksm;

@@ -171,13 +171,13 @@ impl Builder {
     }
 }
 
-/// Where names start in a kernel of 64 bits: the kernel fills up with blanks to here.
+/// Where names start in a kernel of 64 bits: it fills up with blanks to here, and writes two at least.
 const NAME_COLUMN: usize = 73;
 
 /// The name at the end of a line. It may itself start with blanks, so the column decides where it can.
 fn name<'a>(line: &'a [u8], rest: &'a [u8]) -> &'a [u8] {
     let inode_end = line.len() - rest.len();
-    let column = NAME_COLUMN.max(inode_end + 1);
+    let column = NAME_COLUMN.max(inode_end + 2);
     match line.get(inode_end..column) {
         Some(blanks) if blanks.iter().all(|&b| b == b' ') => &line[column..],
         _ => rest.trim_ascii_start(),
