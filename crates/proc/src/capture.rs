@@ -19,7 +19,8 @@ use crate::stat::Stat;
 use crate::stream::LongestRead;
 use crate::users::Users;
 use crate::{
-    Error, ProcRoot, cgroup, elf, heads, ksm, limits, meminfo, mountinfo, stat, status, threads,
+    Error, ProcRoot, cgroup, elf, heads, ksm, limits, meminfo, mountinfo, stat, status, target,
+    threads,
 };
 
 /// Up to here a full reading holds the target for well below a millisecond a mapping.
@@ -76,15 +77,27 @@ impl Default for Request {
 /// [`Error::NoSuchProcess`] where it is not there or ends meanwhile, [`Error::Io`] and [`Error::Parse`] where even
 /// `stat` cannot be read.
 pub fn capture(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error> {
+    if target::ourselves(root) == Some(pid) {
+        // Our own memory grows as it is read. The allocator keeps what a reading took, so that
+        // after two of them a third finds its room made.
+        for _ in 0..2 {
+            drop(read(root, pid, request)?);
+        }
+    }
+    read(root, pid, request)
+}
+
+fn read(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error> {
     let begin = Instant::now();
     let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
     let mut capture = Capture::begin(root, pid, request.wish)?;
     let (memory, numa) = capture.memory()?;
+    let statm = capture.statm();
     let process = capture.process();
     Ok(Snapshot {
         pagewise_snapshot: SNAPSHOT_VERSION,
         machine: meminfo::machine(root),
-        statm: capture.statm(),
+        statm,
         status: root.reading(pid, "status").map(|text| status::parse(&text).status),
         rollup: memory.rollup,
         walk: memory.walk,

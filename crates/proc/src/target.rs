@@ -45,7 +45,7 @@ fn pid(digits: &[u8]) -> Option<Pid> {
 }
 
 /// Our pid in that `/proc`, which may be of another pid namespace; none in a copy.
-fn ourselves(root: &ProcRoot) -> Option<Pid> {
+pub(crate) fn ourselves(root: &ProcRoot) -> Option<Pid> {
     let link = std::fs::read_link(root.path().join("self")).ok();
     link.filter(|_| root.is_live()).and_then(|to| pid(to.as_os_str().as_bytes()))
 }

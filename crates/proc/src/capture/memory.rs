@@ -1,6 +1,6 @@
 //! The memory of one process: every mapping with what is known of its pages, and the kernel's own sums.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 
 use pagewise_model::machine::{Gap, Method};
 use pagewise_model::mapping::{Backing, Mapping, Pages};
@@ -12,7 +12,7 @@ use crate::maps::Parsed;
 use crate::mountinfo::Mount;
 use crate::pages::{self, Pace, Walk};
 use crate::root::PTRACE;
-use crate::stream::{LongestRead, stream};
+use crate::stream::{LongestRead, stream, stream_while};
 use crate::{Error, ProcRoot, maps, meminfo, numa, smaps};
 
 /// What was read of the memory.
@@ -42,11 +42,20 @@ impl Reader<'_> {
         }
     }
 
-    /// `smaps` and `smaps_rollup`; the page tables only of what those cannot split.
+    /// `smaps` and `smaps_rollup`, side by side where the process is large; the page tables only of what those
+    /// cannot split.
     fn full(&mut self) -> Result<Memory, Error> {
         let unread = if self.root.is_live() { USE_PAGES } else { NO_PAGES };
         let mut parser = smaps::Parser::new(Absent::NotCollected(unread.into()));
-        let mut mappings = match self.stream("smaps", |piece| parser.push(piece)) {
+        let rollup = || self.whole_file("smaps_rollup");
+        let (read, rollup) = match self.root.open(self.pid, "smaps") {
+            Ok(file) => {
+                let (read, rollup) = stream_while(&file, |piece| parser.push(piece), &rollup);
+                (self.explained("smaps", read), rollup)
+            }
+            Err(error) => (Err(error), rollup()),
+        };
+        let mut mappings = match read {
             Err(error) if is_missing(&error) => self.maps()?,
             read => self.mappings(read, parser.finish())?,
         };
@@ -54,17 +63,18 @@ impl Reader<'_> {
             self.split_mixed(mappings);
         }
         let walk = Err(Absent::NotCollected(unread.into()));
-        Ok(Memory { mappings, rollup: self.rollup()?, walk })
+        Ok(Memory { mappings, rollup: self.rollup(rollup)?, walk })
     }
 
-    fn rollup(&mut self) -> Result<Reading<Box<Smaps>>, Error> {
-        let mut text = Vec::new();
-        let read = self.stream("smaps_rollup", |piece| text.extend_from_slice(piece));
-        if let Err(error) = read {
-            return self.absence(error, "4.14").map(Err);
+    fn rollup(&mut self, read: WholeFile) -> Result<Reading<Box<Smaps>>, Error> {
+        match read {
+            Ok((text, longest)) => {
+                self.longest = self.longest.max(longest);
+                let broken = || Absent::NotSupported("it does not read as it should".into());
+                Ok(smaps::parse_rollup(&text).map(Box::new).ok_or_else(broken))
+            }
+            Err(error) => self.absence(error, "4.14").map(Err),
         }
-        let broken = || Absent::NotSupported("it does not read as it should".into());
-        Ok(smaps::parse_rollup(&text).map(Box::new).ok_or_else(broken))
     }
 
     /// `maps` and the page tables; `smaps` is left alone.
@@ -81,7 +91,11 @@ impl Reader<'_> {
     fn maps(&mut self) -> Result<Reading<Vec<Mapping>>, Error> {
         let unread = if self.root.is_live() { USE_FULL } else { NOT_COPIED };
         let mut parser = maps::Parser::new(Absent::NotCollected(unread.into()));
-        match self.stream("maps", |piece| parser.push(piece)) {
+        let read = self
+            .root
+            .open(self.pid, "maps")
+            .and_then(|file| self.explained("maps", stream(&file, |piece| parser.push(piece))));
+        match read {
             Err(error) if is_missing(&error) => self.absence(error, "").map(Err),
             read => self.mappings(read, parser.finish()),
         }
@@ -90,11 +104,12 @@ impl Reader<'_> {
     /// What was read: nothing of a process without memory, an absence where we may not look.
     fn mappings(
         &mut self,
-        read: Result<(), Error>,
+        read: Result<LongestRead, Error>,
         parsed: Parsed,
     ) -> Result<Reading<Vec<Mapping>>, Error> {
         match read {
-            Ok(()) => {
+            Ok(longest) => {
+                self.longest = self.longest.max(longest);
                 let mut mappings = self.whole(parsed);
                 self.find_tmpfs(&mut mappings);
                 Ok(Ok(mappings))
@@ -163,21 +178,27 @@ impl Reader<'_> {
         if meminfo::nodes_online(self.root)? < 2 {
             return Err(Absent::NotSupported("the machine has one NUMA node".into()));
         }
-        let mut text = Vec::new();
-        match self.stream("numa_maps", |piece| text.extend_from_slice(piece)) {
-            Ok(()) => Ok(numa::parse(&text, self.page_size)),
-            Err(error) => Err(self
-                .absence(error, "2.6.14")
-                .unwrap_or_else(|error| Absent::NotSupported(error.to_string().into()))),
+        match self.whole_file("numa_maps") {
+            Ok((text, longest)) => {
+                self.longest = self.longest.max(longest);
+                Ok(numa::parse(&text, self.page_size))
+            }
+            Err(error) => {
+                let broken = |error: Error| Absent::NotSupported(error.to_string().into());
+                Err(self.absence(error, "2.6.14").unwrap_or_else(broken))
+            }
         }
     }
 
-    fn stream(&mut self, name: &str, consume: impl FnMut(&[u8])) -> Result<(), Error> {
+    fn whole_file(&self, name: &str) -> WholeFile {
+        let mut text = Vec::new();
         let file = self.root.open(self.pid, name)?;
-        let longest = stream(&file, consume)
-            .map_err(|e| self.root.explain(self.pid, &self.root.file(self.pid, name), e))?;
-        self.longest = self.longest.max(longest);
-        Ok(())
+        let read = stream(&file, |piece| text.extend_from_slice(piece));
+        Ok((text, self.explained(name, read)?))
+    }
+
+    fn explained(&self, name: &str, read: io::Result<LongestRead>) -> Result<LongestRead, Error> {
+        read.map_err(|e| self.root.explain(self.pid, &self.root.file(self.pid, name), e))
     }
 
     /// The absence that an error on a file is, where it is one; `since` names the kernel that brought the file.
@@ -196,6 +217,9 @@ impl Reader<'_> {
         self.gaps.push(Gap { what: what.into(), why });
     }
 }
+
+/// The text of a file, and the longest read that it took.
+type WholeFile = Result<(Vec<u8>, LongestRead), Error>;
 
 /// What only a full reading tells.
 const USE_FULL: &str = "only smaps has it: use --full";
