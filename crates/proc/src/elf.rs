@@ -25,7 +25,7 @@ use crate::root::{self, PTRACE};
 /// No larger piece of a file is read: headers and tables of names are smaller, and a file may be all hole.
 const LARGEST: u64 = 16 << 20;
 /// No more sections than this are looked at; real files have dozens.
-const SECTIONS: usize = 4096;
+const SECTIONS: usize = 5000;
 /// No more of a section's name than this is kept.
 const NAME: usize = 256;
 
