@@ -54,7 +54,8 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 
 /// No error message may steer the terminal, whatever a file or a process is called.
 fn clean(text: &str) -> String {
-    let lines: Vec<_> = text.split('\n').map(|line| pagewise_model::name::escape(line.as_bytes())).collect();
+    let lines: Vec<_> =
+        text.split('\n').map(|line| pagewise_model::name::escape(line.as_bytes())).collect();
     lines.join("\n")
 }
 

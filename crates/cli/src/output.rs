@@ -16,7 +16,12 @@ use crate::look::Look;
 const BUFFER: usize = 256 << 10;
 
 /// Writes a report as its options say. `--html` alone prints nothing on standard output.
-pub(crate) fn emit(report: &Report, output: &args::Output, look: &Look, usual: Units) -> anyhow::Result<()> {
+pub(crate) fn emit(
+    report: &Report,
+    output: &args::Output,
+    look: &Look,
+    usual: Units,
+) -> anyhow::Result<()> {
     if let Some(path) = &output.html {
         into_file(path, |out| html::write(report, out))?;
     }
@@ -40,7 +45,10 @@ pub(crate) fn to_stdout(draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> 
     draw(&mut out).and_then(|()| out.flush()).context("cannot write to standard output")
 }
 
-fn into_file(path: &Path, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+fn into_file(
+    path: &Path,
+    draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> anyhow::Result<()> {
     let write = || {
         let mut out = BufWriter::with_capacity(BUFFER, File::create(path)?);
         draw(&mut out)?;

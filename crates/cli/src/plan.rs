@@ -14,7 +14,6 @@ use pagewise_proc::{ProcRoot, saved, target};
 use crate::args;
 use crate::commands::run_command;
 
-
 /// The options were understood by clap and still make no sense together: exit code 2.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
@@ -60,7 +59,9 @@ pub(crate) fn look_at(source: args::Source) -> anyhow::Result<Seen> {
     let seen = match subject(source)? {
         Subject::Saved(path) => Seen { snapshot: saved::open(&path)?, exit: ExitCode::SUCCESS },
         Subject::Process { root, name } => process(&root, &name, wish)?,
-        Subject::Command { program, arguments, when } => run_command::run(&program, &arguments, when, wish)?,
+        Subject::Command { program, arguments, when } => {
+            run_command::run(&program, &arguments, when, wish)?
+        }
     };
     if let Some(path) = save {
         saved::save(&seen.snapshot, &path)?;
@@ -78,7 +79,11 @@ fn subject(source: args::Source) -> anyhow::Result<Subject> {
             args::MomentArgs { at_peak: true, .. } => When::AtPeak,
             args::MomentArgs { .. } => When::AtExit,
         };
-        return Ok(Subject::Command { program: program.clone(), arguments: arguments.to_vec(), when });
+        return Ok(Subject::Command {
+            program: program.clone(),
+            arguments: arguments.to_vec(),
+            when,
+        });
     }
     let name = source.target.context("no target was given")?;
     Ok(Subject::Process { root: root(source.root.as_deref()), name })

@@ -54,27 +54,22 @@ pub fn sum<T: std::ops::Add<Output = T>>(a: Reading<T>, b: Reading<T>) -> Readin
 /// Stores a [`Reading`] as the bare value or as `{"absent": {...}}`:
 /// use with `#[serde(with = "pagewise_model::reading::plain")]`.
 pub mod plain {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::fmt;
+    use std::marker::PhantomData;
 
-    use super::{Absent, Reading};
+    use serde::de::value::{
+        MapAccessDeserializer, SeqAccessDeserializer, StringDeserializer, UnitDeserializer,
+    };
+    use serde::de::{
+        DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+    };
+    use serde::ser::{SerializeMap, Serializer};
+    use serde::{Deserialize, Serialize};
 
-    #[derive(Serialize)]
-    struct Missing<'a> {
-        absent: &'a Absent,
-    }
+    use super::Reading;
 
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Found {
-        absent: Absent,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Either<T> {
-        Missing(Found),
-        Value(T),
-    }
+    /// The one key of an object that stands for no value.
+    const ABSENT: &str = "absent";
 
     /// Writes the value, or an object with the one key `absent`.
     ///
@@ -86,21 +81,99 @@ pub mod plain {
     ) -> Result<S::Ok, S::Error> {
         match reading {
             Ok(value) => value.serialize(serializer),
-            Err(absent) => Missing { absent }.serialize(serializer),
+            Err(absent) => {
+                let mut map = serializer.serialize_map(Some(1))?;
+                map.serialize_entry(ABSENT, absent)?;
+                map.end()
+            }
         }
     }
 
-    /// Reads what [`serialize`] wrote.
+    /// Reads what [`serialize`] wrote. Only the first key of an object is looked at before it is
+    /// known what it is, so nothing is held twice.
     ///
     /// # Errors
     /// What the deserializer returns, or that the value fits neither shape.
     pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Reading<T>, D::Error> {
-        Ok(match Either::deserialize(deserializer)? {
-            Either::Missing(found) => Err(found.absent),
-            Either::Value(value) => Ok(value),
-        })
+        deserializer.deserialize_any(Either(PhantomData))
+    }
+
+    struct Either<T>(PhantomData<T>);
+
+    macro_rules! pass_on {
+        ($($visit:ident($type:ty),)*) => {
+            $(fn $visit<E: Error>(self, value: $type) -> Result<Reading<T>, E> {
+                T::deserialize(value.into_deserializer()).map(Ok)
+            })*
+        };
+    }
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Either<T> {
+        type Value = Reading<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a value or {\"absent\": ...}")
+        }
+
+        pass_on! {
+            visit_bool(bool),
+            visit_i64(i64),
+            visit_u64(u64),
+            visit_f64(f64),
+            visit_str(&str),
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Reading<T>, E> {
+            T::deserialize(UnitDeserializer::new()).map(Ok)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Reading<T>, A::Error> {
+            T::deserialize(SeqAccessDeserializer::new(seq)).map(Ok)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Reading<T>, A::Error> {
+            let first = map.next_key::<String>()?;
+            if first.as_deref() == Some(ABSENT) {
+                let absent = map.next_value()?;
+                return match map.next_key::<String>()? {
+                    None => Ok(Err(absent)),
+                    Some(more) => Err(A::Error::custom(format!("`{more}` beside `{ABSENT}`"))),
+                };
+            }
+            T::deserialize(MapAccessDeserializer::new(Peeked { first, map })).map(Ok)
+        }
+    }
+
+    /// A map whose first key was already taken.
+    struct Peeked<A> {
+        first: Option<String>,
+        map: A,
+    }
+
+    impl<'de, A: MapAccess<'de>> MapAccess<'de> for Peeked<A> {
+        type Error = A::Error;
+
+        fn next_key_seed<K: DeserializeSeed<'de>>(
+            &mut self,
+            seed: K,
+        ) -> Result<Option<K::Value>, A::Error> {
+            match self.first.take() {
+                Some(key) => {
+                    let key: StringDeserializer<A::Error> = key.into_deserializer();
+                    seed.deserialize(key).map(Some)
+                }
+                None => self.map.next_key_seed(seed),
+            }
+        }
+
+        fn next_value_seed<V: DeserializeSeed<'de>>(
+            &mut self,
+            seed: V,
+        ) -> Result<V::Value, A::Error> {
+            self.map.next_value_seed(seed)
+        }
     }
 }
 
@@ -126,6 +199,21 @@ mod tests {
             let json = serde_json::to_string(&holder).unwrap();
             assert_eq!(serde_json::from_str::<Holder>(&json).unwrap(), holder, "{json}");
         }
+    }
+
+    #[test]
+    fn an_object_is_a_value_unless_its_one_key_is_absent() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Outer {
+            #[serde(with = "plain")]
+            inner: Reading<Vec<Holder>>,
+        }
+        let outer = Outer { inner: Ok(vec![Holder { value: Ok(Bytes(1)) }]) };
+        let json = serde_json::to_string(&outer).unwrap();
+        assert_eq!(serde_json::from_str::<Outer>(&json).unwrap(), outer, "{json}");
+        let both = r#"{"value": {"absent": {"why": "vanished"}, "more": 1}}"#;
+        assert!(serde_json::from_str::<Holder>(both).is_err());
+        assert!(serde_json::from_str::<Holder>(r#"{"value": "text"}"#).is_err());
     }
 
     #[test]

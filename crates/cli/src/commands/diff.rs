@@ -53,9 +53,19 @@ fn watch(args: &Diff, every: Duration, options: &Options, look: &Look) -> anyhow
         row(&first, &last, &now, args, look)?;
         last = now;
     }
-    if args.output.json { Ok(()) } else { emit(&diff::diff(&first, &last, options), &args.output, look, Units::Human) }
+    if args.output.json {
+        Ok(())
+    } else {
+        emit(&diff::diff(&first, &last, options), &args.output, look, Units::Human)
+    }
 }
 
-fn row(first: &Snapshot, before: &Snapshot, now: &Snapshot, args: &Diff, look: &Look) -> anyhow::Result<()> {
+fn row(
+    first: &Snapshot,
+    before: &Snapshot,
+    now: &Snapshot,
+    args: &Diff,
+    look: &Look,
+) -> anyhow::Result<()> {
     emit(&diff::series_row(first, before, now), &args.output, look, Units::Human)
 }

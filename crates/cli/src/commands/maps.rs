@@ -22,7 +22,12 @@ pub(crate) fn run(mut args: Maps, look: &Look) -> anyhow::Result<ExitCode> {
     let options = Options {
         columns,
         sort: args.sort.as_deref().map(sort_key),
-        filter: args.filter.as_deref().map(Filter::parse).transpose().map_err(|e| Usage(e.to_string()))?,
+        filter: args
+            .filter
+            .as_deref()
+            .map(Filter::parse)
+            .transpose()
+            .map_err(|e| Usage(e.to_string()))?,
         group_by_file: matches!(args.group, Some(MapGroup::File)),
         sections: args.sections,
     };

@@ -152,7 +152,8 @@ impl Watch {
 /// What is resident in a snapshot, and the most that ever was.
 fn sizes(snapshot: &Snapshot) -> (Bytes, Bytes) {
     let resident = snapshot.statm.as_ref().map_or(Bytes::ZERO, |statm| statm.resident);
-    let peak = snapshot.status.as_ref().map_or(Bytes::ZERO, |s| s.vm_hwm.clone().unwrap_or_default());
+    let peak =
+        snapshot.status.as_ref().map_or(Bytes::ZERO, |s| s.vm_hwm.clone().unwrap_or_default());
     (resident, peak.max(resident))
 }
 
