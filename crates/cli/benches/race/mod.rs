@@ -1,4 +1,5 @@
 //! A race of whole commands: interleaved rounds, wall time and peak RES of each, ratios to the first.
+//! And the goals that the ratios are held against.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -7,19 +8,19 @@ use std::time::{Duration, Instant};
 
 /// One command in the race.
 #[derive(Debug)]
-pub struct Runner {
+pub(crate) struct Runner {
     name: String,
     command: Vec<String>,
 }
 
 impl Runner {
     /// `command` is a line of words; none of them may hold a space.
-    pub fn new(name: &str, command: &str) -> Runner {
+    pub(crate) fn new(name: &str, command: &str) -> Runner {
         Runner { name: name.to_owned(), command: command.split(' ').map(str::to_owned).collect() }
     }
 
     /// A line for the shell.
-    pub fn shell(name: &str, line: &str) -> Runner {
+    pub(crate) fn shell(name: &str, line: &str) -> Runner {
         Runner { name: name.to_owned(), command: vec!["sh".into(), "-c".into(), line.into()] }
     }
 
@@ -51,10 +52,19 @@ fn quiet(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
 }
 
+/// What one runner took: the medians over the rounds.
+#[derive(Debug)]
+pub(crate) struct Result {
+    name: String,
+    /// Of the ratios to the first runner of the same round.
+    ratio: f64,
+    peak_mib: Option<f64>,
+}
+
 /// Runs all in turn, `rounds` times after one that does not count, and prints a row for each:
 /// median, median absolute deviation, the median of the ratios to the first runner of the same round.
-pub fn race(title: &str, rounds: usize, runners: &[Runner]) {
-    let (here, missing): (Vec<_>, Vec<_>) = runners.iter().partition(|runner| runner.is_installed());
+pub(crate) fn race(title: &str, rounds: usize, runners: &[Runner]) -> Vec<Result> {
+    let (here, missing): (Vec<_>, Vec<_>) = runners.iter().partition(|r| r.is_installed());
     let mut walls = vec![Vec::with_capacity(rounds); here.len()];
     for round in 0..=rounds {
         for (runner, walls) in here.iter().zip(&mut walls) {
@@ -66,20 +76,36 @@ pub fn race(title: &str, rounds: usize, runners: &[Runner]) {
     }
     println!("\n{title} ({rounds} interleaved rounds)");
     println!("{:<34}{:>10}{:>8}{:>9}{:>12}", "", "median ms", "MAD", "ratio", "peak MiB");
-    for (runner, own) in here.iter().zip(&walls) {
-        let ratios: Vec<f64> = own.iter().zip(&walls[0]).map(|(own, first)| own / first).collect();
-        let mid = median(own);
-        let spread = median(&own.iter().map(|wall| (wall - mid).abs()).collect::<Vec<_>>());
-        let peak = runner.peak_kib().map_or("?".into(), |kib| format!("{:.1}", kib as f64 / 1024.0));
-        println!("{:<34}{mid:>10.1}{spread:>8.1}{:>8.2}x{peak:>12}", runner.name, median(&ratios));
-    }
+    let results = here.iter().zip(&walls).map(|(runner, own)| row(runner, own, &walls[0]));
+    let results = results.collect();
     for runner in missing {
         println!("{:<34}not installed", runner.name);
     }
+    results
+}
+
+fn row(runner: &Runner, own: &[f64], first: &[f64]) -> Result {
+    let ratios: Vec<f64> = own.iter().zip(first).map(|(own, first)| own / first).collect();
+    let mid = median(own);
+    let spread = median(&own.iter().map(|wall| (wall - mid).abs()).collect::<Vec<_>>());
+    let ratio = median(&ratios);
+    let peak_mib = runner.peak_kib().map(|kib| kib as f64 / 1024.0);
+    let peak = peak_mib.map_or("?".into(), |mib| format!("{mib:.1}"));
+    println!("{:<34}{mid:>10.1}{spread:>8.1}{ratio:>8.2}x{peak:>12}", runner.name);
+    Result { name: runner.name.clone(), ratio, peak_mib }
+}
+
+/// Says whether a runner kept to a ratio to the first, and to a peak where one is given.
+pub(crate) fn goal(results: &[Result], name: &str, ratio: f64, peak_mib: Option<f64>) {
+    let Some(result) = results.iter().find(|result| result.name == name) else { return };
+    let memory = peak_mib.is_none_or(|most| result.peak_mib.is_none_or(|peak| peak < most));
+    let met = if result.ratio <= ratio && memory { "met" } else { "MISSED" };
+    let memory = peak_mib.map_or(String::new(), |most| format!(" and < {most} MiB"));
+    println!("goal {met}: {name} <= {ratio}x{memory}: {:.2}x", result.ratio);
 }
 
 /// The middle value; 0 of none.
-pub fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
@@ -87,13 +113,13 @@ pub fn median(values: &[f64]) -> f64 {
 
 /// A C program of `fixtures/programs`, running and ready; killed when dropped.
 #[derive(Debug)]
-pub struct Target {
+pub(crate) struct Target {
     child: Child,
 }
 
 impl Target {
     /// Compiles and starts a program, and waits until it says that it is ready.
-    pub fn start(name: &str, arguments: &[&str]) -> Target {
+    pub(crate) fn start(name: &str, arguments: &[&str]) -> Target {
         let mut child = Command::new(compile(name))
             .args(arguments)
             .stdin(Stdio::piped())
@@ -106,7 +132,7 @@ impl Target {
         Target { child }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 }
@@ -119,10 +145,13 @@ impl Drop for Target {
 }
 
 /// Compiles a program of `fixtures/programs` with the C compiler and returns where it lies.
-pub fn compile(name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs").join(format!("{name}.c"));
+pub(crate) fn compile(name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/programs")
+        .join(format!("{name}.c"));
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let status = Command::new("cc").arg("-O2").arg("-pthread").arg("-o").arg(&built).arg(&source).status();
+    let status =
+        Command::new("cc").arg("-O2").arg("-pthread").arg("-o").arg(&built).arg(&source).status();
     assert!(status.is_ok_and(|s| s.success()), "cc cannot compile {}", source.display());
     built
 }
