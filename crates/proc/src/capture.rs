@@ -98,7 +98,7 @@ fn read(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error>
         pagewise_snapshot: SNAPSHOT_VERSION,
         machine: meminfo::machine(root),
         statm,
-        status: root.reading(pid, "status").map(|text| status::parse(&text).status),
+        status: root.reading(capture.holder, "status").map(|text| status::parse(&text).status),
         rollup: memory.rollup,
         walk: memory.walk,
         threads: threads::read(root, pid),
@@ -110,7 +110,7 @@ fn read(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error>
         }),
         cgroup: cgroup::read(root, pid),
         ksm: root
-            .reading(pid, "ksm_stat")
+            .reading(capture.holder, "ksm_stat")
             .and_then(|text| ksm::parse(&text).ok_or(Absent::NotInThisKernel("6.1".into()))),
         numa,
         process,
@@ -143,6 +143,8 @@ pub fn resident(root: &ProcRoot, pid: Pid) -> Result<Bytes, Error> {
 struct Capture<'a> {
     root: &'a ProcRoot,
     pid: Pid,
+    /// The thread to ask for what is in memory.
+    holder: Pid,
     stat: Stat,
     mounts: Vec<Mount>,
     features: Features,
@@ -159,6 +161,7 @@ impl<'a> Capture<'a> {
         let mut capture = Capture {
             root,
             pid,
+            holder: holder(root, pid, &stat),
             stat,
             mounts: mounts.unwrap_or_default(),
             features: Features::detect(),
@@ -178,7 +181,7 @@ impl<'a> Capture<'a> {
     fn memory(&mut self) -> Result<(Memory, Reading<Vec<NodeShare>>), Error> {
         let mut reader = Reader {
             root: self.root,
-            pid: self.pid,
+            pid: self.holder,
             features: self.features,
             mounts: &self.mounts,
             page_size: self.page_size,
@@ -205,7 +208,7 @@ impl<'a> Capture<'a> {
     }
 
     fn statm(&self) -> Reading<Statm> {
-        let text = self.root.reading(self.pid, "statm")?;
+        let text = self.root.reading(self.holder, "statm")?;
         stat::parse_statm(&text, self.page_size)
             .map_err(|e| Absent::NotSupported(e.to_string().into()))
     }
@@ -230,7 +233,7 @@ impl<'a> Capture<'a> {
             ns_pids,
             parent: self.stat.parent,
             name: self.stat.name.clone(),
-            command: self.root.reading(self.pid, "cmdline").map(|text| arguments(&text)),
+            command: self.root.reading(self.holder, "cmdline").map(|text| arguments(&text)),
             exe: self.exe(),
             uid,
             user: users.name(uid).cloned(),
@@ -243,7 +246,7 @@ impl<'a> Capture<'a> {
     }
 
     fn exe(&self) -> Reading<Name> {
-        self.root.link(self.pid, "exe").map_err(|why| match why {
+        self.root.link(self.holder, "exe").map_err(|why| match why {
             Absent::NotInThisKernel(_) => Absent::NotSupported("it runs no program".into()),
             why => why,
         })
@@ -260,13 +263,13 @@ impl<'a> Capture<'a> {
 
     fn objects(&self, mappings: &Reading<Vec<Mapping>>, process: &Process) -> Vec<Object> {
         let mappings = mappings.as_deref().unwrap_or_default();
-        elf::objects(self.root, self.pid, mappings, process.exe.as_ref().ok(), &self.mounts)
+        elf::objects(self.root, self.holder, mappings, process.exe.as_ref().ok(), &self.mounts)
     }
 
     fn heads(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<Head> {
         match mappings {
             Ok(mappings) if self.root.is_live() => {
-                heads::read(self.root, self.pid, mappings, self.page_size)
+                heads::read(self.root, self.holder, mappings, self.page_size)
             }
             _ => Vec::new(),
         }
@@ -300,6 +303,19 @@ impl<'a> Capture<'a> {
         }
         Ok(self.gaps)
     }
+}
+
+/// The thread that has the process's memory: its first, or one that lives on where the first has ended
+/// (`pthread_exit` in `main`), which leaves the files of the process itself empty.
+fn holder(root: &ProcRoot, pid: Pid, first: &Stat) -> Pid {
+    if !root.is_live() || !first.has_ended() || first.threads < 2 {
+        return pid;
+    }
+    let lives = |tid: &Pid| {
+        root.read(*tid, "stat")
+            .is_ok_and(|text| stat::parse(&text).is_ok_and(|stat| !stat.has_ended()))
+    };
+    root.tids(pid).unwrap_or_default().into_iter().find(lives).unwrap_or(pid)
 }
 
 fn arguments(cmdline: &[u8]) -> Vec<Name> {

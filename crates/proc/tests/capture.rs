@@ -145,6 +145,35 @@ fn a_zombie_is_told_with_no_memory() {
 }
 
 #[test]
+fn a_process_whose_first_thread_has_ended_keeps_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("outlive.c"), folder.path().join("outlive"));
+    let text = "#include <pthread.h>\n#include <unistd.h>\n\
+                static void *wait(void *p) { sleep(600); return p; }\n\
+                int main(void) { pthread_t t; pthread_create(&t, 0, wait, 0); pthread_exit(0); }\n";
+    fs::write(&source, text).unwrap();
+    let built = Command::new("cc").args(["-pthread", "-o"]).args([&program, &source]).status();
+    if !built.is_ok_and(|status| status.success()) {
+        assert!(std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_none(), "cc does not work");
+        return eprintln!("skipped: no C compiler");
+    }
+    let child = Sleeper(Command::new(&program).spawn().unwrap());
+    while !child.file("stat").contains(") Z ") {
+        std::thread::yield_now();
+    }
+    for wish in [Wish::Full, Wish::Fast] {
+        let snapshot = read(child.pid(), wish).unwrap();
+        assert_eq!((snapshot.process.pid, snapshot.process.state), (child.pid(), 'Z'));
+        assert!(snapshot.mappings.unwrap().len() > 5, "{wish:?}");
+        assert!(snapshot.statm.unwrap().resident > Bytes::ZERO);
+        assert_eq!(
+            snapshot.process.exe.unwrap().as_bytes(),
+            program.as_os_str().as_encoded_bytes()
+        );
+    }
+}
+
+#[test]
 fn a_kernel_thread_is_told_with_no_memory() {
     let root = ProcRoot::live();
     let is_kernels = |pid: &Pid| {
