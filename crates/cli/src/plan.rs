@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use pagewise_model::Snapshot;
-use pagewise_model::machine::Moment;
 use pagewise_proc::capture::{Request, Wish, capture};
 use pagewise_proc::{ProcRoot, saved, target};
 
@@ -53,14 +52,20 @@ pub(crate) struct Seen {
 }
 
 /// Resolves the source options, takes the snapshot, and saves it where asked.
-pub(crate) fn look_at(source: args::Source) -> anyhow::Result<Seen> {
-    let wish = wish(&source.reading);
+///
+/// `sums` says whether totals are wanted beside the mappings; what is saved always has them.
+pub(crate) fn look_at(source: args::Source, sums: bool) -> anyhow::Result<Seen> {
+    let request = Request {
+        wish: wish(&source.reading),
+        sums: sums || source.save.is_some(),
+        ..Request::default()
+    };
     let save = source.save.clone();
     let seen = match subject(source)? {
         Subject::Saved(path) => Seen { snapshot: saved::open(&path)?, exit: ExitCode::SUCCESS },
-        Subject::Process { root, name } => process(&root, &name, wish)?,
+        Subject::Process { root, name } => process(&root, &name, &request)?,
         Subject::Command { program, arguments, when } => {
-            run_command::run(&program, &arguments, when, wish)?
+            run_command::run(&program, &arguments, when, &request)?
         }
     };
     if let Some(path) = save {
@@ -89,10 +94,9 @@ fn subject(source: args::Source) -> anyhow::Result<Subject> {
     Ok(Subject::Process { root: root(source.root.as_deref()), name })
 }
 
-fn process(root: &ProcRoot, name: &str, wish: Wish) -> anyhow::Result<Seen> {
+fn process(root: &ProcRoot, name: &str, request: &Request) -> anyhow::Result<Seen> {
     let pid = target::find(root, name)?;
-    let request = Request { wish, moment: Moment::Running };
-    Ok(Seen { snapshot: capture(root, pid, &request)?, exit: ExitCode::SUCCESS })
+    Ok(Seen { snapshot: capture(root, pid, request)?, exit: ExitCode::SUCCESS })
 }
 
 /// `/proc`, or the copy that was named.

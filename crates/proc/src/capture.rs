@@ -60,11 +60,14 @@ pub struct Request {
     pub wish: Wish,
     /// The moment, for the record.
     pub moment: Moment,
+    /// Whether a full reading reads `smaps_rollup` too. It walks all pages once more: totals and checks need it,
+    /// a list of mappings does not.
+    pub sums: bool,
 }
 
 impl Default for Request {
     fn default() -> Request {
-        Request { wish: Wish::Auto, moment: Moment::Running }
+        Request { wish: Wish::Auto, moment: Moment::Running, sums: true }
     }
 }
 
@@ -90,7 +93,7 @@ pub fn capture(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot,
 fn read(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error> {
     let begin = Instant::now();
     let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
-    let mut capture = Capture::begin(root, pid, request.wish)?;
+    let mut capture = Capture::begin(root, pid, request)?;
     let (memory, numa) = capture.memory()?;
     let statm = capture.statm();
     let process = capture.process();
@@ -150,12 +153,14 @@ struct Capture<'a> {
     features: Features,
     page_size: PageSize,
     method: Method,
+    wants_sums: bool,
+    is_large: bool,
     longest: LongestRead,
     gaps: Vec<Gap>,
 }
 
 impl<'a> Capture<'a> {
-    fn begin(root: &'a ProcRoot, pid: Pid, wish: Wish) -> Result<Capture<'a>, Error> {
+    fn begin(root: &'a ProcRoot, pid: Pid, request: &Request) -> Result<Capture<'a>, Error> {
         let stat = stat::parse(&root.read(pid, "stat")?)?;
         let mounts = root.reading(pid, "mountinfo").map(|text| mountinfo::parse(&text));
         let mut capture = Capture {
@@ -167,12 +172,15 @@ impl<'a> Capture<'a> {
             features: Features::detect(),
             page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
             method: Method::Full,
+            wants_sums: request.sums,
+            is_large: false,
             longest: LongestRead::default(),
             gaps: Vec::new(),
         };
         if root.is_live() {
             let resident = capture.statm().map_or(Bytes::ZERO, |statm| statm.resident);
-            capture.method = wish.method(resident);
+            capture.method = request.wish.method(resident);
+            capture.is_large = resident > SMALL;
         }
         Ok(capture)
     }
@@ -185,6 +193,8 @@ impl<'a> Capture<'a> {
             features: self.features,
             mounts: &self.mounts,
             page_size: self.page_size,
+            wants_sums: self.wants_sums,
+            is_large: self.is_large,
             longest: LongestRead::default(),
             gaps: Vec::new(),
         };

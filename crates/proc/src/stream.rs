@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 use std::time::Instant;
 
 /// Large enough that handing a buffer over costs nothing, small enough to stay in the cache.
@@ -20,47 +20,36 @@ pub(crate) struct LongestRead(pub(crate) u64);
 /// Hands the whole file to `consume`, piece by piece, cut anywhere.
 ///
 /// A file that fits one buffer is read on this thread; starting another costs more than it gains.
-pub(crate) fn stream(file: &File, consume: impl FnMut(&[u8])) -> io::Result<LongestRead> {
-    stream_while(file, consume, &|| ()).0
-}
-
-/// [`stream`], and does `also`: meanwhile for a large file, after it for a small one.
-pub(crate) fn stream_while<T: Send>(
-    file: &File,
-    mut consume: impl FnMut(&[u8]),
-    also: &(impl Fn() -> T + Sync),
-) -> (io::Result<LongestRead>, T) {
+pub(crate) fn stream(file: &File, mut consume: impl FnMut(&[u8])) -> io::Result<LongestRead> {
     let mut buffer = vec![0; BUFFER];
     let mut longest = LongestRead::default();
-    let filled = match fill(file, &mut buffer, &mut longest) {
-        Ok(filled) => filled,
-        Err(error) => return (Err(error), also()),
-    };
+    let filled = fill(file, &mut buffer, &mut longest)?;
     if filled < buffer.len() {
         consume(&buffer[..filled]);
-        return (Ok(longest), also());
+        return Ok(longest);
     }
-    let (rest, said) = beside(file, &buffer, &mut consume, also).unwrap_or_else(|| {
-        consume(&buffer);
-        (alone(file, &mut buffer, &mut consume), also())
-    });
-    (rest.map(|rest| rest.max(longest)), said)
+    let rest = match beside(file, &buffer, &mut consume) {
+        Some(rest) => rest,
+        None => {
+            consume(&buffer);
+            alone(file, &mut buffer, &mut consume)
+        }
+    };
+    Ok(longest.max(rest?))
 }
 
 /// Consumes `first` and then the rest of the file, which another thread reads meanwhile. `None`, and nothing
 /// consumed, where there can be no other thread.
-fn beside<T: Send>(
+fn beside(
     file: &File,
     first: &[u8],
     consume: &mut impl FnMut(&[u8]),
-    also: &(impl Fn() -> T + Sync),
-) -> Option<(io::Result<LongestRead>, T)> {
+) -> Option<io::Result<LongestRead>> {
     let (full, parse) = sync_channel(BUFFERS);
     let (empty, reuse) = sync_channel(BUFFERS);
     thread::scope(|scope| {
         let read = move || keep_reading(file, &full, &reuse);
         let reader = thread::Builder::new().spawn_scoped(scope, read).ok()?;
-        let other = thread::Builder::new().spawn_scoped(scope, also);
         for _ in 0..BUFFERS {
             // The reader may have ended with an error, which it returns below.
             let _ = empty.send(vec![0; BUFFER]);
@@ -70,14 +59,8 @@ fn beside<T: Send>(
             consume(&buffer[..filled]);
             let _ = empty.send(buffer);
         }
-        let said = other.map_or_else(|_| also(), joined);
-        Some((joined(reader), said))
+        Some(reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
-}
-
-/// What a thread returned; its panic is ours.
-fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Reads and consumes in turn.

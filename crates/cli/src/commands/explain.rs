@@ -13,7 +13,7 @@ use crate::plan::{self, Seen};
 
 /// Takes the snapshot, explains it, and passes on the exit code of a command that was run.
 pub(crate) fn run(args: Explain, look: &Look) -> anyhow::Result<ExitCode> {
-    let Seen { snapshot, exit } = plan::look_at(args.source)?;
+    let Seen { snapshot, exit } = plan::look_at(args.source, true)?;
     // The program ends after the report: giving 65,000 mappings back one by one would only cost time.
     let snapshot = ManuallyDrop::new(snapshot);
     let options = Options {

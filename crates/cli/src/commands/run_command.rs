@@ -31,13 +31,13 @@ pub(crate) fn run(
     program: &OsStr,
     arguments: &[OsString],
     when: When,
-    wish: Wish,
+    request: &Request,
 ) -> anyhow::Result<Seen> {
     let mut traced = match Traced::spawn(program, arguments) {
         Ok(traced) => traced,
         Err(error) => return Err(NotRun { program: program.to_owned(), error }.into()),
     };
-    let watch = Watch { pid: Pid(traced.pid()), wish };
+    let watch = Watch { pid: Pid(traced.pid()), request: *request };
     let snapshot = match when {
         When::AtExit => watch.at_exit(&mut traced),
         When::After(delay) => watch.after(&mut traced, delay),
@@ -80,14 +80,14 @@ impl std::error::Error for NotRun {}
 #[derive(Clone, Copy, Debug)]
 struct Watch {
     pid: Pid,
-    wish: Wish,
+    request: Request,
 }
 
 impl Watch {
     fn capture(self, moment: Moment) -> anyhow::Result<Snapshot> {
         // Nobody waits for a process that is stopped anyway: it can be read in full.
-        let wish = if self.wish == Wish::Auto { Wish::Full } else { self.wish };
-        Ok(capture(&ProcRoot::live(), self.pid, &Request { wish, moment })?)
+        let wish = if self.request.wish == Wish::Auto { Wish::Full } else { self.request.wish };
+        Ok(capture(&ProcRoot::live(), self.pid, &Request { wish, moment, ..self.request })?)
     }
 
     fn at_exit(self, traced: &mut Traced) -> anyhow::Result<Option<Snapshot>> {

@@ -1,6 +1,7 @@
 //! The memory of one process: every mapping with what is known of its pages, and the kernel's own sums.
 
 use std::io::{self, ErrorKind};
+use std::thread;
 
 use pagewise_model::machine::{Gap, Method};
 use pagewise_model::mapping::{Backing, Mapping, Pages};
@@ -12,7 +13,7 @@ use crate::maps::Parsed;
 use crate::mountinfo::Mount;
 use crate::pages::{self, Pace, Walk};
 use crate::root::PTRACE;
-use crate::stream::{LongestRead, stream, stream_while};
+use crate::stream::{LongestRead, stream};
 use crate::{Error, ProcRoot, maps, meminfo, numa, smaps};
 
 /// What was read of the memory.
@@ -29,6 +30,10 @@ pub(super) struct Reader<'a> {
     pub(super) features: Features,
     pub(super) mounts: &'a [Mount],
     pub(super) page_size: PageSize,
+    /// Whether to read `smaps_rollup` beside `smaps`.
+    pub(super) wants_sums: bool,
+    /// Whether a walk over all pages takes long enough to start a thread for another.
+    pub(super) is_large: bool,
     pub(super) longest: LongestRead,
     pub(super) gaps: Vec<Gap>,
 }
@@ -42,19 +47,11 @@ impl Reader<'_> {
         }
     }
 
-    /// `smaps` and `smaps_rollup`, side by side where the process is large; the page tables only of what those
-    /// cannot split.
+    /// `smaps` and `smaps_rollup`; the page tables only of what those cannot split.
     fn full(&mut self) -> Result<Memory, Error> {
         let unread = if self.root.is_live() { USE_PAGES } else { NO_PAGES };
         let mut parser = smaps::Parser::new(Absent::NotCollected(unread.into()));
-        let rollup = || self.whole_file("smaps_rollup");
-        let (read, rollup) = match self.root.open(self.pid, "smaps") {
-            Ok(file) => {
-                let (read, rollup) = stream_while(&file, |piece| parser.push(piece), &rollup);
-                (self.explained("smaps", read), rollup)
-            }
-            Err(error) => (Err(error), rollup()),
-        };
+        let (read, rollup) = self.both(|piece| parser.push(piece));
         let mut mappings = match read {
             Err(error) if is_missing(&error) => self.maps()?,
             read => self.mappings(read, parser.finish())?,
@@ -63,7 +60,35 @@ impl Reader<'_> {
             self.split_mixed(mappings);
         }
         let walk = Err(Absent::NotCollected(unread.into()));
-        Ok(Memory { mappings, rollup: self.rollup(rollup)?, walk })
+        let rollup = match rollup {
+            Some(read) => self.rollup(read)?,
+            None => Err(Absent::NotCollected("a list of mappings needs no sums".into())),
+        };
+        Ok(Memory { mappings, rollup, walk })
+    }
+
+    /// Reads `smaps`, and `smaps_rollup` where it is wanted. Both walk all pages: of a large process, side by
+    /// side; of a small one, one after the other with nothing between, so that they see the same.
+    fn both(&self, consume: impl FnMut(&[u8])) -> (Result<LongestRead, Error>, Option<WholeFile>) {
+        let smaps = || {
+            let file = self.root.open(self.pid, "smaps")?;
+            self.explained("smaps", stream(&file, consume))
+        };
+        let rollup = || self.whole_file("smaps_rollup");
+        if !self.wants_sums {
+            return (smaps(), None);
+        }
+        thread::scope(|scope| {
+            let builder = thread::Builder::new();
+            let beside = self.is_large.then(|| builder.spawn_scoped(scope, rollup));
+            let read = smaps();
+            let sums = match beside {
+                Some(Ok(thread)) => thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p)),
+                // A small process, or there can be no other thread.
+                Some(Err(_)) | None => rollup(),
+            };
+            (read, Some(sums))
+        })
     }
 
     fn rollup(&mut self, read: WholeFile) -> Result<Reading<Box<Smaps>>, Error> {
