@@ -33,7 +33,7 @@ pub struct Pace {
 
 impl Pace {
     /// Short reads with rests between, for a target that is at work.
-    pub const POLITE: Pace = Pace { chunk: Bytes::mib(8), rest: Duration::from_micros(20) };
+    pub const POLITE: Pace = Pace { chunk: Bytes::mib(2), rest: Duration::from_micros(60) };
 
     /// No rests: for a target that is stopped, idle or small.
     pub const FAST: Pace = Pace { chunk: Bytes::mib(16), rest: Duration::ZERO };
