@@ -33,6 +33,9 @@ pub struct Pace {
 
 impl Pace {
     /// Short reads with rests between, for a target that is at work.
+    ///
+    /// A rest is long enough for a thread that sleeps on the mmap lock to wake up and take it. With
+    /// 20 us that often fails, and it waits until the kernel hands the lock over after 4 ms.
     pub const POLITE: Pace = Pace { chunk: Bytes::mib(2), rest: Duration::from_micros(60) };
 
     /// No rests: for a target that is stopped, idle or small.
