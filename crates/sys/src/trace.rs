@@ -281,6 +281,8 @@ impl Traced {
 
     /// Lets the command run on by itself: it is not stopped again, not even at its exit.
     pub fn let_go(&mut self) {
+        // From here on stop signals reach us too; one that the command ignored must not be among them.
+        self.signals.forget();
         for (tid, phase) in std::mem::take(&mut self.threads) {
             match phase {
                 Phase::Held(Resume::Continue(signal)) => request::detach(tid, signal),

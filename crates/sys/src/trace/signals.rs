@@ -31,14 +31,18 @@ impl Held {
             change_mask(if pass { libc::SIG_UNBLOCK } else { libc::SIG_BLOCK }, &set_of(&STOPS));
         }
     }
-}
 
-impl Drop for Held {
-    /// Forgets what came meanwhile: it was for the command.
-    fn drop(&mut self) {
+    /// Forgets what is still held: it was for the command, which made of it what it would.
+    pub(super) fn forget(&self) {
         for signals in [&INTERRUPTS[..], &STOPS] {
             while take_pending(&set_of(signals)) {}
         }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.forget();
         change_mask(libc::SIG_SETMASK, &self.before);
     }
 }

@@ -31,9 +31,9 @@ impl Image {
     /// # Errors
     /// `ENOENT`, `EACCES` where only files that may not be executed have its name; a NUL in a word.
     pub(super) fn find(program: &OsStr, arguments: &[OsString]) -> io::Result<Image> {
-        let path = c_string(find(program)?.into_os_string())?;
         let words = std::iter::once(program.to_owned()).chain(arguments.iter().cloned());
-        Ok(Image { path, arguments: words.map(c_string).collect::<Result<_, _>>()? })
+        let arguments = words.map(c_string).collect::<Result<_, _>>()?;
+        Ok(Image { path: c_string(find(program)?.into_os_string())?, arguments })
     }
 
     /// Whether executing it raises privileges that a tracer without CAP_SYS_PTRACE would take away.

@@ -1,0 +1,9 @@
+//! Commands under trace behave as without us, and stop where their memory is still there.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+#![expect(clippy::print_stderr, reason = "tests say what they skip, and which of them hangs")]
+
+mod behaves;
+mod stops;
+mod support;
+mod terminal;

@@ -1,0 +1,136 @@
+//! The program under trace, built twice, and looks at it that are not our own code's.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{LazyLock, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pagewise_sys::trace::{Ending, Stopped, Traced};
+
+/// A hang is a failure with a name.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+static DYNAMIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-dynamic", &[]));
+static STATIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-static", &["-static"]));
+
+/// `acts.c`, dynamically linked, or `None` after printing why there is none.
+pub(crate) fn acts() -> Option<&'static Path> {
+    DYNAMIC.as_deref().or_else(|| skip("a C compiler"))
+}
+
+pub(crate) fn acts_static() -> Option<&'static Path> {
+    STATIC.as_deref().or_else(|| skip("a C compiler with a static C library"))
+}
+
+/// A missing tool skips a test, unless all tools are said to be there.
+pub(crate) fn skip<T>(needs: &str) -> Option<T> {
+    assert!(std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_none(), "this test needs {needs}");
+    eprintln!("skipped: needs {needs}");
+    None
+}
+
+fn compile(name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/trace/acts.c");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = Command::new(compiler);
+    command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", source, "-o"]);
+    command.arg(&output).args(flags);
+    command.status().is_ok_and(|status| status.success()).then_some(output)
+}
+
+/// Starts `acts` with the words of a line.
+pub(crate) fn spawn(program: &Path, line: &str) -> Traced {
+    let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+    Traced::spawn(program.as_os_str(), &words).unwrap()
+}
+
+/// Runs `acts` until it is about to exit, checks that its memory is whole, and says how it ended.
+pub(crate) fn ending(program: &Path, line: &str) -> Ending {
+    within_patience(|| {
+        let mut traced = spawn(program, line);
+        assert_eq!(traced.run(None).unwrap(), Stopped::AtExit, "{line}");
+        assert_memory_is_whole(traced.task());
+        traced.finish().unwrap()
+    })
+}
+
+/// How `acts` ends without us.
+pub(crate) fn untraced_ending(program: &Path, line: &str) -> Ending {
+    use std::os::unix::process::ExitStatusExt;
+    let status = Command::new(program).args(line.split_whitespace()).status().unwrap();
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Ending::Exited(code),
+        (None, signal) => Ending::Killed { signal: signal.unwrap(), core: status.core_dumped() },
+    }
+}
+
+/// The kernel's own count of the mapping of 16 MiB that `acts` touches half of.
+pub(crate) fn assert_memory_is_whole(task: u32) {
+    let smaps = fs::read_to_string(format!("/proc/{task}/smaps")).unwrap();
+    let mapping = smaps.split("\nSize:").find(|part| part.trim_start().starts_with("16384 kB"));
+    let mapping = mapping.unwrap_or_else(|| panic!("no mapping of 16 MiB in:\n{smaps}"));
+    let rss = mapping.lines().find(|line| line.starts_with("Rss:")).unwrap();
+    assert_eq!(rss.split_whitespace().nth(1), Some("8192"), "{rss}");
+}
+
+/// The letter after the name in `/proc/<pid>/stat`.
+pub(crate) fn state(pid: u32) -> char {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('-')
+}
+
+pub(crate) fn kill(pid: u32, signal: &str) {
+    send(&pid.to_string(), signal);
+}
+
+pub(crate) fn kill_group(leader: u32, signal: &str) {
+    send(&format!("-{leader}"), signal);
+}
+
+fn send(whom: &str, signal: &str) {
+    let sent = Command::new("kill").args(["-s", signal, "--", whom]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Waits for something that another process brings about.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < PATIENCE, "never: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Does `work`, and ends the tests with a message where it hangs: a stuck tracer cannot be joined.
+pub(crate) fn within_patience<T>(work: impl FnOnce() -> T) -> T {
+    let (done, watched) = mpsc::channel::<()>();
+    let name = thread::current().name().unwrap_or("a test").to_owned();
+    thread::spawn(move || {
+        if watched.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("{name} hangs");
+            std::process::abort();
+        }
+    });
+    let result = work();
+    drop(done);
+    result
+}
+
+/// The example `resident_at_exit`, which `cargo test` builds: a tracer that is a process of its own.
+pub(crate) fn tracer() -> Command {
+    let tests = std::env::current_exe().unwrap();
+    let build = tests.parent().and_then(Path::parent).unwrap();
+    let example = build.join("examples/resident_at_exit");
+    assert!(example.exists(), "cargo build --examples makes {}", example.display());
+    let mut command = Command::new(example);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub(crate) fn is_root() -> bool {
+    pagewise_sys::system::euid() == 0
+}
