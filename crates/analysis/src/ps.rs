@@ -158,7 +158,8 @@ fn overview(listing: &Listing) -> Facts {
                 "longest_hold_ns",
                 "held one at most",
                 Value::of(listing.longest_hold_ns.clone(), Value::Nanos),
-            ),
+            )
+            .hidden_if(listing.longest_hold_ns.is_err()),
         ],
     }
 }

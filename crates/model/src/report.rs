@@ -94,6 +94,26 @@ pub struct Fact {
     pub audience: Audience,
 }
 
+impl Fact {
+    /// The same for people only.
+    #[must_use]
+    pub fn for_people(self) -> Fact {
+        Fact { audience: Audience::People, ..self }
+    }
+
+    /// The same for programs only.
+    #[must_use]
+    pub fn for_programs(self) -> Fact {
+        Fact { audience: Audience::Programs, ..self }
+    }
+
+    /// The same, for programs only where there is nothing to tell people.
+    #[must_use]
+    pub fn hidden_if(self, hidden: bool) -> Fact {
+        if hidden { self.for_programs() } else { self }
+    }
+}
+
 /// A value with its unit. Closed like [`Block`]: a new kind must be drawn by every view.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {

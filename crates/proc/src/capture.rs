@@ -294,10 +294,10 @@ impl<'a> Capture<'a> {
     }
 
     fn longest_hold(&self) -> Reading<u64> {
-        if self.root.is_live() {
-            Ok(self.longest.0)
-        } else {
-            Err(Absent::NotCollected(NOT_COPIED.into()))
+        match self.longest.0 {
+            _ if !self.root.is_live() => Err(Absent::NotCollected(NOT_COPIED.into())),
+            0 => Err(Absent::NotCollected("nothing that takes its lock could be read".into())),
+            longest => Ok(longest),
         }
     }
 

@@ -50,7 +50,11 @@ pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, Error> {
         vanished: 0,
         mem_total: root.machine("meminfo").and_then(|text| meminfo::parse(&text, "MemTotal")),
         took_ns: 0,
-        longest_hold_ns: Ok(hold),
+        longest_hold_ns: if root.is_live() {
+            Ok(hold)
+        } else {
+            Err(Absent::NotCollected("a copied tree has no processes to hold".into()))
+        },
     };
     for (_, seen) in seen {
         match seen {

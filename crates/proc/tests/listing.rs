@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use pagewise_model::listing::{ByQuadrant, Listing, Summary};
 use pagewise_model::machine::Method;
-use pagewise_model::{Bytes, Counter, Pid, Quadrant, Reading, Smaps};
+use pagewise_model::{Bytes, Counter, Pid, Quadrant, Smaps};
 use pagewise_proc::capture::Wish;
 use pagewise_proc::{ProcRoot, listing, smaps};
 
@@ -60,17 +60,18 @@ fn quadrant_sum(summary: &Summary) -> Bytes {
     Quadrant::ALL.iter().map(|q| summary.quadrants.get(*q).clone().expect("it was read")).sum()
 }
 
-/// Tries until `truth` is the same before and after `look`: whether a library's page is co-mapped
-/// depends on every process that starts or ends meanwhile.
-fn while_still<T: PartialEq + Debug, U>(truth: impl Fn() -> T, look: impl Fn() -> U) -> (T, U) {
-    for _ in 0..200 {
-        let before = truth();
-        let seen = look();
-        if before == truth() {
-            return (before, seen);
+/// What both ways of looking agree on. Tries until they do: whether a library's page is co-mapped depends
+/// on every process that starts or ends between the two looks.
+fn agreed<T: PartialEq + Debug>(one: impl Fn() -> T, other: impl Fn() -> T) -> T {
+    for _ in 0..50 {
+        let seen = one();
+        if seen == other() {
+            return seen;
         }
     }
-    panic!("the machine is never still");
+    let seen = one();
+    assert_eq!(seen, other());
+    seen
 }
 
 fn rollup(pid: u32) -> Smaps {
@@ -82,35 +83,41 @@ fn rollup(pid: u32) -> Smaps {
 fn an_idle_process_is_read_as_smaps_rollup_says_in_every_way() {
     let idle = Idle::start("cat", &[]);
     for wish in [Wish::Auto, Wish::Full, Wish::Fast, Wish::Polite] {
-        let (rollup, listing) = while_still(|| rollup(idle.pid()), || list(wish));
-        let cat = find(&listing, idle.pid());
-        let private =
-            [Counter::PrivateClean, Counter::PrivateDirty].map(|c| rollup.bytes(c).unwrap());
-        assert_eq!(cat.rss, rollup.bytes(Counter::Rss), "{wish:?}");
-        assert_eq!(cat.uss, Ok(private[0] + private[1]), "{wish:?}");
-        assert_eq!(cat.swap, rollup.bytes(Counter::Swap), "{wish:?}");
-        assert_eq!(quadrant_sum(cat), cat.rss.clone().unwrap(), "{wish:?}");
-        // Without CAP_SYS_ADMIN the page reading does not know the share of co-mapped pages.
-        if let Ok(pss) = &cat.pss {
-            assert_eq!(Ok(*pss), rollup.bytes(Counter::Pss), "{wish:?}");
-        }
+        let by_rollup = || {
+            let rollup = rollup(idle.pid());
+            let bytes = |counter| rollup.bytes(counter).unwrap();
+            let uss = bytes(Counter::PrivateClean) + bytes(Counter::PrivateDirty);
+            let rss = bytes(Counter::Rss);
+            (rss, rss, uss, bytes(Counter::Swap), bytes(Counter::Pss))
+        };
+        let by_listing = || {
+            let listing = list(wish);
+            let cat = find(&listing, idle.pid()).clone();
+            // Without CAP_SYS_ADMIN the page reading does not know the share of co-mapped pages.
+            let pss = cat.pss.clone().or_else(|_| rollup(idle.pid()).bytes(Counter::Pss));
+            let sum = quadrant_sum(&cat);
+            (cat.rss.unwrap(), sum, cat.uss.unwrap(), cat.swap.unwrap(), pss.unwrap())
+        };
+        agreed(by_rollup, by_listing);
     }
 }
 
-fn quadrants(wish: Wish, pid: u32) -> (Reading<Method>, ByQuadrant) {
+fn quadrants(wish: Wish, pid: u32, method: Method) -> ByQuadrant {
     let listing = list(wish);
     let summary = find(&listing, pid);
-    (summary.memory.clone(), summary.quadrants.clone())
+    assert_eq!(summary.memory, Ok(method));
+    summary.quadrants.clone()
+}
+
+fn agreed_quadrants(pid: u32) -> ByQuadrant {
+    let sums = || quadrants(Wish::Full, pid, Method::Full);
+    agreed(sums, || quadrants(Wish::Fast, pid, Method::Fast))
 }
 
 #[test]
 fn the_rollup_and_the_pages_give_the_same_quadrants() {
     for idle in [Idle::start("cat", &[]), Idle::start("sh", &["-c", "cat; :"])] {
-        let pid = idle.pid();
-        let (sums, pages) =
-            while_still(|| quadrants(Wish::Full, pid), || quadrants(Wish::Fast, pid));
-        assert_eq!((&sums.0, &pages.0), (&Ok(Method::Full), &Ok(Method::Fast)));
-        assert_eq!(sums.1, pages.1);
+        agreed_quadrants(idle.pid());
     }
 }
 
@@ -144,11 +151,8 @@ fn memory_shared_after_fork_is_shared_anonymous_however_it_is_read() {
         return;
     };
     for pid in [parent.pid(), child] {
-        let (sums, pages) =
-            while_still(|| quadrants(Wish::Full, pid), || quadrants(Wish::Fast, pid));
-        let shared = sums.1.shared_anonymous.clone().unwrap();
+        let shared = agreed_quadrants(pid).shared_anonymous.unwrap();
         assert!(shared >= Bytes(3_000_000), "{shared}");
-        assert_eq!(sums.1, pages.1);
     }
 }
 

@@ -188,25 +188,3 @@ fn line(key: &'static str, facts: Vec<Fact>) -> Facts {
         facts,
     }
 }
-
-/// Whom a fact is for.
-trait Reader {
-    fn for_people(self) -> Fact;
-    fn for_programs(self) -> Fact;
-    /// For programs only where there is nothing to tell people.
-    fn hidden_if(self, hidden: bool) -> Fact;
-}
-
-impl Reader for Fact {
-    fn for_people(self) -> Fact {
-        Fact { audience: Audience::People, ..self }
-    }
-
-    fn for_programs(self) -> Fact {
-        Fact { audience: Audience::Programs, ..self }
-    }
-
-    fn hidden_if(self, hidden: bool) -> Fact {
-        if hidden { self.for_programs() } else { self }
-    }
-}
