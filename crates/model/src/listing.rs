@@ -72,8 +72,8 @@ pub struct Summary {
 
 impl Summary {
     /// Whether it has ended and waits for its parent: it holds no memory.
-    pub const fn is_zombie(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X') && self.rss == Ok(Bytes::ZERO)
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod memory;
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::machine::{Gap, Method, Moment, Provenance};
 use pagewise_model::mapping::Mapping;
@@ -166,7 +166,7 @@ impl<'a> Capture<'a> {
         let mut capture = Capture {
             root,
             pid,
-            holder: holder(root, pid, &stat),
+            holder: root.holder(pid, stat.has_ended(), stat.threads),
             stat,
             mounts: mounts.unwrap_or_default(),
             features: Features::detect(),
@@ -263,10 +263,13 @@ impl<'a> Capture<'a> {
     }
 
     fn age(&self) -> Reading<u64> {
-        if !self.root.is_live() {
-            return Err(Absent::NotCollected(NOT_COPIED.into()));
-        }
-        let since_boot = u64::try_from(system::since_boot().as_nanos()).unwrap_or(u64::MAX);
+        let since_boot = if self.root.is_live() {
+            system::since_boot()
+        } else {
+            let text = self.root.machine("uptime")?;
+            uptime(&text).ok_or(Absent::NotCollected(NOT_COPIED.into()))?
+        };
+        let since_boot = u64::try_from(since_boot.as_nanos()).unwrap_or(u64::MAX);
         let tick_ns = 1_000_000_000 / system::ticks_per_second().max(1);
         Ok(since_boot.saturating_sub(self.stat.start_ticks.saturating_mul(tick_ns)))
     }
@@ -315,17 +318,11 @@ impl<'a> Capture<'a> {
     }
 }
 
-/// The thread that has the process's memory: its first, or one that lives on where the first has ended
-/// (`pthread_exit` in `main`), which leaves the files of the process itself empty.
-fn holder(root: &ProcRoot, pid: Pid, first: &Stat) -> Pid {
-    if !root.is_live() || !first.has_ended() || first.threads < 2 {
-        return pid;
-    }
-    let lives = |tid: &Pid| {
-        root.read(*tid, "stat")
-            .is_ok_and(|text| stat::parse(&text).is_ok_and(|stat| !stat.has_ended()))
-    };
-    root.tids(pid).unwrap_or_default().into_iter().find(lives).unwrap_or(pid)
+/// The first number of `/proc/uptime`: seconds since boot, suspend included.
+fn uptime(text: &[u8]) -> Option<Duration> {
+    let first = text.split(|byte| byte.is_ascii_whitespace()).next()?;
+    let seconds: f64 = std::str::from_utf8(first).ok()?.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 fn arguments(cmdline: &[u8]) -> Vec<Name> {

@@ -159,6 +159,11 @@ struct Status {
 }
 
 impl Status {
+    /// The same process with the memory that another of its threads has.
+    fn with_memory_of(self, holder: Status) -> Status {
+        Status { rss: holder.rss, shmem: holder.shmem, swap: holder.swap, ..self }
+    }
+
     fn parse(text: &[u8]) -> Status {
         let mut status = Status { state: '?', ..Status::default() };
         let size = |value| kilobytes(value).map(Bytes);
@@ -235,17 +240,32 @@ impl<'a> Reader<'a> {
         if self.fill(pid, "status").is_err() {
             return Seen::Vanished;
         }
-        let status = Status::parse(&self.buffer);
+        let mut status = Status::parse(&self.buffer);
         if status.is_kernel_thread() {
             return Seen::KernelThread;
         }
-        let memory = self.memory(pid, &status);
-        Seen::Process(Box::new(self.summary(pid, status, memory)))
+        let ended = matches!(status.state, 'Z' | 'X');
+        let holder = self.shared.root.holder(pid, ended, status.threads);
+        let memory = if holder != pid && self.fill(holder, "status").is_ok() {
+            status = status.with_memory_of(Status::parse(&self.buffer));
+            self.memory(holder, &status)
+        } else if ended {
+            Ok(nothing())
+        } else {
+            self.memory(pid, &status)
+        };
+        Seen::Process(Box::new(self.summary(pid, holder, status, memory)))
     }
 
-    fn summary(&mut self, pid: Pid, status: Status, memory: Reading<Memory>) -> Summary {
+    fn summary(
+        &mut self,
+        pid: Pid,
+        holder: Pid,
+        status: Status,
+        memory: Reading<Memory>,
+    ) -> Summary {
         let root = self.shared.root;
-        let command = self.fill(pid, "cmdline").map(|()| words(&self.buffer));
+        let command = self.fill(holder, "cmdline").map(|()| words(&self.buffer));
         let group = self.fill(pid, "cgroup").and_then(|()| {
             let member = cgroup::parse(&self.buffer);
             member.map(|m| m.path).ok_or(Absent::NotInThisKernel("2.6.24".into()))
@@ -261,7 +281,7 @@ impl<'a> Reader<'a> {
             uid: status.uid,
             user,
             command,
-            exe: root.link(pid, "exe"),
+            exe: root.link(holder, "exe"),
             cgroup: group,
             memory: method,
             uss: memory.uss,
@@ -274,16 +294,6 @@ impl<'a> Reader<'a> {
     }
 
     fn memory(&mut self, pid: Pid, status: &Status) -> Reading<Memory> {
-        if matches!(status.state, 'Z' | 'X') {
-            // Its other threads hold the memory that its main thread has let go.
-            let others = "the main thread has ended, others have not";
-            let has_ended = status.threads <= 1;
-            return if has_ended {
-                Ok(nothing())
-            } else {
-                Err(Absent::NotSupported(others.into()))
-            };
-        }
         match self.shared.wish.method(status.rss.unwrap_or_default()) {
             Method::Full => match self.read_rollup(pid, status) {
                 // Before 4.14 there is no rollup.

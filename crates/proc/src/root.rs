@@ -11,8 +11,8 @@ use pagewise_model::{Absent, Name, Pid, Reading};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::Error;
 use crate::text::number;
+use crate::{Error, stat};
 
 /// The tree that processes are read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +54,19 @@ impl ProcRoot {
     pub(crate) fn tids(&self, pid: Pid) -> Reading<Vec<Pid>> {
         let path = self.file(pid, "task");
         ids(&path).map_err(|e| self.absence(&path, &e))
+    }
+
+    /// The thread that has the process's memory: its first, or one that lives on where the first has ended
+    /// (`pthread_exit` in `main`), which leaves the files of the process itself empty.
+    pub(crate) fn holder(&self, pid: Pid, first_has_ended: bool, threads: u64) -> Pid {
+        if !self.live || !first_has_ended || threads < 2 {
+            return pid;
+        }
+        let lives = |tid: &Pid| {
+            let stat = self.read(*tid, "stat").and_then(|text| stat::parse(&text));
+            stat.is_ok_and(|stat| !stat.has_ended())
+        };
+        self.tids(pid).unwrap_or_default().into_iter().find(lives).unwrap_or(pid)
     }
 
     /// The path of a process's file.

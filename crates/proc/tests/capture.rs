@@ -13,7 +13,7 @@ use pagewise_model::machine::Method;
 use pagewise_model::object::{Object, OnDisk};
 use pagewise_model::{Absent, Bytes, Counter, Mapping, Name, Pid, Snapshot};
 use pagewise_proc::capture::{Request, Wish, capture};
-use pagewise_proc::{Error, ProcRoot, stat, target};
+use pagewise_proc::{Error, ProcRoot, listing, stat, target};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
@@ -170,6 +170,10 @@ fn a_process_whose_first_thread_has_ended_keeps_its_memory() {
             snapshot.process.exe.unwrap().as_bytes(),
             program.as_os_str().as_encoded_bytes()
         );
+        let listing = listing::list(&ProcRoot::live(), wish).unwrap();
+        let listed = listing.processes.iter().find(|s| s.pid == child.pid()).unwrap();
+        assert!(listed.rss.clone().unwrap() > Bytes::ZERO && !listed.is_zombie(), "{wish:?}");
+        assert!(!listed.command.as_ref().unwrap().is_empty());
     }
 }
 
