@@ -391,6 +391,25 @@ fn a_copied_tree_gives_what_was_copied_and_says_what_was_not() {
 }
 
 #[test]
+fn a_copied_tree_tells_an_age_where_it_has_the_uptime() {
+    let sleeper = Sleeper::start(Path::new("/bin/sleep"));
+    let tree = copied(&sleeper, &["stat"]);
+    let age = || {
+        let request = Request::default();
+        capture(&ProcRoot::at(tree.path()), sleeper.pid(), &request).unwrap().process.age_ns
+    };
+    assert!(age().is_err());
+    let start_ticks = stat::parse(sleeper.file("stat").as_bytes()).unwrap().start_ticks;
+    fs::write(tree.path().join("uptime"), format!("{}.50 7.00\n", start_ticks / 100 + 9)).unwrap();
+    let seconds = age().unwrap() as f64 / 1e9;
+    assert!((8.5..=9.5).contains(&seconds), "{seconds}");
+    for wrong in ["", "x", "-4", "nan 1", "1e300"] {
+        fs::write(tree.path().join("uptime"), wrong).unwrap();
+        assert!(age().is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn a_copied_smaps_that_is_cut_off_leaves_a_gap() {
     let sleeper = Sleeper::start(Path::new("/bin/sleep"));
     let tree = copied(&sleeper, &["stat", "smaps"]);
