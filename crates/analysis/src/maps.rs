@@ -57,6 +57,8 @@ enum Key {
     Quadrant,
     VmFlags,
     Name,
+    /// The name, or what nameless memory is used for.
+    Use,
     /// A reading of smaps or of the page tables.
     Of(Measure),
     /// A line that no [`Counter`] stands for: an index into [`Survey::extra`].
@@ -93,7 +95,7 @@ impl Measure {
 /// A column of our own: key, the word that people may use as well, heading, meaning.
 type About = (Key, &'static str, &'static str, &'static str, &'static str);
 
-const OURS: [About; 17] = [
+const OURS: [About; 18] = [
     (Key::Start, "start", "address", "Address", "The first address."),
     (Key::End, "end", "end", "End", "One past the last address."),
     (Key::Size, "size", "kbytes", "Size", "Address space, touched or not."),
@@ -129,6 +131,7 @@ const OURS: [About; 17] = [
     (Key::Quadrant, "quadrant", "quadrant", "Quadrant", "By what was asked of mmap."),
     (Key::VmFlags, "VmFlags", "flags", "VmFlags", "The kernel's two-letter flags."),
     (Key::Name, "name", "mapping", "Mapping", "The file, or the kernel's name for the memory."),
+    (Key::Use, "use", "use", "Mapping", "The name; in brackets what nameless memory is used for."),
 ];
 
 const DEFAULT: [Key; 8] = [
@@ -139,11 +142,11 @@ const DEFAULT: [Key; 8] = [
     Key::Of(Measure::Dirty),
     Key::Of(Measure::Swap),
     Key::Mode,
-    Key::Name,
+    Key::Use,
 ];
 
 /// What programs get beside the default columns.
-const FOR_PROGRAMS: [Key; 8] = [
+const FOR_PROGRAMS: [Key; 9] = [
     Key::End,
     Key::Of(Measure::Uss),
     Key::Of(Measure::AnonHuge),
@@ -152,6 +155,7 @@ const FOR_PROGRAMS: [Key; 8] = [
     Key::Inode,
     Key::Pool,
     Key::Quadrant,
+    Key::Name,
 ];
 
 const BEFORE_COUNTERS: [Key; 6] =
@@ -310,6 +314,24 @@ impl<'a> Rows<'a> {
         &self.pools.list()[self.pools.index(row)]
     }
 
+    /// The kernel's name of a mapping; else, in brackets, its pool, with the name that tells pools of that kind apart.
+    fn known_as(&self, row: usize) -> Name {
+        let (mapping, pool) = (&self.mappings[row], self.pool(row));
+        if !mapping.name.is_empty() {
+            return mapping.name.clone();
+        }
+        let mut words = pool.kind.label().as_bytes().to_vec();
+        if pool.kind == pools::Kind::Library
+            && let Some(part) = self.pools.part(row)
+        {
+            words.extend([b" ", part.key().as_bytes()].concat());
+        }
+        if pool.kind.names_each() {
+            words.extend([b": ", pool.name.as_bytes()].concat());
+        }
+        Name::new(&[b"[", words.as_slice(), b"]"].concat())
+    }
+
     fn pick(&self, rows: &[usize]) -> Vec<&'a Mapping> {
         rows.iter().map(|&row| &self.mappings[row]).collect()
     }
@@ -362,6 +384,7 @@ impl<'a> Rows<'a> {
             Key::Inode => Datum::Number(m.inode),
             Key::Size => Datum::Number(m.size().0),
             Key::Name => Datum::Text(m.name.as_bytes().into()),
+            Key::Use => Datum::Text(self.known_as(row).as_bytes().to_vec().into()),
             Key::Mode => text(mode(m)),
             Key::Device => text(device(m)),
             Key::Pool => text(self.pool(row).kind.id().into()),
@@ -382,6 +405,11 @@ impl<'a> Rows<'a> {
         let (shown, for_programs) = self.choose(columns)?;
         let mappings = self.pick(rows);
         let mut table = self.columns(&mappings, rows, &shown);
+        if matches!(columns, Columns::Default)
+            && let Some(column) = table.last_mut()
+        {
+            column.audience = Audience::People;
+        }
         for mut column in self.columns(&mappings, rows, &for_programs) {
             column.audience = Audience::Programs;
             table.push(column);
@@ -441,6 +469,7 @@ impl<'a> Rows<'a> {
             Key::Inode => Cells::Counts(each.map(|m| m.inode).collect()),
             Key::Size => Cells::Bytes(each.map(|m| m.size().0).collect()),
             Key::Name => Cells::Names(each.map(|m| m.name.clone()).collect()),
+            Key::Use => Cells::Names(rows.iter().map(|&row| self.known_as(row)).collect()),
             Key::Device => Cells::Labels(each.map(|m| device(m)).collect()),
             Key::Quadrant => Cells::Labels(each.map(|m| quadrant(m.declared())).collect()),
             Key::Pool => {
@@ -507,10 +536,8 @@ fn known() -> Vec<&'static str> {
 
 fn kind(key: Key) -> Kind {
     match key {
-        Key::Mode | Key::Device | Key::Pool | Key::Quadrant | Key::VmFlags | Key::Name => {
-            Kind::Text
-        }
-        Key::Extra(_) => Kind::Text,
+        Key::Mode | Key::Device | Key::Pool | Key::Quadrant | Key::VmFlags => Kind::Text,
+        Key::Name | Key::Use | Key::Extra(_) => Kind::Text,
         _ => Kind::Number,
     }
 }
@@ -853,15 +880,31 @@ mod tests {
     }
 
     #[test]
-    fn the_default_columns_end_with_the_name_and_programs_get_more() {
+    fn the_default_columns_end_with_the_use_for_people_and_the_name_for_programs() {
         let report = show(&three(), Options::default());
         let table = table(&report, "mappings");
         let shown = table.columns.iter().filter(|c| c.audience == Audience::Everyone);
         let labels: Vec<_> = shown.map(|c| c.label.as_ref()).collect();
-        assert_eq!(labels, ["Address", "Size", "RSS", "PSS", "Dirty", "Swap", "Mode", "Mapping"]);
+        assert_eq!(labels, ["Address", "Size", "RSS", "PSS", "Dirty", "Swap", "Mode"]);
+        let last = |audience| table.columns.iter().rfind(|c| c.audience == audience).unwrap();
+        assert_eq!(last(Audience::People).label, "Mapping");
+        assert_eq!(last(Audience::Programs).key, "name");
         assert!(
             table.columns.iter().any(|c| c.key == "quadrant" && c.audience == Audience::Programs)
         );
+    }
+
+    #[test]
+    fn nameless_memory_is_called_what_it_is_used_for() {
+        let columns = Columns::List(vec!["use".into()]);
+        let all = vec![
+            resident("5000-a000 rw-p 0 0 [heap]", 4096),
+            mapping("b000-c000 ---p 0 0"),
+            mapping("d000-e000 rwxp 0 0"),
+        ];
+        let report = show(&snapshot(all), Options { columns, ..Options::default() });
+        let names = column(table(&report, "mappings"), "use");
+        assert_eq!(names, ["[heap]", "[no access]", "[JIT]"].map(|n| Value::Name(n.into())));
     }
 
     #[test]

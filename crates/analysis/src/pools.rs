@@ -80,6 +80,27 @@ kinds! {
     Anonymous "anonymous" "anonymous mmap" "Private anonymous memory that nothing tells apart.";
 }
 
+impl Kind {
+    /// Whether a pool's name says more than its kind: a path or a thread, not our own words.
+    pub(crate) const fn names_each(self) -> bool {
+        !matches!(
+            self,
+            Kind::Heap
+                | Kind::MallocArena
+                | Kind::MallocChunk
+                | Kind::MainStack
+                | Kind::CachedStack
+                | Kind::SharedAnonymous
+                | Kind::Jit
+                | Kind::Sanitizer
+                | Kind::Go
+                | Kind::Kernel
+                | Kind::Reserve
+                | Kind::Anonymous
+        )
+    }
+}
+
 /// A part of an ELF file in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {

@@ -683,6 +683,9 @@ fields! {
         "name" "text" ""
             "The mapped file, or the name the kernel or the program gave; of a process its 15 bytes of comm."
             "Chosen by others: not to be trusted, and escaped wherever it is shown.";
+        "use" "text" ""
+            "A mapping's name, or in brackets what nameless memory is used for."
+            "What is in brackets is found out by pagewise, unless it is one of the kernel's: [heap], [stack], [vdso].";
         "pid" "number" ""
             "The process id."
             "In the pid namespace of the /proc that was read.";
