@@ -370,6 +370,7 @@ fn totals(listing: &Listing) -> Facts {
         fact("read", "of them read", Value::Count(read)),
         fact("kernel_threads", "kernel threads", Value::Count(listing.kernel_threads)),
         fact("vanished", "vanished", Value::Count(listing.vanished)),
+        fact("hidden", "hidden", Value::Count(listing.hidden)),
     ]);
     Facts {
         key: "totals".into(),
@@ -445,6 +446,11 @@ fn note(listing: &Listing, cut: usize) -> Label {
             "process ended before it was read.",
             "processes ended before they were read.",
         ),
+        count(
+            listing.hidden,
+            "process is hidden (hidepid), kernel threads included.",
+            "processes are hidden (hidepid), kernel threads included.",
+        ),
     ];
     lines.extend(left_out.into_iter().flatten());
     lines.join(" ").into()
@@ -512,6 +518,7 @@ mod tests {
             ],
             kernel_threads: 40,
             vanished: 0,
+            hidden: 0,
             mem_total: Ok(Bytes::gib(1)),
             took_ns: 1,
             longest_hold_ns: Ok(1),

@@ -3,13 +3,16 @@
 //! Every program is stopped while it is looked at. Where figures depend on who else maps a page,
 //! the program is linked statically: else pagewise itself would change what it measures.
 
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
 mod fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -525,6 +528,81 @@ fn a_kernel_thread_has_no_memory_and_that_is_said() {
     assert!(said.contains("kernel thread"), "{said}");
 }
 
+/// A copy of pagewise that others may run too: the folder of the build may be closed to them.
+fn open_to_all() -> (tempfile::TempDir, PathBuf) {
+    let open = tempfile::tempdir().unwrap();
+    fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = open.path().join("pagewise");
+    copy_program(env!("CARGO_BIN_EXE_pagewise").as_ref(), &binary);
+    (open, binary)
+}
+
+/// What pagewise does with a `/proc` that a shell has prepared in a mount namespace of its own.
+fn with_another_proc(options: &[&str], prepare: &str, pagewise: &str) -> Option<Output> {
+    const NOBODY: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    let (_open, binary) = open_to_all();
+    let pagewise = pagewise.replace("NOBODY", NOBODY).replace("PAGEWISE", binary.to_str().unwrap());
+    let script = format!("{prepare}; {pagewise}");
+    let mut command = Command::new("unshare");
+    let output = command.arg("--mount").args(options).args(["sh", "-c", &script]).output();
+    output.map_err(|_| skip("unshare is not installed")).ok()
+}
+
+#[test]
+fn what_hidepid_hides_is_counted_and_said() {
+    if !is_root() {
+        return;
+    }
+    let hide = |level: &str| format!("mount -t proc -o hidepid={level} proc /proc");
+    let ps = "NOBODY PAGEWISE ps --json";
+    let Some(output) = with_another_proc(&[], &hide("1"), ps) else { return };
+    let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(number(&listing, "totals.hidden") > 0);
+    assert_eq!(number(&listing, "totals.vanished"), 0);
+    for (level, says) in [("1", "may not be read"), ("2", "there is no process 1")] {
+        let output = with_another_proc(&[], &hide(level), "NOBODY PAGEWISE explain 1").unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(says), "{said}");
+    }
+}
+
+#[test]
+fn an_unmounted_proc_is_said_to_be_one() {
+    if !is_root() {
+        return;
+    }
+    for what in ["ps", "explain self", "explain bash"] {
+        let pagewise = format!("PAGEWISE {what}");
+        let Some(output) = with_another_proc(&[], "umount -l /proc", &pagewise) else { return };
+        assert_eq!(output.status.code(), Some(1), "{what}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("/proc is no proc file system"), "{what}: {said}");
+    }
+}
+
+#[test]
+fn pids_of_another_namespace_are_not_mistaken_for_our_own() {
+    if !is_root() {
+        return;
+    }
+    // Without a /proc of its own, a process in a new pid namespace sees the old one's numbers.
+    let inside = ["--pid", "--fork"];
+    let explain = "PAGEWISE explain self --json";
+    let Some(output) = with_another_proc(&inside, "true", explain) else { return };
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let gaps = report["provenance"]["gaps"].to_string();
+    assert!(gaps.contains("another pid namespace"), "{gaps}");
+    assert_ne!(report["process"]["ns_pids"][0], report["process"]["ns_pids"][1]);
+    let output = with_another_proc(&inside, "true", "PAGEWISE explain -- true").unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("pid namespace"));
+    // With one, all is as usual.
+    let mount = "mount -t proc proc /proc";
+    let output = with_another_proc(&inside, mount, "PAGEWISE explain --json -- true").unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn what_another_user_hides_is_absent_and_says_what_it_takes() {
     if !is_root() {
@@ -532,11 +610,7 @@ fn what_another_user_hides_is_absent_and_says_what_it_takes() {
     }
     const NOBODY: u32 = 65534;
     let fixture = Fixture::start("quadrants", &["1024"]);
-    // The folder of the build may be closed to others.
-    let open = tempfile::tempdir().unwrap();
-    fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let binary = open.path().join("pagewise");
-    copy_program(env!("CARGO_BIN_EXE_pagewise").as_ref(), &binary);
+    let (_open, binary) = open_to_all();
     let run = |args: &[&str]| {
         let mut command = Command::new(&binary);
         command.args(args).uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap()

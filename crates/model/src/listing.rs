@@ -19,6 +19,9 @@ pub struct Listing {
     pub kernel_threads: u64,
     /// How many processes ended before anything of them was read.
     pub vanished: u64,
+    /// How many processes may not be looked at in any way: `/proc` is mounted with `hidepid`.
+    #[serde(default)]
+    pub hidden: u64,
     /// `MemTotal`.
     #[serde(with = "plain")]
     pub mem_total: Reading<Bytes>,

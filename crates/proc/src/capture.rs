@@ -19,8 +19,7 @@ use crate::stat::Stat;
 use crate::stream::LongestRead;
 use crate::users::Users;
 use crate::{
-    Error, ProcRoot, cgroup, elf, heads, ksm, limits, meminfo, mountinfo, stat, status, target,
-    threads,
+    Error, ProcRoot, cgroup, elf, heads, ksm, limits, meminfo, mountinfo, stat, status, threads,
 };
 
 /// Up to here a full reading holds the target for well below a millisecond a mapping.
@@ -80,7 +79,7 @@ impl Default for Request {
 /// [`Error::NoSuchProcess`] where it is not there or ends meanwhile, [`Error::Io`] and [`Error::Parse`] where even
 /// `stat` cannot be read.
 pub fn capture(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error> {
-    if target::ourselves(root) == Some(pid) {
+    if root.ourselves() == Some(pid) {
         // Our own memory grows as it is read. The allocator keeps what a reading took, so that
         // after two of them a third finds its room made.
         for _ in 0..2 {
@@ -159,6 +158,9 @@ struct Capture<'a> {
     gaps: Vec<Gap>,
 }
 
+/// Why no system call is made on a process.
+const OTHER_IDS: &str = "/proc is of another pid namespace";
+
 impl<'a> Capture<'a> {
     fn begin(root: &'a ProcRoot, pid: Pid, request: &Request) -> Result<Capture<'a>, Error> {
         let stat = stat::parse(&root.read(pid, "stat")?)?;
@@ -181,6 +183,9 @@ impl<'a> Capture<'a> {
             let resident = capture.statm().map_or(Bytes::ZERO, |statm| statm.resident);
             capture.method = request.wish.method(resident);
             capture.is_large = resident > SMALL;
+            if !root.has_our_ids() {
+                capture.miss("the first words of mappings", Absent::NotSupported(OTHER_IDS.into()));
+            }
         }
         Ok(capture)
     }
@@ -281,7 +286,7 @@ impl<'a> Capture<'a> {
 
     fn heads(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<Head> {
         match mappings {
-            Ok(mappings) if self.root.is_live() => {
+            Ok(mappings) if self.root.has_our_ids() => {
                 heads::read(self.root, self.holder, mappings, self.page_size)
             }
             _ => Vec::new(),

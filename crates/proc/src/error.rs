@@ -38,6 +38,12 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// There are no processes in it, not even we.
+    #[error("{} is no proc file system", shown(path))]
+    NotMounted {
+        /// Where it should be.
+        path: PathBuf,
+    },
     /// The process is not there, or ended while it was read.
     #[error("there is no process {pid}")]
     NoSuchProcess {
@@ -78,6 +84,7 @@ impl Error {
             Error::NoSuchProcess { .. } => {
                 Some("it may have ended, or /proc hides other users' processes (hidepid)".into())
             }
+            Error::NotMounted { .. } => Some("mount -t proc proc /proc".into()),
             Error::NotFound { .. } => Some("`pagewise ps` lists every process".into()),
             Error::AmbiguousName { .. } => Some("name one by its pid".into()),
             Error::NotASnapshot { .. } => {

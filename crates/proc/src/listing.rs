@@ -48,6 +48,7 @@ pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, Error> {
         processes: Vec::with_capacity(seen.len()),
         kernel_threads: 0,
         vanished: 0,
+        hidden: 0,
         mem_total: root.machine("meminfo").and_then(|text| meminfo::parse(&text, "MemTotal")),
         took_ns: 0,
         longest_hold_ns: if root.is_live() {
@@ -61,6 +62,7 @@ pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, Error> {
             Seen::Process(summary) => listing.processes.push(*summary),
             Seen::KernelThread => listing.kernel_threads += 1,
             Seen::Vanished => listing.vanished += 1,
+            Seen::Hidden => listing.hidden += 1,
         }
     }
     listing.took_ns = nanos(begin);
@@ -76,6 +78,8 @@ enum Seen {
     Process(Box<Summary>),
     KernelThread,
     Vanished,
+    /// Not even its status may be read.
+    Hidden,
 }
 
 /// What all readers use.
@@ -237,8 +241,10 @@ impl<'a> Reader<'a> {
     }
 
     fn process(&mut self, pid: Pid) -> Seen {
-        if self.fill(pid, "status").is_err() {
-            return Seen::Vanished;
+        match self.fill(pid, "status") {
+            Ok(()) => {}
+            Err(Absent::NotPermitted(_)) => return Seen::Hidden,
+            Err(_) => return Seen::Vanished,
         }
         let mut status = Status::parse(&self.buffer);
         if status.is_kernel_thread() {

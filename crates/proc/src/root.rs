@@ -42,12 +42,27 @@ impl ProcRoot {
         self.live
     }
 
+    /// Our own id in it; `None` in a copied tree.
+    pub fn ourselves(&self) -> Option<Pid> {
+        let link = std::fs::read_link(self.path.join("self")).ok().filter(|_| self.live)?;
+        number(link.as_os_str().as_bytes()).and_then(|n| u32::try_from(n).ok()).map(Pid)
+    }
+
+    /// Whether system calls take the ids in it: it is live, and of our own pid namespace.
+    pub fn has_our_ids(&self) -> bool {
+        self.ourselves() == Some(Pid(std::process::id()))
+    }
+
     /// The ids of all processes, in order.
     ///
     /// # Errors
-    /// [`Error::Io`] where the tree cannot be listed.
+    /// [`Error::Io`] where the tree cannot be listed, [`Error::NotMounted`] where it should be live and is empty.
     pub fn pids(&self) -> Result<Vec<Pid>, Error> {
-        ids(&self.path).map_err(|e| Error::io(&self.path, e))
+        let ids = ids(&self.path).map_err(|e| Error::io(&self.path, e))?;
+        if self.live && ids.is_empty() {
+            return Err(Error::NotMounted { path: self.path.clone() });
+        }
+        Ok(ids)
     }
 
     /// The ids of a process's threads, in order.

@@ -1,7 +1,5 @@
 //! Which process a user means: a pid, `self`, or a name.
 
-use std::os::unix::ffi::OsStrExt;
-
 use pagewise_model::{Name, Pid};
 
 use crate::text::number;
@@ -20,9 +18,9 @@ pub fn find(root: &ProcRoot, text: &str) -> Result<Pid, Error> {
     if let Some(pid) = pid(text.as_bytes()) {
         return Ok(pid);
     }
-    let us = ourselves(root);
-    if text == "self" {
-        return us.ok_or_else(not_found);
+    let us = root.ourselves();
+    if let (Some(us), "self") = (us, text) {
+        return Ok(us);
     }
     let others = root.pids()?.into_iter().filter(|&pid| Some(pid) != us);
     let named: Vec<Named> = others.filter_map(|pid| Named::read(root, pid)).collect();
@@ -42,12 +40,6 @@ pub fn find(root: &ProcRoot, text: &str) -> Result<Pid, Error> {
 fn pid(digits: &[u8]) -> Option<Pid> {
     let is_plain = digits.iter().all(u8::is_ascii_digit);
     number(digits).filter(|_| is_plain).and_then(|n| u32::try_from(n).ok()).map(Pid)
-}
-
-/// Our pid in that `/proc`, which may be of another pid namespace; none in a copy.
-pub(crate) fn ourselves(root: &ProcRoot) -> Option<Pid> {
-    let link = std::fs::read_link(root.path().join("self")).ok();
-    link.filter(|_| root.is_live()).and_then(|to| pid(to.as_os_str().as_bytes()))
 }
 
 /// A process and the names it goes by.

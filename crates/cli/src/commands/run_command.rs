@@ -33,6 +33,9 @@ pub(crate) fn run(
     when: When,
     request: &Request,
 ) -> anyhow::Result<Seen> {
+    if !ProcRoot::live().has_our_ids() {
+        bail!("/proc is not of this pid namespace: a command run here would not be found in it");
+    }
     let mut traced = match Traced::spawn(program, arguments) {
         Ok(traced) => traced,
         Err(error) => return Err(NotRun { program: program.to_owned(), error }.into()),
