@@ -1,6 +1,7 @@
-//! `process_vm_readv`: small pieces of another process's memory, many a call.
+//! `process_vm_readv`: another process's memory, in small pieces or large ones, many a call.
 
 use std::io;
+use std::ops::Range;
 
 /// The most pieces the kernel takes in one call (`UIO_MAXIOV`).
 const MOST: usize = 1024;
@@ -29,14 +30,39 @@ pub fn read_each<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<
 /// The leading pieces that could be read whole; none where the first is not readable.
 fn read_batch<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<[u8; N]>> {
     let mut bytes = vec![[0; N]; addresses.len()];
-    let local =
-        libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: size_of_val(bytes.as_slice()) };
     let remote: Vec<libc::iovec> = addresses
         .iter()
         .map(|&address| libc::iovec { iov_base: pointer(address), iov_len: N })
         .collect();
+    let got = read_pieces(pid, &remote, bytes.as_flattened_mut())?;
+    bytes.truncate(got.checked_div(N).unwrap_or(0));
+    Ok(bytes)
+}
+
+/// Reads `ranges`, no more than 1024 of them, one after the other into `buffer`. Returns how many bytes
+/// that was: fewer than asked for where the buffer is too small or a page cannot be read.
+///
+/// Reading an untouched page makes the kernel map it, so ask only for pages known to be present.
+///
+/// # Errors
+/// `EPERM` where we may not trace the process, `ESRCH` where it is gone, `EINVAL` for too many ranges.
+pub fn read(pid: u32, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<usize> {
+    let length = |range: &Range<u64>| usize::try_from(range.end.saturating_sub(range.start));
+    let remote: Vec<libc::iovec> = ranges
+        .iter()
+        .map(|range| libc::iovec {
+            iov_base: pointer(range.start),
+            iov_len: length(range).unwrap_or(0),
+        })
+        .collect();
+    read_pieces(pid, &remote, buffer)
+}
+
+/// How many bytes could be read before a piece that could not; 0 where that is the first.
+fn read_pieces(pid: u32, remote: &[libc::iovec], buffer: &mut [u8]) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-    // SAFETY: `local` is the whole of `bytes`, which outlives the call and is not used during it;
+    // SAFETY: `local` is the whole of `buffer`, which is borrowed mutably until after the call;
     // remote addresses are only ever looked up in the other process.
     let got = unsafe {
         libc::process_vm_readv(
@@ -48,14 +74,10 @@ fn read_batch<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<[u8
             0,
         )
     };
-    match usize::try_from(got) {
-        Ok(got) => bytes.truncate(got.checked_div(N).unwrap_or(0)),
-        Err(_) => match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::EFAULT) => bytes.clear(),
-            error => return Err(error),
-        },
-    }
-    Ok(bytes)
+    usize::try_from(got).or_else(|_| match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::EFAULT) => Ok(0),
+        error => Err(error),
+    })
 }
 
 /// An address of another process as the pointer that an `iovec` wants; null, which no process
@@ -74,6 +96,18 @@ mod tests {
         let at = |i: usize| (&raw const words[i]).addr() as u64;
         let read = read_each::<4>(std::process::id(), &[at(0), 0, at(1), 0]).unwrap();
         assert_eq!(read, [Some(words[0]), None, Some(words[1]), None]);
+    }
+
+    #[test]
+    fn ranges_are_read_one_after_the_other_up_to_one_that_cannot_be() {
+        let words = [[1_u8, 2, 3, 4], [5, 6, 7, 8]];
+        let at = |i: usize| (&raw const words[i]).addr() as u64;
+        let ranges = [at(1)..at(1) + 4, at(0)..at(0) + 2, 0..4];
+        let mut buffer = [0; 10];
+        assert_eq!(read(std::process::id(), &ranges, &mut buffer).unwrap(), 6);
+        assert_eq!(buffer[..6], [5, 6, 7, 8, 1, 2]);
+        let mut small = [0; 3];
+        assert_eq!(read(std::process::id(), &ranges, &mut small).unwrap(), 3);
     }
 
     #[test]
