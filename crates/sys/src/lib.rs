@@ -2,10 +2,15 @@
 //!
 //! One file an interface. Errors are what the kernel answered, as [`std::io::Error`].
 
+pub mod borrow;
+pub mod madvise;
 pub mod pagemap_scan;
 pub mod probe;
 pub mod procmap_query;
+mod ptrace;
+pub mod region;
 pub mod remote;
 pub mod rest;
 pub mod system;
+pub mod thp;
 pub mod trace;

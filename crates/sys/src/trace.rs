@@ -4,10 +4,9 @@
 //! without us, and system calls are not stopped: only a new thread, an `exec`, a signal and an exit
 //! cost it a round trip to us. Its child processes run untraced.
 
-mod request;
 mod signals;
 mod start;
-mod wait;
+pub(crate) mod wait;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -20,8 +19,12 @@ use std::time::{Duration, Instant};
 use start::Image;
 use wait::Change;
 
-/// A thread id, or a process id: that of its main thread.
-type Tid = libc::pid_t;
+use crate::ptrace::{self, Tid};
+
+/// The stops we ask for. A child process is not followed: only threads and what they execute.
+/// Without `PTRACE_O_EXITKILL` the command outlives us.
+const OPTIONS: i32 =
+    libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
 
 /// How long we wait for every thread to stop. One that takes longer waits inside the kernel (for
 /// a disk, or in vfork for its child) and runs no code of its own.
@@ -238,7 +241,7 @@ impl Traced {
     /// Those of `waitpid`.
     pub fn freeze(&mut self) -> io::Result<Stopped> {
         for (&tid, _) in self.threads.iter().filter(|(_, phase)| phase.is_free()) {
-            request::interrupt(tid);
+            ptrace::interrupt(tid);
         }
         let settled = Instant::now() + SETTLE;
         loop {
@@ -263,15 +266,15 @@ impl Traced {
         for (&tid, phase) in &mut self.threads {
             *phase = match *phase {
                 Phase::Held(Resume::Continue(signal)) => {
-                    request::resume(tid, signal);
+                    ptrace::resume(tid, signal);
                     Phase::Running
                 }
                 Phase::Held(Resume::Listen) => {
-                    request::listen(tid);
+                    ptrace::listen(tid);
                     Phase::Listening
                 }
                 Phase::Exiting(_) => {
-                    request::resume(tid, 0);
+                    ptrace::resume(tid, 0);
                     Phase::Leaving
                 }
                 Phase::Running | Phase::Listening | Phase::Leaving | Phase::Stranger => continue,
@@ -285,10 +288,10 @@ impl Traced {
         self.signals.forget();
         for (tid, phase) in std::mem::take(&mut self.threads) {
             match phase {
-                Phase::Held(Resume::Continue(signal)) => request::detach(tid, signal),
-                Phase::Held(Resume::Listen) | Phase::Exiting(_) => request::detach(tid, 0),
+                Phase::Held(Resume::Continue(signal)) => ptrace::detach(tid, signal),
+                Phase::Held(Resume::Listen) | Phase::Exiting(_) => ptrace::detach(tid, 0),
                 Phase::Running | Phase::Listening => {
-                    request::interrupt(tid);
+                    ptrace::interrupt(tid);
                     self.threads.insert(tid, Phase::Stranger);
                 }
                 Phase::Leaving | Phase::Stranger => {
@@ -318,7 +321,7 @@ impl Traced {
         if self.untraced.is_some() {
             return;
         }
-        match request::seize(self.pid) {
+        match ptrace::seize(self.pid, OPTIONS) {
             Ok(()) => {
                 self.threads.insert(self.pid, Phase::Running);
             }
@@ -398,7 +401,7 @@ impl Traced {
         }
         if self.threads.get(&tid) == Some(&Phase::Stranger) {
             self.threads.remove(&tid);
-            request::detach(tid, if let Change::Signal(signal) = change { signal } else { 0 });
+            ptrace::detach(tid, if let Change::Signal(signal) = change { signal } else { 0 });
             return;
         }
         let phase = match change {
@@ -422,7 +425,7 @@ impl Traced {
 
     /// Takes in what `maker` cloned: a thread of the command, or a process that is none of ours.
     fn meet(&mut self, maker: Tid) {
-        let Some(tid) = request::message(maker).ok().and_then(|tid| Tid::try_from(tid).ok()) else {
+        let Some(tid) = ptrace::message(maker).ok().and_then(|tid| Tid::try_from(tid).ok()) else {
             return;
         };
         let is_thread = fs::exists(format!("/proc/{}/task/{tid}", self.pid)).unwrap_or(true);
@@ -431,7 +434,7 @@ impl Traced {
 
     /// What a thread in its last stop takes along.
     fn departure(&self, tid: Tid) -> Departure {
-        let killed = request::message(tid).is_ok_and(|status| status & 0x7f != 0);
+        let killed = ptrace::message(tid).is_ok_and(|status| status & 0x7f != 0);
         if killed || self.is_in_exit_group(tid) { Departure::Process } else { Departure::Thread }
     }
 
@@ -439,7 +442,7 @@ impl Traced {
         let number = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid))
             .ok()
             .and_then(|line| line.split(' ').next()?.parse::<u32>().ok());
-        let (Some(number), Some(architecture)) = (number, request::architecture(tid)) else {
+        let (Some(number), Some(architecture)) = (number, ptrace::architecture(tid)) else {
             return false;
         };
         EXIT_GROUP.contains(&(architecture, number))

@@ -13,7 +13,7 @@ use std::ptr;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 use rustix::thread::CapabilitySet;
 
-use super::Tid;
+use crate::ptrace::Tid;
 use crate::system::{euid, has_capability};
 
 /// Where shells look for a program if `PATH` is not set.

@@ -13,14 +13,15 @@ use std::time::Instant;
 
 use rustix::thread::{Timespec, futex};
 
-use super::{Ending, Tid};
+use super::Ending;
+use crate::ptrace::Tid;
 
 /// `PTRACE_EVENT_STOP` of `linux/ptrace.h`.
 const EVENT_STOP: c_int = 128;
 
 /// What became of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(crate) enum Change {
     /// It is gone.
     Ended(Ending),
     /// It is about to receive a signal.
@@ -132,7 +133,7 @@ pub(super) fn peek() -> io::Result<Option<Tid>> {
 ///
 /// # Errors
 /// None that the kernel is known to give for a thread of ours.
-pub(super) fn take(tid: Tid) -> io::Result<Option<Change>> {
+pub(crate) fn take(tid: Tid) -> io::Result<Option<Change>> {
     let mut status = 0;
     // SAFETY: `status` is an int that the call may fill in.
     match unsafe { libc::waitpid(tid, &raw mut status, libc::WNOHANG | libc::__WALL) } {

@@ -1,0 +1,109 @@
+//! `madvise` and `process_madvise` (Linux 5.10): advice on our own memory and on another process's.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// What to tell the kernel of a range. The numbers are those of every architecture of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Advice {
+    /// Drop what is there: private anonymous memory reads as zeros afterwards.
+    DontNeed = libc::MADV_DONTNEED,
+    /// May be mapped by huge pages.
+    HugePage = libc::MADV_HUGEPAGE,
+    /// Must not be mapped by huge pages from now on.
+    NoHugePage = libc::MADV_NOHUGEPAGE,
+    /// Not used soon (Linux 5.4). On a part of a huge page it splits it.
+    Cold = 20,
+    /// Reclaim now (Linux 5.4).
+    PageOut = 21,
+    /// Make huge pages of it now, whatever the settings say (Linux 6.1).
+    Collapse = 25,
+}
+
+/// The most ranges that one call takes (`UIO_MAXIOV`).
+pub const MOST_RANGES: usize = 1024;
+
+/// A process that keeps its identity while this lives: its id is not given to another meanwhile.
+#[derive(Debug)]
+pub struct Process(OwnedFd);
+
+impl Process {
+    /// Takes hold of a process.
+    ///
+    /// # Errors
+    /// `ESRCH` where it is gone, `ENOSYS` before Linux 5.3.
+    pub fn open(pid: u32) -> io::Result<Process> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        Ok(Process(pidfd_open(pid, PidfdFlags::empty())?))
+    }
+
+    /// Gives advice on up to [`MOST_RANGES`] ranges. Returns how many bytes were advised: the kernel goes on to the
+    /// next range only after success, so it stops at the first it cannot serve.
+    ///
+    /// # Errors
+    /// `EINVAL` for advice that the kernel does not take for another process, `EPERM` without CAP_SYS_NICE or the
+    /// right to trace it, `ESRCH` where it is gone; others where the first range cannot be served.
+    pub fn advise(&self, ranges: &[Range<u64>], advice: Advice) -> io::Result<u64> {
+        let pieces: Vec<libc::iovec> = ranges
+            .iter()
+            .map(|range| libc::iovec {
+                iov_base: std::ptr::without_provenance_mut(size(range.start)),
+                iov_len: size(range.end.saturating_sub(range.start)),
+            })
+            .collect();
+        // SAFETY: the kernel reads `pieces`, which outlives the call; the addresses in it are those of the other
+        // process, of which the advices that lose data are refused unless it is ourselves.
+        let advised = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                self.0.as_raw_fd(),
+                pieces.as_ptr(),
+                pieces.len(),
+                advice as i32,
+                0,
+            )
+        };
+        u64::try_from(advised).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+fn size(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// Gives advice on memory of our own that nobody else knows of.
+pub(crate) fn advise_own(bytes: &mut [u8], advice: Advice) -> io::Result<()> {
+    // SAFETY: the range is borrowed mutably, so no one else looks at it; every advice leaves it mapped and its bytes
+    // valid numbers.
+    let done = unsafe { libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), advice as i32) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_lose_data_of_others_is_refused() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        let range = 0x1000..0x2000;
+        for advice in [Advice::DontNeed, Advice::HugePage, Advice::NoHugePage] {
+            let error = process.advise(std::slice::from_ref(&range), advice).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{advice:?}");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_an_error() {
+        assert_eq!(Process::open(0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        assert_eq!(Process::open(u32::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+}

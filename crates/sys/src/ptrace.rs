@@ -1,0 +1,198 @@
+//! The ptrace requests that we use, typed. A thread that was killed meanwhile refuses any of them;
+//! its end is reported by waiting for it, so requests that only move a thread on return nothing.
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr;
+
+/// A thread id, or a process id: that of its main thread.
+pub(crate) type Tid = libc::pid_t;
+
+/// A request number, which glibc takes as unsigned and musl as signed.
+#[cfg(target_env = "musl")]
+type Request = libc::c_int;
+#[cfg(not(target_env = "musl"))]
+type Request = libc::c_uint;
+
+/// `PTRACE_GETSIGMASK` (Linux 3.11).
+#[cfg(target_arch = "x86_64")]
+const PTRACE_GETSIGMASK: Request = 0x420a;
+/// `PTRACE_SETSIGMASK` (Linux 3.11).
+#[cfg(target_arch = "x86_64")]
+const PTRACE_SETSIGMASK: Request = 0x420b;
+/// `PTRACE_GET_RSEQ_CONFIGURATION` (Linux 5.13).
+#[cfg(target_arch = "x86_64")]
+const PTRACE_GET_RSEQ_CONFIGURATION: Request = 0x420f;
+/// `PTRACE_GET_SYSCALL_INFO` (Linux 5.3).
+const GET_SYSCALL_INFO: Request = 0x420e;
+
+/// The head of `struct ptrace_syscall_info` of `linux/ptrace.h`: what is true of any stop.
+#[repr(C)]
+#[derive(Default)]
+struct SyscallInfo {
+    op: u8,
+    pad: [u8; 3],
+    arch: u32,
+}
+
+/// Becomes the tracer of a running thread, without stopping it. `options` are `PTRACE_O_*`.
+///
+/// # Errors
+/// `EPERM` where a security module, a container or Yama forbids tracing.
+pub(crate) fn seize(tid: Tid, options: c_int) -> io::Result<()> {
+    plain(libc::PTRACE_SEIZE, tid, options)
+}
+
+/// Asks a running thread to stop, and one in a group stop to report itself.
+pub(crate) fn interrupt(tid: Tid) {
+    let _ = plain(libc::PTRACE_INTERRUPT, tid, 0);
+}
+
+/// Lets a stopped thread run on, and delivers `signal` to it unless that is 0.
+pub(crate) fn resume(tid: Tid, signal: i32) {
+    let _ = plain(libc::PTRACE_CONT, tid, signal);
+}
+
+/// Lets a stopped thread run to its next system call, or to the end of the one it is in; delivers `signal` to it
+/// unless that is 0.
+pub(crate) fn resume_to_syscall(tid: Tid, signal: i32) {
+    let _ = plain(libc::PTRACE_SYSCALL, tid, signal);
+}
+
+/// Leaves a thread in its group stop: it stays stopped until a SIGCONT, as without a tracer.
+pub(crate) fn listen(tid: Tid) {
+    let _ = plain(libc::PTRACE_LISTEN, tid, 0);
+}
+
+/// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0.
+pub(crate) fn detach(tid: Tid, signal: i32) {
+    let _ = plain(libc::PTRACE_DETACH, tid, signal);
+}
+
+/// The message of the event that a thread stopped at: the new thread of a clone, the status of an exit.
+pub(crate) fn message(tid: Tid) -> io::Result<u64> {
+    let mut message: libc::c_ulong = 0;
+    // SAFETY: this request writes one `unsigned long` to its last argument, which points to one.
+    let done = unsafe {
+        libc::ptrace(
+            libc::PTRACE_GETEVENTMSG,
+            tid,
+            ptr::null_mut::<libc::c_void>(),
+            &raw mut message,
+        )
+    };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(message) }
+}
+
+/// The `AUDIT_ARCH_*` by which a stopped thread makes system calls; `None` before Linux 5.3.
+pub(crate) fn architecture(tid: Tid) -> Option<u32> {
+    let mut info = SyscallInfo::default();
+    // SAFETY: this request writes at most as many bytes as its third argument says to its last,
+    // which points to a plain struct of that size.
+    let size =
+        unsafe { libc::ptrace(GET_SYSCALL_INFO, tid, size_of::<SyscallInfo>(), &raw mut info) };
+    (size >= size_of::<SyscallInfo>() as libc::c_long).then_some(info.arch)
+}
+
+/// The signals that a stopped thread has blocked; those of before `sigsuspend` and its kind while it is in one.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn signal_mask(tid: Tid) -> io::Result<u64> {
+    let mut mask = 0_u64;
+    // SAFETY: this request writes as many bytes as its third argument says to its last, which points to so many.
+    let done = unsafe {
+        libc::ptrace(
+            PTRACE_GETSIGMASK,
+            tid,
+            size_of::<u64>(),
+            (&raw mut mask).cast::<libc::c_void>(),
+        )
+    };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(mask) }
+}
+
+/// Changes which signals a stopped thread has blocked. SIGKILL and SIGSTOP stay open.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
+    // SAFETY: this request reads as many bytes as its third argument says from its last, which points to so many.
+    let done = unsafe {
+        libc::ptrace(
+            PTRACE_SETSIGMASK,
+            tid,
+            size_of::<u64>(),
+            (&raw const mask).cast::<libc::c_void>().cast_mut(),
+        )
+    };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The registers of a stopped thread.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn registers(tid: Tid) -> io::Result<libc::user_regs_struct> {
+    let mut registers = std::mem::MaybeUninit::<libc::user_regs_struct>::zeroed();
+    // SAFETY: this request writes a `user_regs_struct` to its last argument, which points to one.
+    let done = unsafe {
+        libc::ptrace(
+            libc::PTRACE_GETREGS,
+            tid,
+            ptr::null_mut::<libc::c_void>(),
+            registers.as_mut_ptr().cast::<libc::c_void>(),
+        )
+    };
+    if done == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a struct of numbers, all of which were zero before the kernel wrote them.
+    Ok(unsafe { registers.assume_init() })
+}
+
+/// Changes the registers of a stopped thread.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn set_registers(tid: Tid, registers: &libc::user_regs_struct) -> io::Result<()> {
+    // SAFETY: this request reads a `user_regs_struct` from its last argument, which points to one.
+    let done = unsafe {
+        libc::ptrace(
+            libc::PTRACE_SETREGS,
+            tid,
+            ptr::null_mut::<libc::c_void>(),
+            ptr::from_ref(registers).cast::<libc::c_void>().cast_mut(),
+        )
+    };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Where a stopped thread's `struct rseq` is; `None` where it has none, and before Linux 5.13.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn rseq(tid: Tid) -> Option<u64> {
+    /// `struct ptrace_rseq_configuration` of `linux/ptrace.h`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Configuration {
+        pointer: u64,
+        size: u32,
+        signature: u32,
+        flags: u32,
+        pad: u32,
+    }
+    let mut found = Configuration::default();
+    // SAFETY: this request writes at most as many bytes as its third argument says to its last, which points to a
+    // plain struct of that size.
+    let size = unsafe {
+        libc::ptrace(
+            PTRACE_GET_RSEQ_CONFIGURATION,
+            tid,
+            size_of::<Configuration>(),
+            (&raw mut found).cast::<libc::c_void>(),
+        )
+    };
+    (size >= size_of::<Configuration>() as libc::c_long && found.pointer != 0)
+        .then_some(found.pointer)
+}
+
+/// A request that takes a number and touches no memory of ours.
+fn plain(request: Request, tid: Tid, data: c_int) -> io::Result<()> {
+    // The kernel takes `data` as an unsigned long; all of ours are small and not negative.
+    let data = ptr::without_provenance_mut::<libc::c_void>(data.unsigned_abs() as usize);
+    // SAFETY: the requests made above read and write only the kernel's state of `tid`.
+    let done = unsafe { libc::ptrace(request, tid, ptr::null_mut::<libc::c_void>(), data) };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

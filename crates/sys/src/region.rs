@@ -1,0 +1,98 @@
+//! Memory of our own, mapped for a purpose: aligned, advised, unmapped when dropped.
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use crate::madvise::{Advice, advise_own};
+
+/// A private anonymous mapping that starts at a multiple of its alignment and is zero at first.
+#[derive(Debug)]
+pub struct Region {
+    mapping: NonNull<u8>,
+    mapped: usize,
+    offset: usize,
+    length: usize,
+}
+
+impl Region {
+    /// Maps `length` bytes. The mapping is larger than that, for the alignment.
+    ///
+    /// # Errors
+    /// `EINVAL` for no bytes or an alignment that is no power of two, `ENOMEM`.
+    pub fn map(length: usize, alignment: usize) -> io::Result<Region> {
+        let mapped = length.checked_add(alignment).filter(|_| length > 0);
+        let Some(mapped) = mapped.filter(|_| alignment.is_power_of_two()) else {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        };
+        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let mapping = NonNull::new(start.cast::<u8>()).expect("the kernel maps nothing at 0");
+        let offset = mapping.addr().get().wrapping_neg() & (alignment - 1);
+        Ok(Region { mapping, mapped, offset, length })
+    }
+
+    /// The first address.
+    pub fn start(&self) -> u64 {
+        (self.mapping.addr().get() + self.offset) as u64
+    }
+
+    /// Its bytes.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: `offset + length` is at most `mapped`, since the offset is below the alignment.
+        let start = unsafe { self.mapping.add(self.offset) };
+        // SAFETY: the bytes are mapped for reading and writing until `self` is dropped, are numbers at all times, and
+        // nobody else has a pointer to them.
+        unsafe { slice::from_raw_parts_mut(start.as_ptr(), self.length) }
+    }
+
+    /// Tells the kernel something about all of it.
+    ///
+    /// # Errors
+    /// `EINVAL` for advice that the kernel does not know; others as `madvise` gives them.
+    pub fn advise(&mut self, advice: Advice) -> io::Result<()> {
+        advise_own(self.bytes(), advice)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
+        unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.mapped) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_aligned_and_zero_and_takes_advice() {
+        let mut region = Region::map(3 << 12, 1 << 21).unwrap();
+        assert_eq!(region.start() % (1 << 21), 0);
+        assert_eq!(region.bytes().len(), 3 << 12);
+        assert!(region.bytes().iter().all(|&byte| byte == 0));
+        region.bytes().fill(7);
+        region.advise(Advice::DontNeed).unwrap();
+        assert!(region.bytes().iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_is_an_error() {
+        for (length, alignment) in [(0, 1), (1, 3), (usize::MAX, 1 << 12)] {
+            assert!(Region::map(length, alignment).is_err(), "{length} {alignment}");
+        }
+    }
+}
