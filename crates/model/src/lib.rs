@@ -16,6 +16,7 @@ pub mod process;
 pub mod reading;
 pub mod report;
 pub mod snapshot;
+pub mod thp;
 pub mod units;
 
 pub use counters::{Counter, Smaps, VmFlags};

@@ -6,6 +6,7 @@ pub mod cgroup;
 pub mod elf;
 mod error;
 mod heads;
+pub mod huge;
 pub mod ksm;
 pub mod limits;
 pub mod listing;

@@ -5,10 +5,10 @@
 //! `pagemap` holds the lock for one page-table page at a time, a scan for what it walks.
 
 mod census;
-mod entry;
+pub(crate) mod entry;
 mod frames;
-mod hugetlb;
-mod space;
+pub(crate) mod hugetlb;
+pub(crate) mod space;
 mod tally;
 mod walk;
 

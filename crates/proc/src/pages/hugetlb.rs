@@ -10,7 +10,7 @@ use crate::ProcRoot;
 
 /// Tells huge TLB mappings from others.
 #[derive(Debug)]
-pub(super) struct Hugetlb {
+pub(crate) struct Hugetlb {
     /// The smallest page of a pool that has any; `None` where no mapping can hold one.
     smallest: Option<u64>,
     page_size: PageSize,
@@ -18,7 +18,7 @@ pub(super) struct Hugetlb {
 }
 
 impl Hugetlb {
-    pub(super) fn new(root: &ProcRoot, pid: Pid, page_size: PageSize) -> Hugetlb {
+    pub(crate) fn new(root: &ProcRoot, pid: Pid, page_size: PageSize) -> Hugetlb {
         let smallest = smallest_pool(Path::new("/sys/kernel/mm/hugepages"));
         let maps =
             smallest.and_then(|_| File::open(root.path().join(pid.to_string()).join("maps")).ok());
@@ -26,7 +26,7 @@ impl Hugetlb {
     }
 
     /// Whether the mapping is of the pool. Only asks the kernel where it may be.
-    pub(super) fn holds(&self, mapping: &Mapping) -> Reading<bool> {
+    pub(crate) fn holds(&self, mapping: &Mapping) -> Reading<bool> {
         let Some(smallest) = self.smallest else { return Ok(false) };
         let name = mapping.name.as_bytes();
         let edges = mapping.range.start | mapping.range.end | mapping.offset;

@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_micros(200);
 
 /// The page tables of one process.
 #[derive(Debug)]
-pub(super) struct Space {
+pub(crate) struct Space {
     pid: Pid,
     path: PathBuf,
     file: File,
@@ -33,7 +33,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    pub(super) fn open(
+    pub(crate) fn open(
         features: &Features,
         root: &ProcRoot,
         pid: Pid,
@@ -55,21 +55,21 @@ impl Space {
         })
     }
 
-    pub(super) const fn can_scan(&self) -> bool {
+    pub(crate) const fn can_scan(&self) -> bool {
         self.can_scan
     }
 
-    pub(super) const fn page_size(&self) -> PageSize {
+    pub(crate) const fn page_size(&self) -> PageSize {
         self.page_size
     }
 
     /// How much address space goes into one read.
-    pub(super) const fn chunk(&self) -> u64 {
+    pub(crate) const fn chunk(&self) -> u64 {
         self.pace.chunk.0
     }
 
     /// The longest system call so far.
-    pub(super) const fn longest(&self) -> Duration {
+    pub(crate) const fn longest(&self) -> Duration {
         self.longest
     }
 
@@ -77,7 +77,7 @@ impl Space {
     ///
     /// # Errors
     /// [`Error::NoSuchProcess`] where the process has no memory any more.
-    pub(super) fn read<'w>(
+    pub(crate) fn read<'w>(
         &mut self,
         range: AddrRange,
         words: &'w mut [Word],
@@ -95,7 +95,7 @@ impl Space {
     }
 
     /// Whether the page at `address` is mapped by a huge entry that is not the huge zero page's.
-    pub(super) fn is_huge(&mut self, address: u64) -> Result<bool, Error> {
+    pub(crate) fn is_huge(&mut self, address: u64) -> Result<bool, Error> {
         let page = AddrRange { start: address, end: address + self.page_size.bytes() };
         let request = Request {
             all_of: Categories::HUGE,
@@ -108,7 +108,7 @@ impl Space {
     }
 
     /// How many bytes of `range` are mapped to the zero page.
-    pub(super) fn zero_bytes(&mut self, mut range: AddrRange) -> Result<u64, Error> {
+    pub(crate) fn zero_bytes(&mut self, mut range: AddrRange) -> Result<u64, Error> {
         let request = Request {
             all_of: Categories::PFNZERO,
             report: Categories::PFNZERO,
@@ -124,9 +124,33 @@ impl Space {
         Ok(bytes)
     }
 
+    /// Calls `each` with every run of pages of `range` that fits `request`, in order. A run can come in parts.
+    ///
+    /// Scans hold the lock for all they walk, so they grow longer only while they are quick.
+    pub(crate) fn each_region(
+        &mut self,
+        range: AddrRange,
+        request: &Request,
+        mut each: impl FnMut(&Region),
+    ) -> Result<(), Error> {
+        let mut regions = [Region::default(); 256];
+        let (mut at, mut stride) = (range.start, self.chunk());
+        while at < range.end {
+            let end = range.end.min(at.saturating_add(stride));
+            self.rest_after(stride.min(self.chunk()));
+            let begin = Instant::now();
+            let found = self.scan(AddrRange { start: at, end }, request, &mut regions)?;
+            regions[..found.regions].iter().for_each(&mut each);
+            let quick = begin.elapsed() < LONG;
+            stride = if quick { stride.saturating_mul(2) } else { self.chunk() };
+            at = if found.walk_end > at { found.walk_end } else { end };
+        }
+        Ok(())
+    }
+
     /// The first address of `range` where something is mapped, or its end. Without
     /// `PAGEMAP_SCAN`, its start: the hole has to be read.
-    pub(super) fn next_populated(&mut self, range: AddrRange) -> Result<u64, Error> {
+    pub(crate) fn next_populated(&mut self, range: AddrRange) -> Result<u64, Error> {
         if !self.can_scan {
             return Ok(range.start);
         }

@@ -1,0 +1,322 @@
+//! The transparent huge pages of a process, and which of their base pages are zero in every byte.
+//!
+//! Only pages that `PAGEMAP_SCAN` has just reported as mapped by a huge entry are read, so nothing is faulted in:
+//! what the process has resident is the same before and after.
+
+use std::fs;
+use std::ops::Range;
+use std::time::Instant;
+
+use pagewise_model::machine::Gap;
+use pagewise_model::thp::{HugeMapping, HugePage, HugePages, Look};
+use pagewise_model::{Absent, Bytes, Mapping, PageSize, Pid, Reading};
+use pagewise_sys::pagemap_scan::{Categories, Region, Request};
+use pagewise_sys::probe::Features;
+use pagewise_sys::remote;
+
+use crate::pages::Pace;
+use crate::pages::hugetlb::Hugetlb;
+use crate::pages::space::Space;
+use crate::{Error, ProcRoot};
+
+/// What is read in one call: it is still in the cache when it is looked at.
+const PIECE: usize = 256 << 10;
+
+/// How many single pages are read in one call.
+const BATCH: usize = 1024;
+
+/// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
+const KERNEL_HALF: u64 = 1 << 63;
+
+/// Finds every huge page and reads it, or a sample of its base pages.
+///
+/// Absent where the kernel has no huge pages, cannot tell where they are, or `/proc` is not of our own pid namespace.
+///
+/// # Errors
+/// [`Error::NotPermitted`] where we may not trace the process, [`Error::NoSuchProcess`] where it is gone.
+///
+/// # Complexity
+/// The scan of the page tables, and what `process_vm_readv` needs for the huge pages: some 9 GB a second.
+pub fn scan(
+    root: &ProcRoot,
+    pid: Pid,
+    mappings: &[Mapping],
+    page_size: PageSize,
+    look: Look,
+    pace: &Pace,
+) -> Result<Reading<HugePages>, Error> {
+    let begin = Instant::now();
+    let features = Features::detect();
+    let huge_size = match prepare(root, &features) {
+        Ok(size) => size,
+        Err(absent) => return Ok(Err(absent)),
+    };
+    let mut scanner = Scanner {
+        space: Space::open(&features, root, pid, page_size, pace)?,
+        hugetlb: Hugetlb::new(root, pid, page_size),
+        reader: Reader { pid, page_size, huge_size, buffer: vec![0; PIECE], read: 0, lost: 0 },
+        gaps: Vec::new(),
+    };
+    let mut found = scanner.all(mappings, look == Look::Exact)?;
+    if let Look::Sample(wanted) = look {
+        scanner.reader.sample(&mut found, wanted)?;
+    }
+    for (mapping, _) in &mut found {
+        if look != Look::Exact {
+            mapping.pages.clear();
+        }
+    }
+    let mappings = found.into_iter().map(|(mapping, _)| mapping).collect();
+    Ok(Ok(scanner.finish(mappings, look, begin)))
+}
+
+/// The size of a page-middle-directory entry, where everything is there that a scan needs.
+fn prepare(root: &ProcRoot, features: &Features) -> Reading<u64> {
+    if !root.has_our_ids() {
+        return Err(Absent::NotSupported("/proc is not of this pid namespace".into()));
+    }
+    if !features.pagemap_scan {
+        return Err(Absent::NotInThisKernel("6.7".into()));
+    }
+    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
+    let size = text.ok().and_then(|text| text.trim().parse().ok());
+    size.filter(|size: &u64| size.is_power_of_two())
+        .ok_or_else(|| Absent::NotSupported("this kernel has no transparent huge pages".into()))
+}
+
+/// A mapping with huge pages, and where its anonymous ones are.
+type Found = (HugeMapping, Vec<u64>);
+
+struct Scanner {
+    space: Space,
+    hugetlb: Hugetlb,
+    reader: Reader,
+    gaps: Vec<Gap>,
+}
+
+impl Scanner {
+    /// The mappings with huge pages; with the zeros in each where `exact`.
+    fn all(&mut self, mappings: &[Mapping], exact: bool) -> Result<Vec<Found>, Error> {
+        let mut found = Vec::new();
+        for mapping in mappings {
+            let can_hold = mapping.size().0 >= self.reader.huge_size;
+            if mapping.range.end > KERNEL_HALF || !can_hold {
+                continue;
+            }
+            match self.hugetlb.holds(mapping) {
+                Ok(true) => {}
+                Ok(false) => found.extend(self.one(mapping, exact)?),
+                Err(why) => self.gaps.push(Gap { what: mapping.name.clone(), why }),
+            }
+        }
+        Ok(found)
+    }
+
+    fn one(&mut self, mapping: &Mapping, exact: bool) -> Result<Option<Found>, Error> {
+        let request = Request {
+            all_of: Categories::HUGE | Categories::PRESENT,
+            report: Categories::FILE | Categories::PFNZERO,
+            ..Request::default()
+        };
+        let mut huge = HugeMapping {
+            range: mapping.range,
+            name: mapping.name.clone(),
+            anonymous: Bytes::ZERO,
+            file: Bytes::ZERO,
+            read: 0,
+            zero: 0,
+            pages: Vec::new(),
+        };
+        let (space, reader) = (&mut self.space, &mut self.reader);
+        let mut failed = Ok(());
+        let mut starts = Vec::new();
+        space.each_region(mapping.range, &request, |region: &Region| {
+            let length = Bytes(region.end.saturating_sub(region.start));
+            if region.categories.contains(Categories::FILE) {
+                huge.file += length;
+            } else if !region.categories.contains(Categories::PFNZERO) {
+                huge.anonymous += length;
+                reader.note(region.start..region.end, &mut starts);
+                if exact && failed.is_ok() {
+                    failed = reader.count(region.start..region.end, &mut huge);
+                }
+            }
+        })?;
+        failed?;
+        let has_any = huge.anonymous + huge.file > Bytes::ZERO;
+        Ok(has_any.then_some((huge, starts)))
+    }
+
+    fn finish(mut self, mappings: Vec<HugeMapping>, look: Look, begin: Instant) -> HugePages {
+        if self.reader.lost > 0 {
+            let pages = format!("{} pages went away while they were read", self.reader.lost);
+            self.gaps.push(Gap {
+                what: "contents of huge pages".into(),
+                why: Absent::Ambiguous(pages.into()),
+            });
+        }
+        HugePages {
+            huge_size: Bytes(self.reader.huge_size),
+            mappings,
+            look,
+            read: self.reader.page_size.pages(self.reader.read),
+            took_ns: nanos(begin.elapsed()),
+            longest_hold_ns: nanos(self.space.longest()),
+            gaps: self.gaps,
+        }
+    }
+}
+
+/// Reads the contents of pages.
+struct Reader {
+    pid: Pid,
+    page_size: PageSize,
+    huge_size: u64,
+    buffer: Vec<u8>,
+    /// How many base pages were read.
+    read: u64,
+    /// How many could not be.
+    lost: u64,
+}
+
+impl Reader {
+    /// Adds the huge pages that a run is of. A run that a scan has cut in two gives its page once.
+    fn note(&self, run: Range<u64>, starts: &mut Vec<u64>) {
+        for piece in pieces(run, self.huge_size) {
+            let start = piece.start & !(self.huge_size - 1);
+            if starts.last() != Some(&start) {
+                starts.push(start);
+            }
+        }
+    }
+
+    /// Reads all of a run and counts its zero pages, huge page by huge page.
+    fn count(&mut self, run: Range<u64>, huge: &mut HugeMapping) -> Result<(), Error> {
+        for piece in pieces(run, self.huge_size) {
+            let start = piece.start & !(self.huge_size - 1);
+            let mut zero = 0;
+            for part in pieces(piece, PIECE as u64) {
+                let wanted = self.page_size.count(Bytes(part.end - part.start));
+                let read = self.read(std::slice::from_ref(&part))?;
+                let bytes = &self.buffer[..read];
+                let pages = bytes.chunks_exact(self.page_bytes());
+                let (seen, zeros) =
+                    (pages.len() as u64, pages.filter(|p| is_zero(p)).count() as u64);
+                huge.read += seen;
+                self.read += seen;
+                self.lost += wanted.saturating_sub(seen);
+                zero += zeros;
+            }
+            huge.zero += zero;
+            let zero = u32::try_from(zero).unwrap_or(u32::MAX);
+            match huge.pages.last_mut() {
+                Some(page) if page.start == start => page.zero += zero,
+                _ => huge.pages.push(HugePage { start, zero }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads `wanted` base pages, one at a random place in each of as many equal parts of all huge pages.
+    fn sample(&mut self, found: &mut [Found], wanted: u64) -> Result<(), Error> {
+        let per_huge = self.huge_size / self.page_size.bytes();
+        let starts: Vec<(usize, u64)> = found
+            .iter()
+            .enumerate()
+            .flat_map(|(owner, (_, starts))| starts.iter().map(move |&start| (owner, start)))
+            .collect();
+        let all = (starts.len() as u64).saturating_mul(per_huge);
+        let wanted = wanted.min(all);
+        let mut random = fastrand::Rng::new();
+        let bound = |i: u64| i.saturating_mul(all) / wanted.max(1);
+        let picks: Vec<(usize, Range<u64>)> = (0..wanted)
+            .map(|i| {
+                let pick = random.u64(bound(i)..bound(i + 1).max(bound(i) + 1));
+                let (owner, start) = starts[index(pick / per_huge)];
+                let address = start + self.page_size.pages(pick % per_huge).0;
+                (owner, address..address + self.page_size.bytes())
+            })
+            .collect();
+        self.buffer.resize(BATCH * self.page_bytes(), 0);
+        let mut rest = picks.as_slice();
+        while !rest.is_empty() {
+            let ranges: Vec<Range<u64>> =
+                rest.iter().take(BATCH).map(|(_, range)| range.clone()).collect();
+            let read = self.read(&ranges)?;
+            let pages = self.buffer[..read].chunks_exact(self.page_bytes());
+            let count = pages.len();
+            for ((owner, _), page) in rest.iter().zip(pages) {
+                let huge = &mut found[*owner].0;
+                huge.read += 1;
+                huge.zero += u64::from(is_zero(page));
+            }
+            self.read += count as u64;
+            // The kernel stops at the first page that it cannot read: that one is left out.
+            let stopped_early = count < ranges.len();
+            self.lost += u64::from(stopped_early);
+            rest = &rest[count + usize::from(stopped_early)..];
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, ranges: &[Range<u64>]) -> Result<usize, Error> {
+        remote::read(self.pid.0, ranges, &mut self.buffer)
+            .map_err(|error| Error::of_process(error, self.pid, "process_vm_readv".as_ref()))
+    }
+
+    fn page_bytes(&self) -> usize {
+        index(self.page_size.bytes())
+    }
+}
+
+/// A range cut at every multiple of `size`, a power of two.
+fn pieces(range: Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let end = (at | (size - 1)).saturating_add(1).min(range.end);
+        (at < end).then(|| std::mem::replace(&mut at, end)..end)
+    })
+}
+
+/// Whether every byte is 0. Whole blocks are added up without a branch, which compiles to vector instructions.
+fn is_zero(page: &[u8]) -> bool {
+    let (blocks, rest) = page.as_chunks::<256>();
+    let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum | byte) == 0;
+    blocks.iter().all(|block| is_zero(block)) && is_zero(rest)
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+fn nanos(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_zero_only_where_every_byte_is() {
+        let mut page = vec![0_u8; 4096];
+        assert!(is_zero(&page) && is_zero(&[]));
+        for at in [0, 1, 255, 256, 4095] {
+            page[at] = 1;
+            assert!(!is_zero(&page), "{at}");
+            page[at] = 0;
+        }
+        assert!(!is_zero(&[0; 300][..].iter().map(|_| 9).collect::<Vec<u8>>()));
+    }
+
+    #[test]
+    fn ranges_are_cut_at_multiples() {
+        let cut = |range| -> Vec<(u64, u64)> {
+            pieces(range, 16).map(|piece| (piece.start, piece.end)).collect()
+        };
+        assert_eq!(cut(8..40), [(8, 16), (16, 32), (32, 40)]);
+        assert_eq!(cut(16..32), [(16, 32)]);
+        assert_eq!(cut(5..5), []);
+        assert_eq!(cut(u64::MAX - 3..u64::MAX), [(u64::MAX - 3, u64::MAX)]);
+    }
+}
