@@ -3,7 +3,7 @@
 
 mod tables;
 mod totals;
-mod who;
+pub(crate) mod who;
 
 use pagewise_model::report::{
     Audience, Block, Fact, Facts, Findings, Label, Paragraph, Report, Shape, Value,

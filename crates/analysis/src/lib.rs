@@ -13,6 +13,7 @@ pub mod ps;
 pub mod pss;
 pub mod quadrants;
 pub mod sections;
+pub mod thp;
 
 #[cfg(test)]
 mod sample;

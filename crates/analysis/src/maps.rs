@@ -314,24 +314,6 @@ impl<'a> Rows<'a> {
         &self.pools.list()[self.pools.index(row)]
     }
 
-    /// The kernel's name of a mapping; else, in brackets, its pool, with the name that tells pools of that kind apart.
-    fn known_as(&self, row: usize) -> Name {
-        let (mapping, pool) = (&self.mappings[row], self.pool(row));
-        if !mapping.name.is_empty() {
-            return mapping.name.clone();
-        }
-        let mut words = pool.kind.label().as_bytes().to_vec();
-        if pool.kind == pools::Kind::Library
-            && let Some(part) = self.pools.part(row)
-        {
-            words.extend([b" ", part.key().as_bytes()].concat());
-        }
-        if pool.kind.names_each() {
-            words.extend([b": ", pool.name.as_bytes()].concat());
-        }
-        Name::new(&[b"[", words.as_slice(), b"]"].concat())
-    }
-
     fn pick(&self, rows: &[usize]) -> Vec<&'a Mapping> {
         rows.iter().map(|&row| &self.mappings[row]).collect()
     }
@@ -384,7 +366,7 @@ impl<'a> Rows<'a> {
             Key::Inode => Datum::Number(m.inode),
             Key::Size => Datum::Number(m.size().0),
             Key::Name => Datum::Text(m.name.as_bytes().into()),
-            Key::Use => Datum::Text(self.known_as(row).as_bytes().to_vec().into()),
+            Key::Use => Datum::Text(self.pools.known_as(row, m).as_bytes().to_vec().into()),
             Key::Mode => text(mode(m)),
             Key::Device => text(device(m)),
             Key::Pool => text(self.pool(row).kind.id().into()),
@@ -469,7 +451,10 @@ impl<'a> Rows<'a> {
             Key::Inode => Cells::Counts(each.map(|m| m.inode).collect()),
             Key::Size => Cells::Bytes(each.map(|m| m.size().0).collect()),
             Key::Name => Cells::Names(each.map(|m| m.name.clone()).collect()),
-            Key::Use => Cells::Names(rows.iter().map(|&row| self.known_as(row)).collect()),
+            Key::Use => {
+                let name = |(&row, m): (&usize, &&Mapping)| self.pools.known_as(row, m);
+                Cells::Names(rows.iter().zip(mappings).map(name).collect())
+            }
             Key::Device => Cells::Labels(each.map(|m| device(m)).collect()),
             Key::Quadrant => Cells::Labels(each.map(|m| quadrant(m.declared())).collect()),
             Key::Pool => {

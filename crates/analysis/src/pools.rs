@@ -169,6 +169,24 @@ impl Pools {
         &self.pools[self.index(mapping)]
     }
 
+    /// The kernel's name of a mapping; else, in brackets, its pool, with the name that tells pools of that kind apart.
+    pub fn known_as(&self, index: usize, mapping: &Mapping) -> Name {
+        if !mapping.name.is_empty() {
+            return mapping.name.clone();
+        }
+        let pool = self.of(index);
+        let mut words = pool.kind.label().as_bytes().to_vec();
+        if pool.kind == Kind::Library
+            && let Some(part) = self.part(index)
+        {
+            words.extend([b" ", part.key().as_bytes()].concat());
+        }
+        if pool.kind.names_each() {
+            words.extend([b": ", pool.name.as_bytes()].concat());
+        }
+        Name::new(&[b"[", words.as_slice(), b"]"].concat())
+    }
+
     /// The part of its ELF file that a mapping is; `None` where it is of none.
     pub fn part(&self, mapping: usize) -> Option<Part> {
         self.parts[mapping]

@@ -131,6 +131,8 @@ pub enum Value {
     Share(f64),
     /// Nanoseconds. JSON: a number.
     Nanos(u64),
+    /// Nanoseconds that programs get as seconds. JSON: a number with nine decimals.
+    Seconds(u64),
     /// Yes or no. JSON: a boolean.
     Flag(bool),
     /// Our own words.

@@ -283,6 +283,10 @@ impl Writer<'_> {
             Value::Bytes(n) | Value::Count(n) | Value::Address(n) | Value::Nanos(n) => {
                 self.number(*n);
             }
+            Value::Seconds(ns) => {
+                let (whole, rest) = (ns / 1_000_000_000, ns % 1_000_000_000);
+                self.buffer.extend_from_slice(format!("{whole}.{rest:09}").as_bytes());
+            }
             Value::Change(n) => {
                 if *n < 0 {
                     self.buffer.push(b'-');

@@ -93,7 +93,7 @@ impl Wording<'_> {
                 number::push(out, |field| number::hex(field, *n));
             }
             Value::Share(share) => number::push_share(out, *share),
-            Value::Nanos(ns) => number::push_nanos(out, *ns),
+            Value::Nanos(ns) | Value::Seconds(ns) => number::push_nanos(out, *ns),
             Value::Flag(flag) => out.push_str(if *flag { "yes" } else { "no" }),
             Value::Text(text) => out.push_str(&clean(text.as_bytes())),
             Value::Name(name) => out.push_str(&clean(name.as_bytes())),

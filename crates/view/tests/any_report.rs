@@ -127,6 +127,10 @@ fn value(value_: &Value) -> Json {
         Value::None => Json::Null,
         Value::Bytes(n) | Value::Count(n) | Value::Address(n) | Value::Nanos(n) => json!(n),
         Value::Change(n) => json!(n),
+        Value::Seconds(ns) => {
+            let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
+            serde_json::from_str(&text).unwrap()
+        }
         Value::Share(share) => json!(share),
         Value::Flag(flag) => json!(flag),
         Value::Text(text) => json!(text),

@@ -8,20 +8,22 @@ use super::{Subject, fact};
 
 /// The line that names the subject.
 pub(super) fn title(snapshot: &Snapshot) -> Vec<Value> {
-    let process = &snapshot.process;
     let when = match snapshot.provenance.moment {
         Moment::Running => "",
         Moment::AtExit => ", as it exited",
         Moment::After(_) => ", some time after its start",
         Moment::AtPeak(_) => ", near its peak",
     };
-    vec![
-        Value::Name(process.name.clone()),
-        Value::text(format!(" ({}): where its memory is{when}", process.pid)),
-    ]
+    title_of(snapshot, &format!("where its memory is{when}"))
 }
 
-pub(super) fn process(snapshot: &Snapshot) -> Facts {
+/// `NAME (PID): SUBJECT`.
+pub(crate) fn title_of(snapshot: &Snapshot, subject: &str) -> Vec<Value> {
+    let process = &snapshot.process;
+    vec![Value::Name(process.name.clone()), Value::text(format!(" ({}): {subject}", process.pid))]
+}
+
+pub(crate) fn process(snapshot: &Snapshot) -> Facts {
     let process = &snapshot.process;
     let user = match &process.user {
         Some(name) => Value::Name(name.clone()),

@@ -129,7 +129,7 @@ impl Page<'_> {
                 return self.html.push('"');
             }
             Cell::Other(Value::Change(n)) => n.to_string(),
-            Cell::Other(Value::Nanos(n)) => n.to_string(),
+            Cell::Other(Value::Nanos(n) | Value::Seconds(n)) => n.to_string(),
             Cell::Other(Value::Share(share)) if share.is_finite() => share.to_string(),
             _ => return,
         };

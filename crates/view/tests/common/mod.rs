@@ -420,6 +420,7 @@ fn any_value() -> impl Strategy<Value = Value> {
         any::<f64>().prop_map(Value::Share),
         (0.0..1.0).prop_map(Value::Share),
         any::<u64>().prop_map(Value::Nanos),
+        any::<u64>().prop_map(Value::Seconds),
         any::<bool>().prop_map(Value::Flag),
         any_label().prop_map(Value::Text),
         any_name().prop_map(Value::Name),

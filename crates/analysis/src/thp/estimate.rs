@@ -1,0 +1,87 @@
+//! How much is zero, with the error that a sample leaves.
+
+use pagewise_model::thp::HugeMapping;
+use pagewise_model::{Absent, Bytes, Reading};
+
+/// 95 of 100 normally distributed values lie within so many standard deviations.
+const Z: f64 = 1.96;
+
+/// Bytes that are zero: exact where `low` and `high` are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// The likeliest value.
+    pub bytes: Bytes,
+    /// The lower end of the 95 % interval.
+    pub low: Bytes,
+    /// The upper end.
+    pub high: Bytes,
+}
+
+impl Estimate {
+    /// Over all of some mappings together. Absent where nothing was read.
+    ///
+    /// The interval is Wilson's for a share seen in a sample, narrowed by how much of the whole was read. A sample
+    /// spread evenly, as ours is, errs by less.
+    pub fn over<'a>(
+        mappings: impl Iterator<Item = &'a HugeMapping> + Clone,
+        huge_size: Bytes,
+    ) -> Reading<Estimate> {
+        let whole: Bytes = mappings.clone().map(|mapping| mapping.anonymous).sum();
+        if whole.is_zero() {
+            return Ok(Estimate { bytes: Bytes::ZERO, low: Bytes::ZERO, high: Bytes::ZERO });
+        }
+        let (read, zero) =
+            mappings.clone().fold((0_u64, 0_u64), |(read, zero), m| (read + m.read, zero + m.zero));
+        if read == 0 {
+            let nothing = "no page of them was read: take a larger --sample, or leave it out";
+            return Err(Absent::NotCollected(nothing.into()));
+        }
+        let exact = mappings.clone().flat_map(|mapping| &mapping.pages).count() as u64
+            >= whole.0 / huge_size.0.max(1);
+        let (low, high) = interval(zero, read, if exact { 0.0 } else { 1.0 });
+        let part = |share: f64| scaled(whole, share);
+        Ok(Estimate { bytes: part(ratio(zero, read)), low: part(low), high: part(high) })
+    }
+}
+
+/// Wilson's score interval of the share `zero` of `read`; `error` scales its width.
+fn interval(zero: u64, read: u64, error: f64) -> (f64, f64) {
+    let (share, n) = (ratio(zero, read), float(read));
+    let z = Z * error;
+    let middle = (share + z * z / (2.0 * n)) / (1.0 + z * z / n);
+    let half = z / (1.0 + z * z / n) * (share * (1.0 - share) / n + z * z / (4.0 * n * n)).sqrt();
+    ((middle - half).max(0.0), (middle + half).min(1.0))
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    float(part) / float(whole)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of pages are far below 2^53")]
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of a size is a size"
+)]
+fn scaled(whole: Bytes, share: f64) -> Bytes {
+    Bytes((float(whole.0) * share).round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_is_wilsons() {
+        // 8 of 10 by hand: (0.8 + 0.19208) / 1.38416 -+ 0.227...
+        let (low, high) = interval(8, 10, 1.0);
+        assert!((low - 0.4902).abs() < 1e-3 && (high - 0.9433).abs() < 1e-3, "{low} {high}");
+        assert_eq!(interval(8, 10, 0.0), (0.8, 0.8));
+        let (low, high) = interval(0, 100, 1.0);
+        assert!(low == 0.0 && (high - 0.037).abs() < 1e-3, "{high}");
+    }
+}

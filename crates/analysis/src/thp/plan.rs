@@ -1,0 +1,73 @@
+//! Which memory to treat, and which to leave alone.
+
+use pagewise_model::thp::{Action, HugeMapping, HugePage, HugePages, Plan};
+use pagewise_model::{AddrRange, Bytes, Reading};
+
+/// Gives back the zero pages of huge pages of which at least the share `sparse` is zero.
+///
+/// Denser ones are spared: splitting them frees little and costs the process its huge pages. With `hold`, huge pages are
+/// forbidden in a whole mapping where most of its huge pages are sparse, else just where the sparse ones are.
+pub fn shrink(huge: &HugePages, page_size: Bytes, sparse: f64, hold: bool) -> Plan {
+    let per_huge = u32::try_from(huge.huge_size.0 / page_size.0.max(1)).unwrap_or(u32::MAX);
+    let is_sparse =
+        |page: &&HugePage| page.zero > 0 && f64::from(page.zero) >= sparse * f64::from(per_huge);
+    let range = |page: &HugePage| AddrRange {
+        start: page.start,
+        end: page.start.saturating_add(huge.huge_size.0),
+    };
+    let mut plan = Plan {
+        action: Action::Shrink,
+        ranges: Vec::new(),
+        hold: Vec::new(),
+        change: Ok(Bytes::ZERO),
+        spared: Bytes::ZERO,
+    };
+    let mut freed = 0_u64;
+    for mapping in &huge.mappings {
+        let sparse: Vec<AddrRange> = mapping.pages.iter().filter(is_sparse).map(range).collect();
+        freed += mapping.pages.iter().filter(is_sparse).map(|p| u64::from(p.zero)).sum::<u64>();
+        let treated: Bytes = sparse.iter().map(|range| range.len()).sum();
+        plan.spared += mapping.anonymous.saturating_sub(treated);
+        if hold && !sparse.is_empty() {
+            plan.hold.extend(held(mapping, &sparse));
+        }
+        plan.ranges.extend(sparse);
+    }
+    plan.change = Ok(Bytes(freed.saturating_mul(page_size.0)));
+    plan
+}
+
+fn held(mapping: &HugeMapping, sparse: &[AddrRange]) -> Vec<AddrRange> {
+    if sparse.len() * 2 >= mapping.pages.len() {
+        return vec![mapping.range];
+    }
+    joined(sparse)
+}
+
+/// Ranges in order, those that touch as one.
+fn joined(ranges: &[AddrRange]) -> Vec<AddrRange> {
+    let mut all: Vec<AddrRange> = Vec::new();
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => all.push(*range),
+        }
+    }
+    all
+}
+
+/// Makes huge pages of `blocks`, each as large as one and resident throughout in base pages.
+pub fn collapse(blocks: Vec<AddrRange>, spared: Bytes) -> Plan {
+    Plan {
+        action: Action::Collapse,
+        ranges: blocks,
+        hold: Vec::new(),
+        change: Ok(Bytes::ZERO),
+        spared,
+    }
+}
+
+/// Reclaims `cold`, of which `change` is resident.
+pub fn page_out(cold: Vec<AddrRange>, change: Reading<Bytes>, spared: Bytes) -> Plan {
+    Plan { action: Action::PageOut, ranges: cold, hold: Vec::new(), change, spared }
+}

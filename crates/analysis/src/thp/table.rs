@@ -1,0 +1,172 @@
+//! The mappings that have huge pages, or room for one.
+
+use std::borrow::Cow;
+
+use pagewise_model::report::{Audience, Cells, Column, Table};
+use pagewise_model::thp::{HugeMapping, HugePages};
+use pagewise_model::{Backing, Bytes, Counter, Mapping, Name, Reading, Sharing, Snapshot};
+
+use super::{Estimate, judge};
+use crate::explain::meaning;
+use crate::pools::{Kind, Pools};
+
+/// One mapping.
+struct Row<'a> {
+    mapping: &'a Mapping,
+    name: Name,
+    kind: Kind,
+    huge: Option<&'a HugeMapping>,
+    bloat: Reading<Estimate>,
+}
+
+impl Row<'_> {
+    fn anonymous(&self) -> Bytes {
+        self.huge.map_or(Bytes::ZERO, |huge| huge.anonymous)
+    }
+
+    fn file(&self) -> Bytes {
+        self.huge.map_or(Bytes::ZERO, |huge| huge.file)
+    }
+
+    /// Resident in base pages where huge ones are allowed.
+    fn eligible(&self) -> Reading<Bytes> {
+        let smaps = self.mapping.smaps.as_ref().map_err(Clone::clone)?;
+        let is_eligible = smaps.get(Counter::ThpEligible)? != 0;
+        let base = self.mapping.rss()?.saturating_sub(self.anonymous() + self.file());
+        Ok(if is_eligible { base } else { Bytes::ZERO })
+    }
+}
+
+/// The mappings of the table.
+pub(super) struct Rows<'a>(Vec<Row<'a>>);
+
+impl<'a> Rows<'a> {
+    pub(super) fn of(snapshot: &'a Snapshot, pools: &Pools, huge: &'a HugePages) -> Rows<'a> {
+        let mappings = snapshot.mappings.as_deref().unwrap_or_default();
+        let rows = mappings.iter().enumerate().filter_map(|(index, mapping)| {
+            let found = huge.mappings.iter().find(|found| found.range == mapping.range);
+            (found.is_some() || has_room(mapping, huge.huge_size)).then(|| Row {
+                mapping,
+                name: pools.known_as(index, mapping),
+                kind: pools.of(index).kind,
+                huge: found,
+                bloat: Estimate::over(found.into_iter(), huge.huge_size),
+            })
+        });
+        Rows(rows.collect())
+    }
+
+    pub(super) fn resident(&self) -> Reading<Bytes> {
+        self.0.iter().map(|row| row.mapping.rss()).sum::<Result<Bytes, _>>()
+    }
+
+    pub(super) fn huge(&self) -> Bytes {
+        self.0.iter().map(Row::anonymous).sum()
+    }
+
+    pub(super) fn file(&self) -> Bytes {
+        self.0.iter().map(Row::file).sum()
+    }
+
+    pub(super) fn eligible(&self) -> Reading<Bytes> {
+        self.0.iter().map(Row::eligible).sum::<Result<Bytes, _>>()
+    }
+
+    /// The mapping with the most bloat.
+    pub(super) fn worst(&self) -> Option<(Name, Bytes)> {
+        let worst = self.0.iter().max_by_key(|row| bloat_of(row))?;
+        Some((worst.name.clone(), bloat_of(worst)))
+    }
+
+    /// What only the program's author can change, for the mapping with the most bloat.
+    pub(super) fn remedy(&self) -> &'static str {
+        match self.0.iter().max_by_key(|row| bloat_of(row)).map(|row| row.kind) {
+            Some(Kind::Heap | Kind::MallocArena | Kind::MallocChunk | Kind::Allocator) => {
+                "prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) at the start of main, as malloc has no finer switch \
+                 (jemalloc: MALLOC_CONF=thp:never)"
+            }
+            Some(Kind::MainStack | Kind::ThreadStack | Kind::CachedStack) => {
+                "pthread_attr_setstack with a stack after madvise(stack, size, MADV_NOHUGEPAGE)"
+            }
+            _ => "madvise(start, length, MADV_NOHUGEPAGE) right after the mmap that makes it",
+        }
+    }
+
+    pub(super) fn table(&self) -> Table {
+        let rows = &self.0;
+        let name = |row: &Row<'_>| row.mapping.name.clone();
+        let verdict = |row: &Row<'_>| Cow::Borrowed(judge(row.anonymous(), &row.bloat));
+        let address = |of: fn(&Mapping) -> u64| {
+            Cells::Addresses(rows.iter().map(|row| of(row.mapping)).collect())
+        };
+        let bytes = |of: &dyn Fn(&Row<'_>) -> Bytes| {
+            Cells::Bytes(rows.iter().map(|row| of(row).0).collect())
+        };
+        let columns = vec![
+            Column::new("start", "Address", address(|m| m.range.start)),
+            for_programs(Column::new("end", "End", address(|m| m.range.end))),
+            Column::new("size", "Size", bytes(&|row| row.mapping.size())),
+            Column::bytes("rss", "RSS", rows.iter().map(|row| row.mapping.rss())),
+            Column::new("huge", "Huge", bytes(&|row| row.anonymous())),
+            Column::bytes(
+                "bloat",
+                "Bloat",
+                rows.iter().map(|row| row.bloat.clone().map(|bloat| bloat.bytes)),
+            ),
+            Column::new("file", "Huge file", bytes(&|row| row.file())),
+            Column::bytes("eligible", "Could be", rows.iter().map(Row::eligible)),
+            Column::new("verdict", "Verdict", Cells::Labels(rows.iter().map(verdict).collect())),
+            for_programs(Column::new(
+                "name",
+                "Name",
+                Cells::Names(rows.iter().map(name).collect()),
+            )),
+            Column::new(
+                "use",
+                "Mapping",
+                Cells::Names(rows.iter().map(|row| row.name.clone()).collect()),
+            ),
+        ];
+        let nothing_of = |key: &str| match key {
+            "file" => self.file().is_zero(),
+            "eligible" => self.eligible().is_err(),
+            _ => false,
+        };
+        let described = |column: Column| Column {
+            meaning: meaning(&column.key).into(),
+            audience: if nothing_of(&column.key) { Audience::Programs } else { column.audience },
+            ..column
+        };
+        let note = if self.eligible().is_err() && !rows.is_empty() {
+            "Which mappings could be huge and are not is in smaps only: --full reads it."
+        } else {
+            ""
+        };
+        Table {
+            key: "mappings".into(),
+            title: "Mappings that have huge pages or room for one".into(),
+            audience: Audience::Everyone,
+            columns: columns.into_iter().map(described).collect(),
+            row_keys: None,
+            total: None,
+            note: note.into(),
+        }
+    }
+}
+
+fn bloat_of(row: &Row<'_>) -> Bytes {
+    row.bloat.as_ref().map_or(Bytes::ZERO, |bloat| bloat.bytes)
+}
+
+fn for_programs(column: Column) -> Column {
+    Column { audience: Audience::Programs, ..column }
+}
+
+/// Whether a whole huge page of anonymous memory fits into the mapping, and any of it is resident.
+fn has_room(mapping: &Mapping, huge_size: Bytes) -> bool {
+    let size = huge_size.0.max(1);
+    let first = mapping.range.start.div_ceil(size).saturating_mul(size);
+    let fits = first.saturating_add(size) <= mapping.range.end;
+    let anonymous = mapping.sharing == Sharing::Private && mapping.backing() == Backing::Anonymous;
+    fits && anonymous && mapping.rss().is_ok_and(|rss| !rss.is_zero())
+}
