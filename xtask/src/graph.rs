@@ -17,6 +17,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("alloc", &[]),
     ("proc", &["model", "sys"]),
     ("measure", &["model", "sys", "proc"]),
+    ("repair", &["model", "sys", "proc"]),
     ("analysis", &["model", "heaplog"]),
     ("view", &["model"]),
     ("capi", &["alloc"]),
@@ -24,7 +25,10 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("lab", &["model", "sys", "proc", "measure", "sim", "alloc"]),
     (
         "cli",
-        &["model", "sys", "heaplog", "sim", "alloc", "proc", "measure", "analysis", "view", "lab"],
+        &[
+            "model", "sys", "heaplog", "sim", "alloc", "proc", "repair", "measure", "analysis",
+            "view", "lab",
+        ],
     ),
     ("xtask", &[]),
 ];

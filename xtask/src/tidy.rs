@@ -39,7 +39,8 @@ const IMPURE: &[(&str, &[&str])] = &[
 ];
 
 /// The crates that must not print.
-const SILENT: &[&str] = &["model", "sys", "proc", "measure", "heaplog", "sim", "analysis", "view"];
+const SILENT: &[&str] =
+    &["model", "sys", "proc", "repair", "measure", "heaplog", "sim", "analysis", "view"];
 
 const PRINTS: &[&str] = &["print!", "println!", "eprint!", "eprintln!", "dbg!"];
 

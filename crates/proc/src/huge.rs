@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use pagewise_model::machine::Gap;
 use pagewise_model::thp::{HugeMapping, HugePage, HugePages, Look};
-use pagewise_model::{Absent, Bytes, Mapping, PageSize, Pid, Reading};
+use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid, Reading};
 use pagewise_sys::pagemap_scan::{Categories, Region, Request};
 use pagewise_sys::probe::Features;
 use pagewise_sys::remote;
@@ -278,8 +278,23 @@ fn pieces(range: Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
+/// How many of some blocks, each as large as a huge page, are mapped by a huge entry.
+///
+/// # Errors
+/// As [`scan`].
+pub fn count(
+    root: &ProcRoot,
+    pid: Pid,
+    page_size: PageSize,
+    blocks: &[AddrRange],
+) -> Result<u64, Error> {
+    let mut space = Space::open(&Features::detect(), root, pid, page_size, &Pace::FAST)?;
+    let huge = blocks.iter().map(|block| space.is_huge(block.start).map(u64::from));
+    huge.sum()
+}
+
 /// Whether every byte is 0. Whole blocks are added up without a branch, which compiles to vector instructions.
-fn is_zero(page: &[u8]) -> bool {
+pub fn is_zero(page: &[u8]) -> bool {
     let (blocks, rest) = page.as_chunks::<256>();
     let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum | byte) == 0;
     blocks.iter().all(|block| is_zero(block)) && is_zero(rest)

@@ -38,6 +38,25 @@ pub fn has_capability(capability: CapabilitySet) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
 }
 
+/// Whether two processes use the same memory, as `vfork` and `clone(CLONE_VM)` make it.
+///
+/// # Errors
+/// `Unsupported` where the kernel has no `kcmp`; `EPERM` where we may not trace both; `ESRCH`.
+pub fn shares_memory(one: u32, other: u32) -> std::io::Result<bool> {
+    /// `KCMP_VM` of `linux/kcmp.h`.
+    const MEMORY: libc::c_int = 1;
+    // SAFETY: this kind of comparison takes two process ids and touches no memory of ours.
+    match unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) } {
+        -1 => Err(match std::io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENOSYS) => {
+                std::io::ErrorKind::Unsupported.into()
+            }
+            error => error,
+        }),
+        order => Ok(order == 0),
+    }
+}
+
 /// How many bytes of swap the machine uses now, for whomever.
 pub fn swap_in_use() -> u64 {
     let info = rustix::system::sysinfo();

@@ -1,0 +1,145 @@
+//! The one crate that changes a running process, and only where its user said so: a [`Plan`] is carried out, and what
+//! came of it is told as a [`Repair`].
+//!
+//! Nothing a process has written is lost, whatever goes wrong: pages are only split, moved to swap, or dropped where
+//! they are proven zero while nobody can write to them.
+#![forbid(unsafe_code)]
+
+mod drop_zeros;
+mod error;
+mod hold;
+pub mod self_test;
+mod target;
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use pagewise_model::AddrRange;
+use pagewise_model::thp::{Action, Method, Plan, Repair};
+use pagewise_sys::madvise::Advice;
+
+pub use error::Error;
+pub use target::Target;
+
+/// How many ranges are advised in one system call: it holds the process's mmap lock, for reading.
+const BATCH: usize = 16;
+
+/// What became of the ranges of a plan.
+#[derive(Debug, Default)]
+struct Outcome {
+    done: u64,
+    failed: u64,
+    why: Option<String>,
+    longest_stop: Duration,
+}
+
+impl Outcome {
+    fn fail(&mut self, why: impl ToString) {
+        self.failed += 1;
+        self.why.get_or_insert_with(|| why.to_string());
+    }
+
+    fn stopped_for(&mut self, time: Duration) {
+        self.longest_stop = self.longest_stop.max(time);
+    }
+}
+
+/// Carries out a plan. `method` says how zero pages are given back: see [`self_test::choose`].
+///
+/// Some ranges can fail and others be done: the process changes meanwhile.
+///
+/// # Errors
+/// [`Error::Proc`] where the process is gone or may not be read; [`Error::Refused`] where it cannot be done safely.
+pub fn carry_out(target: &Target, plan: &Plan, method: Method) -> Result<Repair, Error> {
+    let rss_before = target.resident()?;
+    let begin = Instant::now();
+    let mut outcome = Outcome::default();
+    let held = hold::forbid_huge_pages(target, &plan.hold, &mut outcome);
+    match plan.action {
+        Action::Shrink => shrink(target, &plan.ranges, method, &mut outcome)?,
+        Action::Collapse => advise(target, &ranges(&plan.ranges), Advice::Collapse, &mut outcome)?,
+        Action::PageOut => advise(target, &ranges(&plan.ranges), Advice::PageOut, &mut outcome)?,
+    }
+    let took = begin.elapsed();
+    Ok(Repair {
+        action: plan.action,
+        method: (plan.action == Action::Shrink).then_some(method),
+        done: outcome.done,
+        failed: outcome.failed,
+        why: outcome.why,
+        rss_before,
+        rss_after: target.resident()?,
+        took_ns: nanos(took),
+        longest_stop_ns: nanos(outcome.longest_stop),
+        not_held: held.err(),
+    })
+}
+
+fn shrink(
+    target: &Target,
+    blocks: &[AddrRange],
+    method: Method,
+    outcome: &mut Outcome,
+) -> Result<(), Error> {
+    match method {
+        Method::Split => {
+            let page = target.page_size().bytes();
+            let firsts: Vec<Range<u64>> =
+                blocks.iter().map(|block| block.start..block.start.saturating_add(page)).collect();
+            advise(target, &firsts, Advice::Cold, outcome)?;
+            // The kernel says nothing of a page that it could not split.
+            let whole = target.still_huge(blocks)?;
+            for _ in 0..whole.min(outcome.done) {
+                outcome.done -= 1;
+                outcome.fail("it is shared with another process, or pinned, and stays whole");
+            }
+            Ok(())
+        }
+        Method::Drop => drop_zeros::drop_zeros(target, blocks, outcome),
+        Method::Swap => advise(target, &ranges(blocks), Advice::PageOut, outcome),
+    }
+}
+
+/// Gives advice on each range from outside; ranges that cannot be served are counted and passed over.
+fn advise(
+    target: &Target,
+    mut ranges: &[Range<u64>],
+    advice: Advice,
+    outcome: &mut Outcome,
+) -> Result<(), Error> {
+    while !ranges.is_empty() {
+        let batch = &ranges[..ranges.len().min(BATCH)];
+        let mut left = match target.process().advise(batch, advice) {
+            Ok(bytes) => bytes,
+            Err(error) if target.is_gone() => {
+                return Err(Error::system("the process is gone", error));
+            }
+            Err(error) => {
+                outcome.fail(error);
+                ranges = &ranges[1..];
+                continue;
+            }
+        };
+        let lengths = batch.iter().map(|range| range.end - range.start);
+        let whole = lengths.take_while(|&length| {
+            let fits = length <= left;
+            left = left.saturating_sub(length);
+            fits
+        });
+        let done = whole.count();
+        outcome.done += done as u64;
+        if done == 0 {
+            outcome.fail("the kernel served a part of it");
+        }
+        ranges = &ranges[done.max(1)..];
+    }
+    Ok(())
+}
+
+fn ranges(ranges: &[AddrRange]) -> Vec<Range<u64>> {
+    ranges.iter().map(|range| range.start..range.end).collect()
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,125 @@
+//! Which way of giving zero pages back works on this kernel: tried on a process of our own.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use pagewise_model::thp::{Action, Method, Plan};
+use pagewise_model::{Absent, AddrRange, Bytes, Pid, Reading};
+use pagewise_proc::{ProcRoot, stat};
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::region::Region;
+
+use crate::{Target, carry_out};
+
+/// How many huge pages the subject has.
+const BLOCKS: usize = 2;
+/// What it writes into the first byte of each, and into nothing else.
+const MARK: u8 = 0x5a;
+
+/// The gentlest method of `methods` that works, tried on processes that `subject` starts: they must call
+/// [`be_the_subject`].
+///
+/// Absent where none does, or where no huge page can be had to try on.
+pub fn choose(methods: &[Method], subject: &dyn Fn() -> io::Result<Command>) -> Reading<Method> {
+    let mut reasons = Vec::new();
+    for &method in methods {
+        match Subject::start(subject).and_then(|subject| subject.try_out(method)) {
+            Ok(()) => return Ok(method),
+            Err(why) => reasons.push(format!("{}: {why}", method.key())),
+        }
+    }
+    Err(Absent::NotSupported(
+        format!("no way of giving zero pages back works here ({})", reasons.join("; ")).into(),
+    ))
+}
+
+/// A process of ours with huge pages that are zero but for one byte each.
+struct Subject {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    blocks: Vec<AddrRange>,
+}
+
+impl Subject {
+    fn start(subject: &dyn Fn() -> io::Result<Command>) -> Result<Subject, String> {
+        let mut command = subject().map_err(|e| e.to_string())?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|e| e.to_string())?;
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().expect("it was piped");
+        let mut subject = Subject { child, stdin, blocks: Vec::new() };
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).map_err(|e| e.to_string())?;
+        let mut numbers = line.split_whitespace().map_while(|word| word.parse::<u64>().ok());
+        let (Some(start), Some(size)) = (numbers.next(), numbers.next()) else {
+            return Err("no huge page can be had to try it on".into());
+        };
+        let block = |i| AddrRange { start: start + i * size, end: start + (i + 1) * size };
+        subject.blocks = (0..BLOCKS as u64).map(block).collect();
+        Ok(subject)
+    }
+
+    fn try_out(mut self, method: Method) -> Result<(), String> {
+        let pid = Pid(self.child.id());
+        let target = self.target(pid).map_err(|e| e.to_string())?;
+        let whole = target.still_huge(&self.blocks).map_err(|e| e.to_string())?;
+        if whole < BLOCKS as u64 {
+            return Err("no huge page can be had to try it on".into());
+        }
+        let plan = Plan {
+            action: Action::Shrink,
+            ranges: self.blocks.clone(),
+            hold: Vec::new(),
+            change: Ok(Bytes::ZERO),
+            spared: Bytes::ZERO,
+        };
+        let repair = carry_out(&target, &plan, method).map_err(|e| e.to_string())?;
+        let freed = repair.rss_before.saturating_sub(repair.rss_after);
+        let all: Bytes = self.blocks.iter().map(|block| block.len()).sum();
+        // It checks its bytes when its input closes.
+        drop(self.stdin.take());
+        let intact = self.child.wait().is_ok_and(|status| status.success());
+        match () {
+            () if !intact => Err("it does not keep what was written".into()),
+            () if freed.0 < all.0 / 2 => Err(repair.why.unwrap_or("it frees nothing".into())),
+            () => Ok(()),
+        }
+    }
+
+    fn target(&self, pid: Pid) -> Result<Target, crate::Error> {
+        let stat = stat::parse(&ProcRoot::live().read(pid, "stat")?)?;
+        Target::open(pid, stat.start_ticks)
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        // Both fail only where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Is the process to try on: makes huge pages of `huge_size` bytes, says where on `output`, and when `input` ends,
+/// whether they still hold what they held.
+///
+/// # Errors
+/// That memory or a pipe could not be had.
+pub fn be_the_subject(
+    huge_size: usize,
+    mut input: impl Read,
+    mut output: impl Write,
+) -> io::Result<bool> {
+    let mut region = Region::map(BLOCKS * huge_size, huge_size)?;
+    // Either makes them huge: the first where the settings allow it, the second on kernels since 6.1.
+    let _ = region.advise(Advice::HugePage);
+    for block in region.bytes().chunks_exact_mut(huge_size) {
+        block[0] = MARK;
+    }
+    let _ = region.advise(Advice::Collapse);
+    writeln!(output, "{} {huge_size}", region.start())?;
+    output.flush()?;
+    input.read_to_end(&mut Vec::new())?;
+    let is_intact = |block: &[u8]| block[0] == MARK && block[1..].iter().all(|&byte| byte == 0);
+    Ok(region.bytes().chunks_exact(huge_size).all(is_intact))
+}
