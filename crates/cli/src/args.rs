@@ -75,6 +75,23 @@ pub(crate) enum Command {
     ///   pagewise diff 1234 --every 2s --for 1m
     #[command(verbatim_doc_comment)]
     Diff(Diff),
+    /// Measure what huge pages cost a process, and give their unused parts back
+    ///
+    /// Examples:
+    ///   pagewise thp 1234
+    ///   pagewise thp 1234 --fix
+    ///   pagewise thp 1234 --fix --hold --yes
+    #[command(verbatim_doc_comment)]
+    Thp(Thp),
+    /// Run a command with fewer huge pages than the system gives
+    ///
+    /// Examples:
+    ///   pagewise run --thp=never -- redis-server
+    #[command(verbatim_doc_comment)]
+    Run(Run),
+    /// Have huge pages and wait: `thp --fix` tries on it what works on this kernel
+    #[command(hide = true)]
+    HugePageSubject,
     /// Say what a number means: `define SHR`, `define Pss_Dirty`
     Define(Define),
     /// Print a completion script for a shell
@@ -195,6 +212,77 @@ pub(crate) struct Maps {
     pub(crate) group: Option<MapGroup>,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Thp {
+    /// A pid, a process name (exact, else part of one), or `self`
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
+    /// Read so many base pages, picked at random, instead of all
+    #[arg(long, value_name = "PAGES", num_args = 0..=1, default_missing_value = "16384", conflicts_with_all = ["fix"], value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) sample: Option<u64>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// What `thp` does to a process. Without --yes it only says what it would do.
+#[derive(Debug, Args)]
+pub(crate) struct Act {
+    /// Plan to split sparse huge pages and give their zero pages back
+    #[arg(long, group = "act", help_heading = "Change the process")]
+    pub(crate) fix: bool,
+    /// Plan to make huge pages of memory that is resident in base pages throughout
+    #[arg(long, group = "act", help_heading = "Change the process")]
+    pub(crate) collapse: bool,
+    /// Do it
+    #[arg(long, requires = "act", help_heading = "Change the process")]
+    pub(crate) yes: bool,
+    /// With --fix: forbid huge pages there from now on (stops one thread for some microseconds)
+    #[arg(long, requires = "fix", help_heading = "Change the process")]
+    pub(crate) hold: bool,
+    /// With --fix: a huge page of which this share is zero is sparse
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, requires = "fix", value_parser = clap::value_parser!(u8).range(1..=100), help_heading = "Change the process")]
+    pub(crate) sparse: u8,
+    /// With --fix: how; `auto` tries on a process of its own what works on this kernel
+    #[arg(long, value_enum, default_value_t = ShrinkMethod::Auto, requires = "fix", help_heading = "Change the process")]
+    pub(crate) method: ShrinkMethod,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShrinkMethod {
+    /// The gentlest that works
+    Auto,
+    /// process_madvise(MADV_COLD) on one base page of each
+    Split,
+    /// madvise(MADV_DONTNEED) on what is zero, by the process while all its threads are stopped
+    Drop,
+    /// process_madvise(MADV_PAGEOUT): through swap
+    Swap,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// Which huge pages the command may have, of those that the system's settings allow
+    #[arg(long, value_enum, value_name = "WHICH")]
+    pub(crate) thp: ThpArg,
+    /// The command and its arguments
+    #[arg(last = true, value_name = "COMMAND", required = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ThpArg {
+    /// None
+    Never,
+    /// Only where it asks with madvise(MADV_HUGEPAGE)
+    Madvise,
+    /// All that the system's settings allow, whatever was set for this shell
+    Always,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -28,6 +28,9 @@ fn main() -> ExitCode {
         Command::Ps(args) => commands::ps::run(&args, &look),
         Command::Diff(args) => commands::diff::run(&args, &look),
         Command::Define(args) => commands::define::run(&args, &look),
+        Command::Thp(args) => commands::thp::run(&args, &look),
+        Command::Run(args) => commands::run::run(&args),
+        Command::HugePageSubject => commands::thp::be_the_subject(),
         Command::Completions { shell } => commands::shell::completions(shell),
         Command::Man { dir } => commands::shell::man(dir.as_deref()),
     };
@@ -42,14 +45,19 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     }
     let chain: Vec<String> = error.chain().map(|cause| clean(&cause.to_string())).collect();
     eprintln!("pagewise: {}", chain.join(": "));
-    let hint = error.downcast_ref::<pagewise_proc::Error>().and_then(pagewise_proc::Error::hint);
-    if let Some(hint) = hint {
+    if let Some(hint) = hint(error) {
         eprintln!("  → {}", clean(&hint));
     }
     if let Some(not_run) = error.downcast_ref::<NotRun>() {
         return ExitCode::from(not_run.code());
     }
     ExitCode::from(if error.is::<plan::Usage>() { 2 } else { 1 })
+}
+
+/// What the reader can do about it.
+fn hint(error: &anyhow::Error) -> Option<String> {
+    let proc = error.downcast_ref::<pagewise_proc::Error>().and_then(|error| error.hint());
+    proc.or_else(|| error.downcast_ref::<pagewise_repair::Error>().and_then(|error| error.hint()))
 }
 
 /// No error message may steer the terminal, whatever a file or a process is called.

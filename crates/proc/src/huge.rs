@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use pagewise_model::machine::Gap;
 use pagewise_model::thp::{HugeMapping, HugePage, HugePages, Look};
-use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid, Reading};
+use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Pid, Reading, Sharing};
 use pagewise_sys::pagemap_scan::{Categories, Region, Request};
 use pagewise_sys::probe::Features;
 use pagewise_sys::remote;
@@ -278,6 +278,62 @@ fn pieces(range: Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
+/// Memory that could be huge and is not, as blocks of the size of a huge page that are resident throughout in
+/// anonymous base pages; and how much more is resident in such pages elsewhere.
+///
+/// # Errors
+/// As [`scan`].
+pub fn dense_blocks(
+    root: &ProcRoot,
+    pid: Pid,
+    mappings: &[Mapping],
+    page_size: PageSize,
+    pace: &Pace,
+) -> Result<Reading<(Vec<AddrRange>, Bytes)>, Error> {
+    let features = Features::detect();
+    let huge_size = match prepare(root, &features) {
+        Ok(size) => size,
+        Err(absent) => return Ok(Err(absent)),
+    };
+    let mut space = Space::open(&features, root, pid, page_size, pace)?;
+    let request = Request {
+        all_of: Categories::PRESENT,
+        report: Categories::FILE | Categories::PFNZERO | Categories::HUGE,
+        ..Request::default()
+    };
+    let is_anonymous = |mapping: &&Mapping| {
+        mapping.sharing == Sharing::Private
+            && mapping.backing() == Backing::Anonymous
+            && mapping.range.end <= KERNEL_HALF
+            && mapping.size().0 >= huge_size
+    };
+    let (mut blocks, mut resident) = (Vec::new(), Bytes::ZERO);
+    for mapping in mappings.iter().filter(is_anonymous) {
+        let mut run = AddrRange { start: 0, end: 0 };
+        space.each_region(mapping.range, &request, |region: &Region| {
+            if region.categories != Categories::default() {
+                return;
+            }
+            resident += Bytes(region.end.saturating_sub(region.start));
+            if run.end != region.start {
+                blocks.extend(whole_blocks(run, huge_size));
+                run.start = region.start;
+            }
+            run.end = region.end;
+        })?;
+        blocks.extend(whole_blocks(run, huge_size));
+    }
+    let inside: Bytes = blocks.iter().map(|block| block.len()).sum();
+    Ok(Ok((blocks, resident.saturating_sub(inside))))
+}
+
+/// The blocks of that size and alignment that lie in a run as a whole.
+fn whole_blocks(run: AddrRange, size: u64) -> impl Iterator<Item = AddrRange> {
+    let first = run.start.div_ceil(size).saturating_mul(size);
+    let count = run.end.saturating_sub(first) / size;
+    (0..count).map(move |i| AddrRange { start: first + i * size, end: first + (i + 1) * size })
+}
+
 /// How many of some blocks, each as large as a huge page, are mapped by a huge entry.
 ///
 /// # Errors
@@ -322,6 +378,17 @@ mod tests {
             page[at] = 0;
         }
         assert!(!is_zero(&[0; 300][..].iter().map(|_| 9).collect::<Vec<u8>>()));
+    }
+
+    #[test]
+    fn only_whole_blocks_of_a_run_are_taken() {
+        let blocks = |start, end| {
+            whole_blocks(AddrRange { start, end }, 16).map(|b| (b.start, b.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(blocks(8, 50), [(16, 32), (32, 48)]);
+        assert_eq!(blocks(16, 32), [(16, 32)]);
+        assert_eq!(blocks(17, 47), []);
+        assert_eq!(blocks(0, 0), []);
     }
 
     #[test]

@@ -5,5 +5,7 @@ pub(crate) mod diff;
 pub(crate) mod explain;
 pub(crate) mod maps;
 pub(crate) mod ps;
+pub(crate) mod run;
 pub(crate) mod run_command;
 pub(crate) mod shell;
+pub(crate) mod thp;

@@ -38,7 +38,7 @@ pub(crate) fn run(
     }
     let mut traced = match Traced::spawn(program, arguments) {
         Ok(traced) => traced,
-        Err(error) => return Err(NotRun { program: program.to_owned(), error }.into()),
+        Err(error) => return Err(NotRun::new(program, error).into()),
     };
     let watch = Watch { pid: Pid(traced.pid()), request: *request };
     let snapshot = match when {
@@ -65,6 +65,10 @@ pub(crate) struct NotRun {
 }
 
 impl NotRun {
+    pub(crate) fn new(program: &OsStr, error: io::Error) -> NotRun {
+        NotRun { program: program.to_owned(), error }
+    }
+
     /// What a shell would exit with.
     pub(crate) fn code(&self) -> u8 {
         if self.error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
