@@ -222,7 +222,8 @@ pub fn plan_blocks(plan: &Plan, snapshot: &Snapshot) -> Vec<Block> {
         fact("action", "action", Value::text(plan.action.key()), "").for_programs(),
         fact("ranges", "ranges", Value::Count(count), "How many pieces of memory it concerns."),
         fact("bytes", "bytes", Value::Bytes(bytes.0), "How much memory that is."),
-        fact("change", change, Value::bytes(plan.change.clone()), ""),
+        fact("change", change, Value::bytes(plan.change.clone()), "")
+            .hidden_if(plan.change == Ok(Bytes::ZERO)),
         fact("spared", spared, Value::Bytes(plan.spared.0), ""),
         fact(
             "hold",

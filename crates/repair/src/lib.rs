@@ -24,6 +24,9 @@ pub use target::Target;
 /// How many ranges are advised in one system call: it holds the process's mmap lock, for reading.
 const BATCH: usize = 16;
 
+/// Why a page that was split, as far as the kernel says, is huge.
+const STILL_HUGE: &str = "it is shared with another process, pinned, or was made huge again at once (--hold forbids that)";
+
 /// What became of the ranges of a plan.
 #[derive(Debug, Default)]
 struct Outcome {
@@ -91,7 +94,7 @@ fn shrink(
             let whole = target.still_huge(blocks)?;
             for _ in 0..whole.min(outcome.done) {
                 outcome.done -= 1;
-                outcome.fail("it is shared with another process, or pinned, and stays whole");
+                outcome.fail(STILL_HUGE);
             }
             Ok(())
         }

@@ -1,0 +1,349 @@
+//! `thp` and `run --thp`, on programs that go on writing to their memory and checking it meanwhile.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use fixture::{is_root, json, number, pagewise, program, skip, sum};
+
+const MIB: u64 = 1 << 20;
+const HUGE: u64 = 2 * MIB;
+
+/// A program that runs on until it is dropped or ended.
+struct Running {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    facts: BTreeMap<String, u64>,
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Running {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut running = Running { child, stdout, facts: BTreeMap::new() };
+        running.read_facts();
+        running
+    }
+
+    /// `huge.c`; `None`, with a word, where it could get no huge page.
+    fn huge(mib: u64, period_kib: u64) -> Option<Running> {
+        let arguments = [mib, period_kib].map(|n| n.to_string());
+        let running = Running::start(Command::new(program("huge")).args(arguments));
+        let huge = running.counter("AnonHugePages");
+        if huge < mib * MIB {
+            skip(&format!("the machine gives {huge} bytes of huge pages instead of {mib} MiB"));
+            return None;
+        }
+        Some(running)
+    }
+
+    fn read_facts(&mut self) {
+        let mut line = String::new();
+        while self.stdout.read_line(&mut line).unwrap() > 0 && line != "ready\n" {
+            let (key, value) = line.trim().split_once(" = ").unwrap();
+            self.facts.insert(key.to_owned(), value.parse().unwrap());
+            line.clear();
+        }
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// A line of `smaps_rollup`, in bytes.
+    fn counter(&self, name: &str) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid())).unwrap();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    fn status(&self, name: &str) -> String {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_once(':').unwrap().1.trim().to_owned()
+    }
+
+    /// The `VmFlags` of the mapping at `huge.start`.
+    fn flags(&self) -> String {
+        let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).unwrap();
+        let from = smaps.find(&format!("{:x}-", self.facts["huge.start"])).unwrap();
+        let line = smaps[from..].lines().find(|line| line.starts_with("VmFlags:")).unwrap();
+        format!("{line} ")
+    }
+
+    /// Ends `huge.c`, which has checked its memory all the time, and must have gone on to the end.
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "it found its memory changed: {rest}");
+        let rounds = rest.trim().strip_prefix("huge.rounds = ").map(|n| n.parse::<u64>().unwrap());
+        assert!(rounds.is_none_or(|rounds| rounds > 0), "{rest}");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn thp(running: &Running, options: &[&str]) -> Value {
+    json(&[&["thp", &running.pid(), "--json"], options].concat())
+}
+
+fn finds_bloat(report: &Value) -> bool {
+    report["findings"].as_array().unwrap().iter().any(|f| f["id"] == "huge-page-bloat")
+}
+
+/// The row of the mapping that `huge.c` made.
+fn its_row<'a>(running: &Running, report: &'a Value) -> &'a Value {
+    let rows = report["mappings"].as_array().unwrap();
+    rows.iter().find(|row| row["start"] == running.facts["huge.start"]).unwrap()
+}
+
+#[test]
+fn bloat_is_what_was_never_written_to_the_byte() {
+    for (period, zero) in [(2048, 511), (512, 508), (16, 384), (4, 0)] {
+        let Some(running) = Running::huge(32, period) else { return };
+        let report = thp(&running, &[]);
+        assert_eq!(number(&report, "total.huge"), 32 * MIB, "every {period} KiB");
+        assert_eq!(number(&report, "total.bloat"), 16 * zero * 4096, "every {period} KiB");
+        let row = its_row(&running, &report);
+        assert_eq!(number(row, "huge"), 32 * MIB);
+        assert_eq!(number(row, "bloat"), number(&report, "total.bloat"));
+        assert_eq!(sum(&report["mappings"], "rss"), number(&report, "total.resident"));
+        assert_eq!(finds_bloat(&report), zero > 0, "every {period} KiB");
+        running.end();
+    }
+}
+
+#[test]
+fn looking_changes_nothing() {
+    let Some(running) = Running::huge(32, 2048) else { return };
+    let seen = || {
+        let names = ["Rss", "AnonHugePages", "Anonymous", "Swap"];
+        (names.map(|name| running.counter(name)), running.status("VmPTE"))
+    };
+    let before = seen();
+    thp(&running, &[]);
+    thp(&running, &["--sample"]);
+    thp(&running, &["--fix", "--hold"]);
+    thp(&running, &["--collapse"]);
+    assert_eq!(seen(), before);
+    running.end();
+}
+
+#[test]
+fn a_sample_says_between_what_the_truth_lies() {
+    let Some(running) = Running::huge(64, 16) else { return };
+    let truth = 64 * MIB / 4 * 3;
+    // 95 of 100 intervals hold it; evenly spread samples do better. Of 20, 15 is far below either.
+    let good = (0..20).filter(|_| {
+        let report = thp(&running, &["--sample", "2000"]);
+        let total = &report["total"];
+        let [low, high] = ["bloat_low", "bloat_high"].map(|key| number(total, key));
+        assert!(low < high && high - low < 4 * MIB, "{low} to {high}");
+        (low..=high).contains(&truth)
+    });
+    assert!(good.count() >= 15);
+    running.end();
+}
+
+#[test]
+fn a_plan_changes_nothing_and_a_fix_gives_zero_pages_back() {
+    let Some(running) = Running::huge(64, 2048) else { return };
+    let plan = &thp(&running, &["--fix"])["plan"];
+    assert_eq!((number(plan, "ranges"), number(plan, "bytes")), (32, 64 * MIB));
+    assert_eq!(number(plan, "change"), 64 * MIB - 32 * 4096);
+    assert_eq!(running.counter("AnonHugePages"), 64 * MIB);
+
+    let fix = &thp(&running, &["--fix", "--yes"])["fix"];
+    assert!(number(fix, "rss_before") >= 64 * MIB, "{fix}");
+    assert!(number(fix, "rss_after") < 5 * MIB, "{fix}");
+    assert_eq!((number(fix, "done"), number(fix, "failed")), (32, 0));
+    assert_eq!(number(fix, "longest_stop_ns"), 0, "splitting from outside stops nobody");
+    assert!(fix["seconds"].as_f64().unwrap() > 0.0);
+    assert!(running.counter("Rss") < 5 * MIB);
+    assert!(running.flags().contains(" hg "), "without --hold nothing is forbidden");
+    running.end();
+}
+
+#[test]
+fn every_method_that_is_chosen_gives_back_and_keeps_what_was_written() {
+    for method in ["split", "drop", "swap"] {
+        let Some(running) = Running::huge(32, 64) else { return };
+        let fix = &thp(&running, &["--fix", "--yes", "--method", method])["fix"];
+        assert_eq!(fix["method"], method);
+        assert!(number(fix, "rss_after") < 8 * MIB, "{fix}");
+        let stops = number(fix, "longest_stop_ns");
+        assert_eq!(stops > 0, method == "drop", "{method}: {stops}");
+        running.end();
+    }
+}
+
+#[test]
+fn hold_forbids_huge_pages_where_they_were_sparse() {
+    let Some(running) = Running::huge(32, 2048) else { return };
+    let fix = &thp(&running, &["--fix", "--hold", "--yes"])["fix"];
+    assert!(number(fix, "longest_stop_ns") > 0, "one thread was stopped for a moment: {fix}");
+    assert!(fix["not_held"].is_null(), "{fix}");
+    assert!(running.flags().contains(" nh "), "{}", running.flags());
+    assert!(running.counter("Rss") < 5 * MIB);
+    running.end();
+}
+
+#[test]
+fn dense_huge_pages_are_spared() {
+    let Some(running) = Running::huge(32, 4) else { return };
+    let report = thp(&running, &["--fix", "--yes"]);
+    assert_eq!(number(&report["fix"], "done"), 0);
+    assert_eq!(running.counter("AnonHugePages"), 32 * MIB);
+    // A quarter of each is used: sparse at 50 per cent, not at 80.
+    let Some(partly) = Running::huge(32, 16) else { return };
+    assert_eq!(number(&thp(&partly, &["--fix"])["plan"], "ranges"), 16);
+    let plan = &thp(&partly, &["--fix", "--sparse", "80"])["plan"];
+    assert_eq!((number(plan, "ranges"), number(plan, "spared")), (0, 32 * MIB));
+    running.end();
+    partly.end();
+}
+
+#[test]
+fn split_pages_can_be_made_huge_again() {
+    let Some(running) = Running::huge(16, 4) else { return };
+    let split = format!("{}-{}", running.facts["huge.start"], running.facts["huge.start"] + HUGE);
+    assert_eq!(running.counter("AnonHugePages"), 16 * MIB, "{split}");
+    let arguments = ["16", "4", "default"];
+    let small = Running::start(Command::new(program("huge")).args(arguments));
+    if small.counter("AnonHugePages") > 0 {
+        return skip("the machine gives huge pages to those who do not ask");
+    }
+    let plan = &thp(&small, &["--collapse"])["plan"];
+    assert_eq!(number(plan, "ranges"), 8);
+    let fix = &thp(&small, &["--collapse", "--yes"])["fix"];
+    assert_eq!(number(fix, "done"), 8, "{fix}");
+    assert_eq!(small.counter("AnonHugePages"), 16 * MIB);
+    running.end();
+    small.end();
+}
+
+#[test]
+fn a_stopped_process_can_be_repaired_and_stays_stopped() {
+    let Some(running) = Running::huge(16, 2048) else { return };
+    let signal = |name| Command::new("kill").args(["-s", name, &running.pid()]).status().unwrap();
+    signal("STOP");
+    let begin = Instant::now();
+    while !running.status("State").starts_with('T') {
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        std::thread::yield_now();
+    }
+    thp(&running, &["--fix", "--hold", "--yes"]);
+    assert!(running.counter("Rss") < 5 * MIB);
+    assert!(running.status("State").starts_with('T'));
+    signal("CONT");
+    running.end();
+}
+
+#[test]
+fn a_sparse_std_map_is_found_and_named() {
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sparse_map");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/programs/sparse_map.cpp");
+    let done = Command::new("c++").args(["-O1", "-o"]).arg(&built).arg(source).status();
+    if !done.is_ok_and(|status| status.success()) {
+        return skip("there is no C++ compiler");
+    }
+    let running = Running::start(&mut Command::new(built));
+    if running.facts["collapsed"] == 0 {
+        return skip("the kernel makes no huge pages on request");
+    }
+    let report = thp(&running, &[]);
+    assert!(finds_bloat(&report));
+    let bloat = number(&report, "total.bloat");
+    assert!(bloat > running.facts["heap"] / 10 * 8, "{bloat} of {}", running.facts["heap"]);
+    let rows = report["mappings"].as_array().unwrap();
+    let heap = rows.iter().find(|row| row["name"] == "[heap]").unwrap();
+    assert_eq!(number(heap, "bloat"), bloat, "all of it is in the heap");
+    assert_eq!(report["findings"][0]["evidence"]["worst"], "[heap]");
+    thp(&running, &["--fix", "--yes"]);
+    assert!(running.counter("Rss") < bloat / 4);
+    running.end();
+}
+
+#[test]
+fn run_starts_a_program_without_huge_pages() {
+    let script = "grep THP_enabled /proc/self/status; exit 5";
+    for (which, line) in [("never", "THP_enabled:\t0\n"), ("always", "THP_enabled:\t1\n")] {
+        let output = pagewise(&["run", "--thp", which, "--", "sh", "-c", script]);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), line, "{which}");
+        assert_eq!(output.status.code(), Some(5));
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    command.args(["run", "--thp=never", "--"]).arg(program("huge")).args(["16", "2048", "default"]);
+    let running = Running::start(&mut command);
+    assert_eq!(running.counter("AnonHugePages"), 0);
+    let report = thp(&running, &[]);
+    assert_eq!((number(&report, "total.huge"), number(&report, "total.bloat")), (0, 0));
+    assert!(!finds_bloat(&report));
+    running.end();
+    for (program, code) in [("/no/such/program", 127), ("/", 126)] {
+        let output = pagewise(&["run", "--thp=never", "--", program]);
+        assert_eq!(output.status.code(), Some(code));
+    }
+}
+
+#[test]
+fn a_process_that_ends_while_it_is_read_is_an_error_and_no_panic() {
+    let Some(first) = Running::huge(256, 2048) else { return };
+    drop(first);
+    let mut gone = 0;
+    for delay in 0..12 {
+        let mut running = Running::huge(256, 2048).unwrap();
+        let pid = running.pid();
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(delay * 5));
+            let _ = running.child.kill();
+            running
+        });
+        let output = pagewise(&["thp", &pid, "--fix", "--yes", "--json"]);
+        drop(killer.join().unwrap());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.code() {
+            Some(0) => drop(serde_json::from_slice::<Value>(&output.stdout).unwrap()),
+            Some(1) => gone += 1,
+            code => panic!("{code:?}: {said}"),
+        }
+    }
+    assert!(gone > 0, "no round caught the process going");
+}
+
+#[test]
+fn a_stranger_is_told_why_not() {
+    use std::os::unix::process::CommandExt;
+    if !is_root() {
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    let Some(running) = Running::huge(16, 2048) else { return };
+    let open = tempfile::tempdir().unwrap();
+    fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = open.path().join("pagewise");
+    fixture::copy_program(env!("CARGO_BIN_EXE_pagewise").as_ref(), &binary);
+    let mut command = Command::new(binary);
+    command.args(["thp", &running.pid(), "--json"]).uid(NOBODY).gid(NOBODY).current_dir("/");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report: Option<Value> = serde_json::from_slice(&output.stdout).ok();
+    let absent = report.is_some_and(|report| report["total"]["absent"].is_string());
+    assert!(absent || said.contains("CAP_SYS_PTRACE"), "{said}");
+    running.end();
+}
