@@ -80,6 +80,25 @@ impl Running {
         format!("{line} ")
     }
 
+    fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args(["-s", name, &self.pid()]).status().unwrap().success());
+    }
+
+    /// Stops every thread of it.
+    fn stop(&self) {
+        self.signal("STOP");
+        let stopped = |task: fs::DirEntry| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap();
+            stat.rsplit(") ").next().unwrap().starts_with('T')
+        };
+        let begin = Instant::now();
+        let tasks = || fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        while !tasks().all(|task| stopped(task.unwrap())) {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            std::thread::yield_now();
+        }
+    }
+
     /// Ends `huge.c`, which has checked its memory all the time, and must have gone on to the end.
     fn end(mut self) {
         drop(self.child.stdin.take());
@@ -131,6 +150,8 @@ fn bloat_is_what_was_never_written_to_the_byte() {
 #[test]
 fn looking_changes_nothing() {
     let Some(running) = Running::huge(32, 2048) else { return };
+    // It would touch pages of its own meanwhile.
+    running.stop();
     let seen = || {
         let names = ["Rss", "AnonHugePages", "Anonymous", "Swap"];
         (names.map(|name| running.counter(name)), running.status("VmPTE"))
@@ -141,6 +162,7 @@ fn looking_changes_nothing() {
     thp(&running, &["--fix", "--hold"]);
     thp(&running, &["--collapse"]);
     assert_eq!(seen(), before);
+    running.signal("CONT");
     running.end();
 }
 
@@ -240,17 +262,11 @@ fn split_pages_can_be_made_huge_again() {
 #[test]
 fn a_stopped_process_can_be_repaired_and_stays_stopped() {
     let Some(running) = Running::huge(16, 2048) else { return };
-    let signal = |name| Command::new("kill").args(["-s", name, &running.pid()]).status().unwrap();
-    signal("STOP");
-    let begin = Instant::now();
-    while !running.status("State").starts_with('T') {
-        assert!(begin.elapsed() < Duration::from_secs(20));
-        std::thread::yield_now();
-    }
+    running.stop();
     thp(&running, &["--fix", "--hold", "--yes"]);
     assert!(running.counter("Rss") < 5 * MIB);
     assert!(running.status("State").starts_with('T'));
-    signal("CONT");
+    running.signal("CONT");
     running.end();
 }
 
