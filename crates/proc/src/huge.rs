@@ -3,9 +3,10 @@
 //! Only pages that `PAGEMAP_SCAN` has just reported as mapped by a huge entry are read, so nothing is faulted in:
 //! what the process has resident is the same before and after.
 
-use std::fs;
+use std::num::NonZero;
 use std::ops::Range;
 use std::time::Instant;
+use std::{fs, io, slice, thread};
 
 use pagewise_model::machine::Gap;
 use pagewise_model::thp::{HugeMapping, HugePage, HugePages, Look};
@@ -21,6 +22,12 @@ use crate::{Error, ProcRoot};
 
 /// What is read in one call: it is still in the cache when it is looked at.
 const PIECE: usize = 256 << 10;
+
+/// How many huge pages are found before they are read.
+const READ_TOGETHER: usize = 64;
+
+/// How many threads read: two can have all of the memory bandwidth that one process may ask for.
+const MOST_THREADS: usize = 2;
 
 /// How many single pages are read in one call.
 const BATCH: usize = 1024;
@@ -54,7 +61,14 @@ pub fn scan(
     let mut scanner = Scanner {
         space: Space::open(&features, root, pid, page_size, pace)?,
         hugetlb: Hugetlb::new(root, pid, page_size),
-        reader: Reader { pid, page_size, huge_size, buffer: vec![0; PIECE], read: 0, lost: 0 },
+        reader: Reader {
+            pid,
+            page_size,
+            huge_size,
+            buffers: vec![vec![0; PIECE]; MOST_THREADS],
+            read: 0,
+            lost: 0,
+        },
         gaps: Vec::new(),
     };
     let mut found = scanner.all(mappings, look == Look::Exact)?;
@@ -137,12 +151,17 @@ impl Scanner {
             } else if !region.categories.contains(Categories::PFNZERO) {
                 huge.anonymous += length;
                 reader.note(region.start..region.end, &mut starts);
-                if exact && failed.is_ok() {
-                    failed = reader.count(region.start..region.end, &mut huge);
+                // Soon after the scan, while they are there.
+                let fresh = &starts[huge.pages.len().min(starts.len())..];
+                if exact && failed.is_ok() && fresh.len() >= READ_TOGETHER {
+                    failed = reader.count(fresh, &mut huge);
                 }
             }
         })?;
         failed?;
+        if exact {
+            reader.count(&starts[huge.pages.len().min(starts.len())..], &mut huge)?;
+        }
         let has_any = huge.anonymous + huge.file > Bytes::ZERO;
         Ok(has_any.then_some((huge, starts)))
     }
@@ -172,7 +191,8 @@ struct Reader {
     pid: Pid,
     page_size: PageSize,
     huge_size: u64,
-    buffer: Vec<u8>,
+    /// One a thread.
+    buffers: Vec<Vec<u8>>,
     /// How many base pages were read.
     read: u64,
     /// How many could not be.
@@ -190,29 +210,34 @@ impl Reader {
         }
     }
 
-    /// Reads all of a run and counts its zero pages, huge page by huge page.
-    fn count(&mut self, run: Range<u64>, huge: &mut HugeMapping) -> Result<(), Error> {
-        for piece in pieces(run, self.huge_size) {
-            let start = piece.start & !(self.huge_size - 1);
-            let mut zero = 0;
-            for part in pieces(piece, PIECE as u64) {
-                let wanted = self.page_size.count(Bytes(part.end - part.start));
-                let read = self.read(std::slice::from_ref(&part))?;
-                let bytes = &self.buffer[..read];
-                let pages = bytes.chunks_exact(self.page_bytes());
-                let (seen, zeros) =
-                    (pages.len() as u64, pages.filter(|p| is_zero(p)).count() as u64);
-                huge.read += seen;
-                self.read += seen;
-                self.lost += wanted.saturating_sub(seen);
-                zero += zeros;
-            }
-            huge.zero += zero;
-            let zero = u32::try_from(zero).unwrap_or(u32::MAX);
-            match huge.pages.last_mut() {
-                Some(page) if page.start == start => page.zero += zero,
-                _ => huge.pages.push(HugePage { start, zero }),
-            }
+    /// Reads huge pages from end to end and counts their zero pages, on more than one CPU where there is.
+    fn count(&mut self, starts: &[u64], huge: &mut HugeMapping) -> Result<(), Error> {
+        let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
+        let share = starts.len().div_ceil(threads).max(1);
+        let (pid, page_size, huge_size) = (self.pid, self.page_size, self.huge_size);
+        let buffers = self.buffers.iter_mut();
+        let counted: Vec<_> = thread::scope(|scope| {
+            let work = |(starts, buffer): (&[u64], &mut Vec<u8>)| -> io::Result<Vec<Counted>> {
+                let count = |&start| count_one(pid, page_size, start..start + huge_size, buffer);
+                starts.iter().map(count).collect()
+            };
+            let mut shares = starts.chunks(share).zip(buffers);
+            let own = shares.next();
+            let others: Vec<_> = shares.map(|share| scope.spawn(move || work(share))).collect();
+            let own = own.map(work);
+            let others =
+                others.into_iter().map(|other| other.join().expect("counting never panics"));
+            own.into_iter().chain(others).collect()
+        });
+        let failed = |error| Error::of_process(error, pid, "process_vm_readv".as_ref());
+        let counted = counted.into_iter().collect::<io::Result<Vec<_>>>().map_err(failed)?;
+        for (&start, counted) in starts.iter().zip(counted.into_iter().flatten()) {
+            huge.read += counted.read;
+            huge.zero += counted.zero;
+            self.read += counted.read;
+            self.lost += page_size.count(Bytes(huge_size)).saturating_sub(counted.read);
+            let zero = u32::try_from(counted.zero).unwrap_or(u32::MAX);
+            huge.pages.push(HugePage { start, zero });
         }
         Ok(())
     }
@@ -237,13 +262,15 @@ impl Reader {
                 (owner, address..address + self.page_size.bytes())
             })
             .collect();
-        self.buffer.resize(BATCH * self.page_bytes(), 0);
+        let buffer = &mut self.buffers[0];
+        buffer.resize(BATCH * index(self.page_size.bytes()), 0);
         let mut rest = picks.as_slice();
         while !rest.is_empty() {
             let ranges: Vec<Range<u64>> =
                 rest.iter().take(BATCH).map(|(_, range)| range.clone()).collect();
-            let read = self.read(&ranges)?;
-            let pages = self.buffer[..read].chunks_exact(self.page_bytes());
+            let read = remote::read(self.pid.0, &ranges, buffer)
+                .map_err(|e| Error::of_process(e, self.pid, "process_vm_readv".as_ref()))?;
+            let pages = buffer[..read].chunks_exact(index(self.page_size.bytes()));
             let count = pages.len();
             for ((owner, _), page) in rest.iter().zip(pages) {
                 let huge = &mut found[*owner].0;
@@ -258,15 +285,30 @@ impl Reader {
         }
         Ok(())
     }
+}
 
-    fn read(&mut self, ranges: &[Range<u64>]) -> Result<usize, Error> {
-        remote::read(self.pid.0, ranges, &mut self.buffer)
-            .map_err(|error| Error::of_process(error, self.pid, "process_vm_readv".as_ref()))
-    }
+/// What was seen of a huge page, in base pages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    read: u64,
+    zero: u64,
+}
 
-    fn page_bytes(&self) -> usize {
-        index(self.page_size.bytes())
+/// Reads one huge page from end to end.
+fn count_one(
+    pid: Pid,
+    page_size: PageSize,
+    page: Range<u64>,
+    buffer: &mut [u8],
+) -> io::Result<Counted> {
+    let mut counted = Counted::default();
+    for piece in pieces(page, PIECE as u64) {
+        let read = remote::read(pid.0, slice::from_ref(&piece), buffer)?;
+        let pages = buffer[..read].chunks_exact(index(page_size.bytes()));
+        counted.read += pages.len() as u64;
+        counted.zero += pages.filter(|page| is_zero(page)).count() as u64;
     }
+    Ok(counted)
 }
 
 /// A range cut at every multiple of `size`, a power of two.

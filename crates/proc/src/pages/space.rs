@@ -18,6 +18,9 @@ use crate::{Error, ProcRoot};
 /// A scan that took longer than this is followed by a shorter one.
 const LONG: Duration = Duration::from_micros(200);
 
+/// For so long a scan may hold the lock without anyone noticing: a page fault takes as long.
+const BRIEF: Duration = Duration::from_micros(20);
+
 /// The page tables of one process.
 #[derive(Debug)]
 pub(crate) struct Space {
@@ -29,6 +32,7 @@ pub(crate) struct Space {
     pace: Pace,
     rests: Option<PreciseRests>,
     since_rest: u64,
+    held: Duration,
     longest: Duration,
 }
 
@@ -51,6 +55,7 @@ impl Space {
             pace: *pace,
             rests: (!pace.rest.is_zero()).then(PreciseRests::start),
             since_rest: 0,
+            held: Duration::ZERO,
             longest: Duration::ZERO,
         })
     }
@@ -137,12 +142,12 @@ impl Space {
         let (mut at, mut stride) = (range.start, self.chunk());
         while at < range.end {
             let end = range.end.min(at.saturating_add(stride));
-            self.rest_after(stride.min(self.chunk()));
             let begin = Instant::now();
             let found = self.scan(AddrRange { start: at, end }, request, &mut regions)?;
+            let held = begin.elapsed();
+            stride = if held < BRIEF { stride.saturating_mul(2) } else { self.chunk() };
+            self.rest_once_held_for(held);
             regions[..found.regions].iter().for_each(&mut each);
-            let quick = begin.elapsed() < LONG;
-            stride = if quick { stride.saturating_mul(2) } else { self.chunk() };
             at = if found.walk_end > at { found.walk_end } else { end };
         }
         Ok(())
@@ -190,6 +195,18 @@ impl Space {
 
     fn failed(&self, error: io::Error) -> Error {
         Error::of_process(error, self.pid, &self.path)
+    }
+
+    /// Rests where scans have held the lock for long enough since the last rest: entries of huge pages are few.
+    fn rest_once_held_for(&mut self, time: Duration) {
+        self.held += time;
+        if self.held < BRIEF {
+            return;
+        }
+        self.held = Duration::ZERO;
+        if let Some(rests) = &self.rests {
+            rests.rest(self.pace.rest);
+        }
     }
 
     /// Rests where a chunk has been read since the last rest.

@@ -1,0 +1,105 @@
+//! How fast zero pages are looked for: against a bare loop of `process_vm_readv` over the same memory, in the same run.
+//!
+//! `cargo bench -p pagewise --bench huge`: 2 GiB of huge pages, once touched sparsely and once written throughout.
+
+#![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
+
+#[allow(dead_code, reason = "races of whole commands are another benchmark's")]
+mod race;
+
+use std::time::Instant;
+
+use pagewise_model::thp::{HugePages, Look};
+use pagewise_model::{Mapping, PageSize, Pid};
+use pagewise_proc::pages::Pace;
+use pagewise_proc::{ProcRoot, huge, maps};
+use pagewise_sys::{remote, system};
+
+use race::{Target, median};
+
+const ROUNDS: usize = 15;
+const MIB: u64 = 2048;
+/// As the scan reads.
+const PIECE: u64 = 256 << 10;
+const SAMPLE: u64 = 16_384;
+
+fn main() {
+    for (title, period, share) in [
+        ("touched sparsely", "2048", 511.0 / 512.0),
+        ("a quarter written", "16", 0.75),
+        ("written throughout", "4", 0.0),
+    ] {
+        let target = Target::start("huge", &[&MIB.to_string(), period]);
+        measure(title, &Subject::of(Pid(target.pid())), share);
+    }
+}
+
+/// The process, and what a scan needs of it.
+struct Subject {
+    pid: Pid,
+    mappings: Vec<Mapping>,
+}
+
+impl Subject {
+    fn of(pid: Pid) -> Subject {
+        let text = ProcRoot::live().read(pid, "maps").expect("the process lives");
+        Subject { pid, mappings: maps::parse(&text).mappings }
+    }
+
+    fn scan(&self, look: Look) -> (HugePages, f64) {
+        let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
+        let begin = Instant::now();
+        let root = ProcRoot::live();
+        let found = huge::scan(&root, self.pid, &self.mappings, page_size, look, &Pace::POLITE);
+        let seconds = begin.elapsed().as_secs_f64();
+        (found.expect("the process lives").expect("huge pages can be looked at"), seconds)
+    }
+
+    /// Reads every huge page and looks at nothing.
+    fn bare(&self, huge: &HugePages) -> f64 {
+        let mut buffer = vec![0; usize::try_from(PIECE).expect("a piece is small")];
+        let begin = Instant::now();
+        for page in huge.mappings.iter().flat_map(|mapping| &mapping.pages) {
+            for at in (page.start..page.start + huge.huge_size.0).step_by(buffer.len()) {
+                let range = at..at + PIECE;
+                let read = remote::read(self.pid.0, std::slice::from_ref(&range), &mut buffer);
+                assert_eq!(read.expect("the process lives"), buffer.len());
+            }
+        }
+        begin.elapsed().as_secs_f64()
+    }
+}
+
+fn measure(title: &str, subject: &Subject, share: f64) {
+    let (huge, _) = subject.scan(Look::Exact);
+    let gigabytes = huge.read.0 as f64 / 1e9;
+    let (mut rates, mut ratios, mut samples, mut errors) = (vec![], vec![], vec![], vec![]);
+    for _ in 0..ROUNDS {
+        let bare = subject.bare(&huge);
+        let (found, exact) = subject.scan(Look::Exact);
+        assert_eq!(found.read, huge.read, "the target does not change");
+        let (sample, seconds) = subject.scan(Look::Sample(SAMPLE));
+        let sum = |of: fn(&pagewise_model::thp::HugeMapping) -> u64| -> u64 {
+            sample.mappings.iter().map(of).sum()
+        };
+        let estimate = sum(|m| m.zero) as f64 / sum(|m| m.read) as f64;
+        rates.push(gigabytes / exact);
+        ratios.push(bare / exact);
+        samples.push(seconds * 1e3);
+        errors.push((estimate - share).abs() * 100.0);
+    }
+    let worst = errors.iter().copied().fold(0.0, f64::max);
+    println!("\n{gigabytes:.1} GB of huge pages, {title} ({ROUNDS} interleaved rounds)");
+    println!(
+        "scan of every page      {:>6.2} GB/s, {:.2} of the bare loop's rate",
+        median(&rates),
+        median(&ratios)
+    );
+    println!(
+        "sample of {SAMPLE} pages  {:>6.1} ms, off by {worst:.2} percentage points at most",
+        median(&samples)
+    );
+    let met = |met| if met { "met" } else { "MISSED" };
+    println!("goal {}: >= 0.9 of the bare loop", met(median(&ratios) >= 0.9));
+    println!("goal {}: within 1 point in < 50 ms", met(worst <= 1.0 && median(&samples) < 50.0));
+}
