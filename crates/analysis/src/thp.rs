@@ -75,6 +75,9 @@ fn facts_of(key: &'static str, title: &'static str, audience: Audience, facts: V
     Facts { key: key.into(), title: title.into(), audience, shape: Shape::Line, facts }
 }
 
+#[cfg(test)]
+mod tests;
+
 /// How it was looked at, and what the system's settings are.
 fn scan(snapshot: &Snapshot, huge: &HugePages) -> Facts {
     let look = match huge.look {

@@ -632,6 +632,18 @@ fields! {
         "anon_huge" "bytes" ""
             "Anonymous memory that huge (PMD) page-table entries map (AnonHugePages)."
             "Large folios of other sizes are not counted.";
+        "bloat" "bytes" ""
+            "Base pages inside anonymous huge pages that are zero in every byte: resident, and of no use."
+            "A page that was used and cleared looks the same; so does one that is about to be used.";
+        "file" "bytes" ""
+            "Memory of files and tmpfs that huge page-table entries map."
+            "Its zeros are the file's and are not called bloat.";
+        "eligible" "bytes" ""
+            "Resident in base pages of mappings that the kernel may give huge pages (THPeligible)."
+            "It may also take huge pages of other sizes than the PMD's; whether it does depends on free memory.";
+        "verdict" "text" ""
+            "How huge pages are used: touched sparsely where half or more is zero, well used up to a tenth."
+            "Of what was zero at that moment.";
         "private_anonymous" "bytes" ""
             "Stack, malloc, MAP_PRIVATE|MAP_ANONYMOUS."
             "A page that fork left shared counts as shared anonymous in the effective view until it is written.";

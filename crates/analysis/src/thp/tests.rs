@@ -1,0 +1,140 @@
+//! Plans and verdicts on made-up huge pages.
+
+use pagewise_model::report::{Block, Severity};
+use pagewise_model::thp::{HugeMapping, HugePage, HugePages, Look};
+use pagewise_model::{AddrRange, Bytes, Name};
+
+use super::*;
+use crate::sample::{resident, snapshot};
+
+const HUGE: u64 = 2 << 20;
+const BASE: Bytes = Bytes::kib(4);
+
+/// A mapping from 1 GiB on with huge pages of which so many base pages are zero.
+fn mapping(zeros: &[u32]) -> HugeMapping {
+    let start = 1 << 30;
+    let pages = (0_u64..).zip(zeros).map(|(i, &zero)| HugePage { start: start + i * HUGE, zero });
+    let bytes = zeros.len() as u64 * HUGE;
+    HugeMapping {
+        range: AddrRange { start, end: start + bytes },
+        name: Name::default(),
+        anonymous: Bytes(bytes),
+        file: Bytes::ZERO,
+        read: bytes / BASE.0,
+        zero: zeros.iter().map(|&zero| u64::from(zero)).sum(),
+        pages: pages.collect(),
+    }
+}
+
+fn huge(mappings: Vec<HugeMapping>) -> HugePages {
+    HugePages {
+        huge_size: Bytes(HUGE),
+        mappings,
+        look: Look::Exact,
+        read: Bytes::ZERO,
+        took_ns: 0,
+        longest_hold_ns: 0,
+        gaps: Vec::new(),
+    }
+}
+
+fn report(huge: HugePages) -> Report {
+    let bytes: Bytes = huge.mappings.iter().map(|m| m.range.len()).sum();
+    let line = format!("{:x}-{:x} rw-p 0 0", 1 << 30, (1 << 30) + bytes.0);
+    thp(&snapshot(vec![resident(&line, bytes.0)]), &Ok(huge))
+}
+
+fn severity(report: &Report) -> Option<Severity> {
+    report.blocks.iter().find_map(|block| match block {
+        Block::Findings(findings) => findings.list.first().map(|finding| finding.severity),
+        _ => None,
+    })
+}
+
+fn words(report: &Report) -> String {
+    let pieces = |block: &Block| match block {
+        Block::Text(text) => Some(text.pieces.clone()),
+        _ => None,
+    };
+    let pieces = report.blocks.iter().filter_map(pieces).flatten();
+    pieces
+        .map(|piece| match piece {
+            Value::Text(text) => text.into_owned(),
+            Value::Bytes(bytes) => bytes.to_string(),
+            other => format!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn sparse_dense_and_absent_huge_pages_are_told_apart() {
+    let sparse = report(huge(vec![mapping(&[511; 16])]));
+    assert_eq!(severity(&sparse), Some(Severity::Warning));
+    assert!(words(&sparse).contains("touched sparsely"));
+    let partly = report(huge(vec![mapping(&[150; 16])]));
+    assert_eq!(severity(&partly), Some(Severity::Note));
+    assert!(words(&partly).contains("partly used"));
+    let dense = report(huge(vec![mapping(&[2; 16])]));
+    assert_eq!(severity(&dense), None);
+    assert!(words(&dense).contains("well used"));
+    let none = report(huge(Vec::new()));
+    assert_eq!(severity(&none), None);
+    assert!(words(&none).contains("no huge pages"));
+}
+
+#[test]
+fn a_little_bloat_is_nobodys_trouble() {
+    assert_eq!(severity(&report(huge(vec![mapping(&[511])]))), None);
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_absent_and_not_zero() {
+    let why = Absent::NotInThisKernel("6.7".into());
+    let report = thp(&snapshot(Vec::new()), &Err(why.clone()));
+    let has = |block: &Block| match block {
+        Block::Facts(facts) => facts
+            .facts
+            .iter()
+            .any(|fact| fact.key == "total" && fact.value == Value::Absent(why.clone())),
+        _ => false,
+    };
+    assert!(report.blocks.iter().any(has));
+    assert!(words(&report).contains("cannot be looked at"));
+}
+
+#[test]
+fn a_sample_of_nothing_has_no_estimate() {
+    let unread = HugeMapping { read: 0, zero: 0, pages: Vec::new(), ..mapping(&[0; 4]) };
+    assert!(Estimate::over([&unread].into_iter(), Bytes(HUGE)).is_err());
+    let sampled = HugeMapping { read: 100, zero: 50, pages: Vec::new(), ..mapping(&[0; 4]) };
+    let estimate = Estimate::over([&sampled].into_iter(), Bytes(HUGE)).unwrap();
+    assert_eq!(estimate.bytes, Bytes(2 * HUGE));
+    assert!(estimate.low < estimate.bytes && estimate.bytes < estimate.high);
+    let exact = Estimate::over([&mapping(&[256; 4])].into_iter(), Bytes(HUGE)).unwrap();
+    assert_eq!((exact.low, exact.high), (exact.bytes, exact.bytes));
+}
+
+#[test]
+fn only_sparse_pages_are_planned_for_and_dense_ones_spared() {
+    let found = huge(vec![mapping(&[511, 0, 256, 255])]);
+    let plan = shrink(&found, BASE, 0.5, false);
+    let starts: Vec<u64> = plan.ranges.iter().map(|range| range.start).collect();
+    assert_eq!(starts, [1 << 30, (1 << 30) + 2 * HUGE]);
+    assert_eq!(plan.change, Ok(Bytes((511 + 256) * BASE.0)));
+    assert_eq!(plan.spared, Bytes(2 * HUGE));
+    assert!(plan.hold.is_empty());
+    // Zero of zero is not sparse.
+    assert!(shrink(&huge(vec![mapping(&[0; 4])]), BASE, 0.0, true).ranges.is_empty());
+}
+
+#[test]
+fn hold_takes_a_whole_mapping_only_where_most_of_it_is_sparse() {
+    let most = shrink(&huge(vec![mapping(&[511, 511, 0])]), BASE, 0.5, true);
+    assert_eq!(most.hold, [mapping(&[0; 3]).range]);
+    let few = shrink(&huge(vec![mapping(&[0, 511, 511, 0, 0, 0, 511])]), BASE, 0.5, true);
+    let at = |from: u64, to: u64| AddrRange {
+        start: (1 << 30) + from * HUGE,
+        end: (1 << 30) + to * HUGE,
+    };
+    assert_eq!(few.hold, [at(1, 3), at(6, 7)]);
+}
