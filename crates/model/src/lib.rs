@@ -7,6 +7,7 @@
 
 pub mod counters;
 pub mod fields;
+pub mod fragmentation;
 pub mod listing;
 pub mod machine;
 pub mod mapping;
@@ -15,6 +16,7 @@ pub mod object;
 pub mod process;
 pub mod reading;
 pub mod report;
+pub mod settings;
 pub mod snapshot;
 pub mod thp;
 pub mod units;

@@ -139,8 +139,14 @@ pub enum Value {
     Text(Label),
     /// Words from outside: escaped by every view.
     Name(Name),
+    /// How many a second. JSON: a number.
+    Rate(f64),
+    /// A share from 0 to 1, drawn as a bar to scale. JSON: a number.
+    Bar(f64),
     /// Several values. JSON: an array; drawn one after the other.
     List(Vec<Value>),
+    /// Named values. JSON: an object; drawn as name and value, one after the other.
+    Record(Vec<(Label, Value)>),
     /// Why there is no value. JSON: `{"absent": "why"}`; drawn as a mark with the reason below.
     Absent(Absent),
 }

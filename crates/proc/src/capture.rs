@@ -268,12 +268,8 @@ impl<'a> Capture<'a> {
     }
 
     fn age(&self) -> Reading<u64> {
-        let since_boot = if self.root.is_live() {
-            system::since_boot()
-        } else {
-            let text = self.root.machine("uptime")?;
-            uptime(&text).ok_or(Absent::NotCollected(NOT_COPIED.into()))?
-        };
+        let since_boot =
+            if self.root.is_live() { system::since_boot() } else { uptime_of(self.root)? };
         let since_boot = u64::try_from(since_boot.as_nanos()).unwrap_or(u64::MAX);
         let tick_ns = 1_000_000_000 / system::ticks_per_second().max(1);
         Ok(since_boot.saturating_sub(self.stat.start_ticks.saturating_mul(tick_ns)))
@@ -321,6 +317,11 @@ impl<'a> Capture<'a> {
         }
         Ok(self.gaps)
     }
+}
+
+/// The time since boot when a tree was copied.
+pub(crate) fn uptime_of(root: &ProcRoot) -> Reading<Duration> {
+    uptime(&root.machine("uptime")?).ok_or(Absent::NotCollected(NOT_COPIED.into()))
 }
 
 /// The first number of `/proc/uptime`: seconds since boot, suspend included.

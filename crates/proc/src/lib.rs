@@ -1,10 +1,12 @@
 //! Sources: files of `/proc` and ELF headers to model values. Interprets nothing.
 #![forbid(unsafe_code)]
 
+pub mod buddyinfo;
 pub mod capture;
 pub mod cgroup;
 pub mod elf;
 mod error;
+pub mod fragmentation;
 mod heads;
 pub mod huge;
 pub mod ksm;
@@ -25,6 +27,7 @@ pub mod target;
 mod text;
 pub mod threads;
 pub mod users;
+pub mod vmstat;
 
 pub use error::Error;
 pub use root::ProcRoot;

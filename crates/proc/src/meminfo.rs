@@ -1,12 +1,9 @@
 //! `/proc/meminfo`, and the settings of the machine that findings need.
 
-use std::path::Path;
-
 use pagewise_model::machine::Machine;
 use pagewise_model::{Absent, Bytes, Name, Reading};
 
 use crate::ProcRoot;
-use crate::root;
 use crate::text::{field, kilobytes, lines, number};
 
 /// One line of `meminfo`, in bytes.
@@ -29,22 +26,15 @@ pub fn machine(root: &ProcRoot) -> Machine {
             .machine("sys/vm/max_map_count")
             .and_then(|text| number(&text).ok_or(Absent::NotSupported("not a number".into()))),
         nodes: nodes_online(root),
-        thp_enabled: sysfs(root, "/sys/kernel/mm/transparent_hugepage/enabled")
-            .map(|text| selected(&text)),
+        thp_enabled: root
+            .sysfs("kernel/mm/transparent_hugepage/enabled")
+            .map(|text| Name::new(selected(&text).unwrap_or_default())),
     }
 }
 
 /// How many NUMA nodes are online.
 pub(crate) fn nodes_online(root: &ProcRoot) -> Reading<u64> {
-    sysfs(root, "/sys/devices/system/node/online").map(|text| nodes(&text))
-}
-
-/// A file of sysfs. A copied `/proc` has none.
-fn sysfs(root: &ProcRoot, path: &str) -> Reading<Vec<u8>> {
-    if !root.is_live() {
-        return Err(Absent::NotCollected("not in the copied tree".into()));
-    }
-    root::read_all(Path::new(path)).map_err(|_| Absent::NotInThisKernel("".into()))
+    root.sysfs("devices/system/node/online").map(|text| nodes(&text))
 }
 
 /// How many numbers a list like `0-1,4` names.
@@ -59,10 +49,9 @@ fn nodes(text: &[u8]) -> u64 {
 }
 
 /// The word in brackets of `always [madvise] never`.
-fn selected(text: &[u8]) -> Name {
+pub(crate) fn selected(text: &[u8]) -> Option<&[u8]> {
     let mut words = text.trim_ascii().split(|&b| b == b' ');
-    let bracketed = words.find_map(|word| word.strip_prefix(b"[")?.strip_suffix(b"]"));
-    Name::new(bracketed.unwrap_or_default())
+    words.find_map(|word| word.strip_prefix(b"[")?.strip_suffix(b"]"))
 }
 
 #[cfg(test)]
@@ -77,6 +66,7 @@ mod tests {
 
     #[test]
     fn the_selected_word_is_the_one_in_brackets() {
-        assert_eq!(selected(b"always [madvise] never\n"), Name::from("madvise"));
+        assert_eq!(selected(b"always [madvise] never\n"), Some(&b"madvise"[..]));
+        assert_eq!(selected(b"60\n"), None);
     }
 }

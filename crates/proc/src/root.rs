@@ -106,8 +106,26 @@ impl ProcRoot {
 
     /// All of a file of the machine, or why it is missing.
     pub(crate) fn machine(&self, name: &str) -> Reading<Vec<u8>> {
-        let path = self.path.join(name);
-        read_all(&path).map_err(|e| self.absence(&path, &e))
+        self.file_of_the_machine(&self.path.join(name))
+    }
+
+    /// All of a file of `/sys`, or why it is missing. A copied tree has it below `DIR/sysfs`, since `DIR/sys` is
+    /// the copy of `/proc/sys`.
+    pub(crate) fn sysfs(&self, name: &str) -> Reading<Vec<u8>> {
+        self.file_of_the_machine(&self.sysfs_path(name))
+    }
+
+    /// Where a file or folder of `/sys` is.
+    pub(crate) fn sysfs_path(&self, name: &str) -> PathBuf {
+        if self.live { Path::new("/sys").join(name) } else { self.path.join("sysfs").join(name) }
+    }
+
+    fn file_of_the_machine(&self, path: &Path) -> Reading<Vec<u8>> {
+        read_all(path).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::NOTDIR) if self.live => Absent::NotInThisKernel("".into()),
+            Some(Errno::PERM | Errno::ACCESS) => Absent::NotPermitted("root".into()),
+            _ => self.absence(path, &error),
+        })
     }
 
     /// Where a symbolic link of a process points.

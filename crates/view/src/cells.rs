@@ -67,7 +67,15 @@ pub(crate) fn holds_words(column: &Column) -> bool {
 }
 
 fn is_words(value: &Value) -> bool {
-    matches!(value, Value::Text(_) | Value::Name(_) | Value::List(_) | Value::Flag(_))
+    matches!(
+        value,
+        Value::Text(_)
+            | Value::Name(_)
+            | Value::List(_)
+            | Value::Record(_)
+            | Value::Flag(_)
+            | Value::Bar(_)
+    )
 }
 
 /// Whether people see it; `long` is whether they asked for everything.

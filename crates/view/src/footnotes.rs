@@ -50,6 +50,7 @@ impl<'a> Footnotes<'a> {
         match value {
             Value::Absent(absent) => self.add(absent),
             Value::List(values) => values.iter().for_each(|value| self.add_value(value)),
+            Value::Record(members) => members.iter().for_each(|(_, value)| self.add_value(value)),
             _ => {}
         }
     }

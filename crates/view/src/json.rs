@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::rc::Rc;
 
 use pagewise_model::name::{escape, is_plain};
-use pagewise_model::report::{Block, Column, Fact, Finding, Report, Table, Value};
+use pagewise_model::report::{Block, Column, Fact, Finding, Label, Report, Table, Value};
 use pagewise_model::{Absent, Name};
 
 use crate::cells::{Cell, for_programs};
@@ -293,15 +293,20 @@ impl Writer<'_> {
                 }
                 self.number(n.unsigned_abs());
             }
-            Value::Share(share) if share.is_finite() => {
+            Value::Share(number) | Value::Rate(number) | Value::Bar(number)
+                if number.is_finite() =>
+            {
                 // `Debug` writes 1e-300 with an exponent, `Display` with 300 zeros.
-                self.buffer.extend_from_slice(format!("{share:?}").as_bytes());
+                self.buffer.extend_from_slice(format!("{number:?}").as_bytes());
             }
-            Value::Share(_) => self.buffer.extend_from_slice(b"null"),
+            Value::Share(_) | Value::Rate(_) | Value::Bar(_) => {
+                self.buffer.extend_from_slice(b"null")
+            }
             Value::Flag(flag) => self.buffer.extend_from_slice(flag.to_string().as_bytes()),
             Value::Text(text) => self.string(text),
             Value::Name(name) => self.name(name),
             Value::List(values) => self.list(values),
+            Value::Record(members) => self.record(members),
             Value::Absent(absent) => self.absent(absent),
         }
     }
@@ -315,6 +320,21 @@ impl Writer<'_> {
             self.value(value);
         }
         self.buffer.push(b']');
+    }
+
+    /// Writes an object on one line. Of members with one key the last counts.
+    fn record(&mut self, members: &[(Label, Value)]) {
+        self.buffer.push(b'{');
+        let mut place = 0;
+        for (at, (key, value)) in members.iter().enumerate() {
+            if members[at + 1..].iter().any(|(later, _)| later == key) {
+                continue;
+            }
+            self.buffer.extend_from_slice(&lead(place, key));
+            self.value(value);
+            place += 1;
+        }
+        self.buffer.push(b'}');
     }
 
     fn absent(&mut self, absent: &Absent) {

@@ -179,6 +179,37 @@ pub(crate) fn push_share(out: &mut String, share: f64) {
     });
 }
 
+/// Pushes how many a second: `12.3/s`, `1200/s`. More than none is never drawn as `0/s`.
+pub(crate) fn push_rate(out: &mut String, rate: f64) {
+    out.push_str(&match rate {
+        _ if !rate.is_finite() => "?".to_owned(),
+        _ if rate == 0.0 => "0/s".to_owned(),
+        _ if rate > 0.0 && rate < 0.05 => "<0.1/s".to_owned(),
+        _ if rate.abs() < 99.95 => format!("{rate:.1}/s"),
+        _ => format!("{rate:.0}/s"),
+    });
+}
+
+/// How many columns a full bar takes.
+const BAR: u32 = 16;
+
+/// From one to seven eighths of a column.
+const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+
+/// Pushes a bar, to the eighth of a column. More than none is never drawn as nothing.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it lies between 0 and the eighths of a full bar"
+)]
+pub(crate) fn push_bar(out: &mut String, share: f64) {
+    let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
+    let eighths = (share * f64::from(BAR * 8)).round().max(f64::from(u8::from(share > 0.0)));
+    let (whole, rest) = (eighths as usize / 8, eighths as usize % 8);
+    out.extend(std::iter::repeat_n('█', whole));
+    out.extend(rest.checked_sub(1).map(|at| EIGHTHS[at]));
+}
+
 /// One unit of time: its name, its length, and the next smaller unit where that is shown too.
 struct Span {
     ns: u64,
@@ -225,6 +256,31 @@ mod tests {
         let mut out = String::new();
         push(&mut out, |field| size(field, bytes, Units::Human));
         out
+    }
+
+    #[test]
+    fn a_bar_is_to_scale_and_never_hides_a_little() {
+        let bar = |share| {
+            let mut out = String::new();
+            push_bar(&mut out, share);
+            out
+        };
+        assert_eq!(bar(0.0), "");
+        assert_eq!(bar(1e-9), "▏");
+        assert_eq!(bar(0.5), "████████");
+        assert_eq!(bar(1.0), "████████████████");
+        assert_eq!((bar(7.0), bar(-1.0), bar(f64::NAN)), (bar(1.0), bar(0.0), bar(0.0)));
+    }
+
+    #[test]
+    fn a_rate_is_never_drawn_as_none_where_there_is_some() {
+        let rate = |rate| {
+            let mut out = String::new();
+            push_rate(&mut out, rate);
+            out
+        };
+        let drawn = [0.0, 0.01, 12.34, 99.96, 1234.5, f64::INFINITY].map(rate);
+        assert_eq!(drawn, ["0/s", "<0.1/s", "12.3/s", "100/s", "1234/s", "?"]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use pagewise_model::name::escape;
-use pagewise_model::report::Value;
+use pagewise_model::report::{Label, Value};
 use unicode_width::UnicodeWidthChar;
 
 use crate::footnotes::Footnotes;
@@ -93,11 +93,14 @@ impl Wording<'_> {
                 number::push(out, |field| number::hex(field, *n));
             }
             Value::Share(share) => number::push_share(out, *share),
+            Value::Rate(rate) => number::push_rate(out, *rate),
+            Value::Bar(share) => number::push_bar(out, *share),
             Value::Nanos(ns) | Value::Seconds(ns) => number::push_nanos(out, *ns),
             Value::Flag(flag) => out.push_str(if *flag { "yes" } else { "no" }),
             Value::Text(text) => out.push_str(&clean(text.as_bytes())),
             Value::Name(name) => out.push_str(&clean(name.as_bytes())),
             Value::List(values) => self.push_list(out, values),
+            Value::Record(members) => self.push_record(out, members),
             Value::Absent(absent) => match self.notes {
                 Some(notes) => out.push_str(notes.mark(absent)),
                 None => out.push_str(&clean(format!("unknown ({absent})").as_bytes())),
@@ -122,6 +125,17 @@ impl Wording<'_> {
             if at > 0 {
                 out.push(' ');
             }
+            self.push(out, value);
+        }
+    }
+
+    fn push_record(self, out: &mut String, members: &[(Label, Value)]) {
+        for (at, (name, value)) in members.iter().enumerate() {
+            if at > 0 {
+                out.push_str(", ");
+            }
+            out.push_str(&clean(name.as_bytes()));
+            out.push(' ');
             self.push(out, value);
         }
     }

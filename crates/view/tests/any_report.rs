@@ -131,7 +131,7 @@ fn value(value_: &Value) -> Json {
             let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
             serde_json::from_str(&text).unwrap()
         }
-        Value::Share(share) => json!(share),
+        Value::Share(number) | Value::Rate(number) | Value::Bar(number) => json!(number),
         Value::Flag(flag) => json!(flag),
         Value::Text(text) => json!(text),
         Value::Name(name) => match std::str::from_utf8(name.as_bytes()) {
@@ -139,6 +139,9 @@ fn value(value_: &Value) -> Json {
             Err(_) => json!(name.escaped()),
         },
         Value::List(values) => values.iter().map(value).collect(),
+        Value::Record(members) => {
+            members.iter().map(|(key, member)| (key.to_string(), value(member))).collect()
+        }
         Value::Absent(absent) => json!({"absent": absent.to_string()}),
     }
 }

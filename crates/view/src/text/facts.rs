@@ -39,7 +39,10 @@ pub(super) fn draw(page: &mut Page<'_>, facts: &Facts) {
 }
 
 fn word<'a>(fact: &'a Fact, wording: Wording<'_>) -> Worded<'a> {
-    let words = matches!(fact.value, Value::Text(_) | Value::Name(_) | Value::List(_));
+    let words = matches!(
+        fact.value,
+        Value::Text(_) | Value::Name(_) | Value::List(_) | Value::Record(_) | Value::Bar(_)
+    );
     Worded {
         label: clean(fact.label.as_bytes()).into_owned(),
         value: wording.value(&fact.value),

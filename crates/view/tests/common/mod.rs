@@ -419,6 +419,8 @@ fn any_value() -> impl Strategy<Value = Value> {
         any::<u64>().prop_map(Value::Address),
         any::<f64>().prop_map(Value::Share),
         (0.0..1.0).prop_map(Value::Share),
+        any::<f64>().prop_map(Value::Rate),
+        any::<f64>().prop_map(Value::Bar),
         any::<u64>().prop_map(Value::Nanos),
         any::<u64>().prop_map(Value::Seconds),
         any::<bool>().prop_map(Value::Flag),
@@ -427,7 +429,10 @@ fn any_value() -> impl Strategy<Value = Value> {
         any_absent().prop_map(Value::Absent),
     ];
     leaf.prop_recursive(2, 8, 3, |inner| {
-        proptest::collection::vec(inner, 0..3).prop_map(Value::List)
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..3).prop_map(Value::List),
+            proptest::collection::vec((any_label(), inner), 0..3).prop_map(Value::Record),
+        ]
     })
 }
 

@@ -1,0 +1,163 @@
+//! The settings of a machine that cost latency or memory, and what bears on one process.
+
+use serde::{Deserialize, Serialize};
+
+use crate::reading::plain;
+use crate::{Bytes, Name, PageSize, Pid, Reading};
+
+/// The settings of a machine at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// `uname -r`.
+    pub kernel: Name,
+    /// The base page size.
+    pub page_size: PageSize,
+    /// What one huge (PMD) page-table entry maps.
+    #[serde(with = "plain")]
+    pub huge_size: Reading<Bytes>,
+    /// Files that hold one setting each.
+    pub files: Vec<SettingFile>,
+    /// `transparent_hugepage/hugepages-*kB/enabled`, by size.
+    #[serde(with = "plain")]
+    pub sizes: Reading<Vec<SizeSetting>>,
+    /// `MemTotal`.
+    #[serde(with = "plain")]
+    pub mem_total: Reading<Bytes>,
+    /// `CommitLimit`: what may be promised where `vm.overcommit_memory` is 2.
+    #[serde(with = "plain")]
+    pub commit_limit: Reading<Bytes>,
+    /// `Committed_AS`: what has been promised.
+    #[serde(with = "plain")]
+    pub committed: Reading<Bytes>,
+    /// `/proc/swaps`.
+    #[serde(with = "plain")]
+    pub swaps: Reading<Vec<SwapArea>>,
+    /// How many NUMA nodes are online.
+    #[serde(with = "plain")]
+    pub nodes: Reading<u64>,
+    /// Whether page tables have five levels: `la57` among the flags of `/proc/cpuinfo`, which the kernel takes
+    /// out where it was started with `no5lvl`.
+    #[serde(with = "plain")]
+    pub five_levels: Reading<bool>,
+    /// `/proc/pressure/memory`.
+    #[serde(with = "plain")]
+    pub pressure: Reading<Pressure>,
+    /// TLB shootdowns over a short time.
+    #[serde(with = "plain")]
+    pub shootdowns: Reading<Shootdowns>,
+    /// What we ourselves may do; absent where the settings are another machine's.
+    #[serde(with = "plain")]
+    pub ours: Reading<Capabilities>,
+    /// What bears on the process that was asked for, or on ourselves.
+    #[serde(with = "plain")]
+    pub process: Reading<ProcessSettings>,
+}
+
+impl Settings {
+    /// What a file says, by its path on a live system: `/proc/sys/vm/swappiness`.
+    ///
+    /// `None` where it was not asked for.
+    pub fn file(&self, path: &str) -> Option<&Reading<Name>> {
+        self.files.iter().find(|file| file.path.as_bytes() == path.as_bytes()).map(|f| &f.value)
+    }
+}
+
+/// A file with one setting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettingFile {
+    /// Its path on a live system.
+    pub path: Name,
+    /// What it says, without the newline; of `always [madvise] never` the word in brackets.
+    #[serde(with = "plain")]
+    pub value: Reading<Name>,
+}
+
+/// Whether transparent huge pages of one size are made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SizeSetting {
+    /// The size.
+    pub size: Bytes,
+    /// `always`, `inherit`, `madvise`, `never`.
+    pub enabled: Name,
+}
+
+/// One swap device or file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwapArea {
+    /// Its path as the kernel writes it: blanks are `\040`.
+    pub path: Name,
+    /// How much it holds.
+    pub size: Bytes,
+    /// How much of it is in use.
+    pub used: Bytes,
+    /// Areas of a higher priority are filled first; the kernel gives negative ones itself.
+    pub priority: i64,
+}
+
+/// How much of the last ten seconds tasks waited for memory (PSI), in hundredths of a per cent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pressure {
+    /// At least one task waited.
+    pub some: u64,
+    /// All tasks that had something to do waited.
+    pub full: u64,
+}
+
+/// How many TLB shootdowns there were in a time: interrupts by which one CPU makes another forget addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shootdowns {
+    /// How many, over all CPUs.
+    pub count: u64,
+    /// In how long.
+    pub interval_ns: u64,
+}
+
+/// Which of the capabilities that pagewise has a use for we have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// CAP_SYS_PTRACE: other users' processes.
+    pub ptrace: bool,
+    /// CAP_SYS_ADMIN: page frames.
+    pub admin: bool,
+    /// CAP_SYS_NICE: `process_madvise` on others.
+    pub nice: bool,
+    /// CAP_PERFMON, or CAP_SYS_ADMIN which includes it: counters whatever `perf_event_paranoid` says.
+    pub perfmon: bool,
+}
+
+/// What bears on one process, beside what a [`crate::Snapshot`] holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessSettings {
+    /// The process.
+    pub pid: Pid,
+    /// The variables of its environment that steer malloc, as it was started. No other variable is kept.
+    #[serde(with = "plain")]
+    pub environment: Reading<Vec<Variable>>,
+    /// Its memory cgroup.
+    #[serde(with = "plain")]
+    pub cgroup: Reading<CgroupSettings>,
+}
+
+/// One variable of an environment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variable {
+    /// Its name.
+    pub name: Name,
+    /// Its value.
+    pub value: Name,
+}
+
+/// The limits of a memory cgroup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupSettings {
+    /// The file with the lowest limit from the process's cgroup up to the root that we can see.
+    pub limit_file: Name,
+    /// That limit; `None` is unlimited.
+    pub limit: Option<Bytes>,
+    /// What is charged to the cgroup with that limit, page cache included.
+    #[serde(with = "plain")]
+    pub usage: Reading<Bytes>,
+    /// `memory.pressure` of the process's own cgroup; v2 only.
+    #[serde(with = "plain")]
+    pub pressure: Reading<Pressure>,
+}
