@@ -109,6 +109,8 @@ fn place(source: &'static str) -> &'static str {
         "statm" => "/proc/PID/statm",
         "maps" => "/proc/PID/maps",
         "meminfo" => "/proc/meminfo",
+        "vmstat" => "/proc/vmstat",
+        "hugepages stats" => "/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats",
         "VmFlags" => "VmFlags in /proc/PID/smaps",
         "pool" => "a pool in pagewise's tables",
         _ => "computed by pagewise",

@@ -6,6 +6,7 @@ pub mod diff;
 pub mod explain;
 pub mod filter;
 mod findings;
+pub mod fragmentation;
 pub mod invariants;
 pub mod maps;
 pub mod pools;

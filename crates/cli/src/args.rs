@@ -89,6 +89,13 @@ pub(crate) enum Command {
     ///   pagewise run --thp=never -- redis-server
     #[command(verbatim_doc_comment)]
     Run(Run),
+    /// Say how much free memory can be had in huge pages, and what the kernel did to make some
+    ///
+    /// Examples:
+    ///   pagewise fragmentation
+    ///   pagewise fragmentation --every 1s --for 1m
+    #[command(verbatim_doc_comment)]
+    Fragmentation(Fragmentation),
     /// Have huge pages and wait: `thp --fix` tries on it what works on this kernel
     #[command(hide = true)]
     HugePageSubject,
@@ -337,6 +344,21 @@ pub(crate) struct Diff {
     pub(crate) layout: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Fragmentation {
+    /// Look again and again, and say what was counted since the last time
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "root")]
+    pub(crate) every: Option<Duration>,
+    /// Stop after this long
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "every")]
+    pub(crate) during: Option<Duration>,
+    /// Read a copied /proc tree instead of /proc; files of /sys are in DIR/sysfs
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

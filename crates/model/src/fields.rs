@@ -5,7 +5,8 @@
 pub struct Field {
     /// The kernel's spelling, or our column's.
     pub name: &'static str,
-    /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`, `meminfo`;
+    /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`, `meminfo`, `vmstat`;
+    /// `hugepages stats` for `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`;
     /// `pagewise` for what we compute.
     pub source: &'static str,
     /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the form of what is no number.
@@ -571,6 +572,157 @@ fields! {
             "RAM that the kernel maps with 1 GiB pages."
             "Not how many huge pages are in use.";
     }
+    "vmstat" {
+        "thp_fault_alloc" "count" "2.6.39"
+            "Huge pages given at a page fault."
+            "";
+        "thp_fault_fallback" "count" "2.6.39"
+            "Faults that got base pages instead."
+            "No huge page was free and none could be made in time.";
+        "thp_fault_fallback_charge" "count" "5.8"
+            "The same, for the cgroup's limit."
+            "Also counted in thp_fault_fallback.";
+        "thp_collapse_alloc" "count" "2.6.39"
+            "Huge pages got to collapse base pages."
+            "By khugepaged or MADV_COLLAPSE; the collapse may fail afterwards.";
+        "thp_collapse_alloc_failed" "count" "2.6.39"
+            "Collapses that got no huge page."
+            "";
+        "thp_file_alloc" "count" "4.8"
+            "Huge pages given to tmpfs."
+            "";
+        "thp_file_fallback" "count" "5.8"
+            "tmpfs faults that got base pages."
+            "";
+        "thp_file_mapped" "count" "4.8"
+            "Times a file's huge page was mapped."
+            "Each mapping counts, so it exceeds the pages.";
+        "thp_split_page" "count" "4.5"
+            "Huge pages split into base pages."
+            "For reclaim, for migration, or since parts were unused.";
+        "thp_split_page_failed" "count" "4.5"
+            "Splits that failed: page in use."
+            "";
+        "thp_deferred_split_page" "count" "4.5"
+            "Pages queued to be split: partly freed."
+            "Their memory comes back when it is short.";
+        "thp_underused_split_page" "count" "6.12"
+            "Pages split as mostly zero."
+            "Only where khugepaged/max_ptes_none is below its maximum and shrink_underused is 1.";
+        "thp_split_pmd" "count" "4.5"
+            "Huge entries replaced by base ones."
+            "The page itself can stay whole: mprotect of a part does it.";
+        "thp_zero_page_alloc" "count" "3.8"
+            "Times the huge zero page was made."
+            "Reads of untouched memory share it.";
+        "thp_swpout" "count" "4.14"
+            "Huge pages swapped out whole."
+            "";
+        "thp_swpout_fallback" "count" "4.14"
+            "Huge pages split to be swapped out."
+            "Swap had no room in one piece, or cannot take them.";
+        "thp_migration_success" "count" "5.9"
+            "Huge pages migrated."
+            "";
+        "thp_migration_fail" "count" "5.9"
+            "Huge pages that could not migrate."
+            "";
+        "thp_migration_split" "count" "5.9"
+            "Huge pages split to migrate."
+            "";
+        "compact_stall" "count" "2.6.35"
+            "Times an allocation waited to compact."
+            "Each is latency in a program; kcompactd is not in it.";
+        "compact_success" "count" "2.6.35"
+            "Such waits that gave a page."
+            "";
+        "compact_fail" "count" "2.6.35"
+            "Such waits in vain."
+            "";
+        "compact_migrate_scanned" "count" "3.8"
+            "Pages looked at to be moved."
+            "Work of compaction, in a program or in kcompactd.";
+        "compact_free_scanned" "count" "3.8"
+            "Pages looked at as a place to move to."
+            "";
+        "compact_isolated" "count" "3.8"
+            "Pages taken out to be moved."
+            "";
+        "compact_daemon_wake" "count" "4.6"
+            "Times kcompactd was woken."
+            "";
+        "allocstall" "count" ""
+            "Times an allocation waited to reclaim."
+            "Until 4.7; by zone since then.";
+        "allocstall_dma" "count" "4.8"
+            "Waits to reclaim, zone DMA."
+            "Each is latency in a program; kswapd is not in it.";
+        "allocstall_dma32" "count" "4.8"
+            "Waits to reclaim, zone DMA32."
+            "Each is latency in a program; kswapd is not in it.";
+        "allocstall_normal" "count" "4.8"
+            "Waits to reclaim, zone Normal."
+            "Each is latency in a program; kswapd is not in it.";
+        "allocstall_high" "count" "4.8"
+            "Waits to reclaim, zone HighMem."
+            "Each is latency in a program; kswapd is not in it.";
+        "allocstall_movable" "count" "4.8"
+            "Waits to reclaim, zone Movable."
+            "Each is latency in a program; kswapd is not in it.";
+        "pswpin" "count" ""
+            "Pages read from swap."
+            "";
+        "pswpout" "count" ""
+            "Pages written to swap."
+            "";
+    }
+    "hugepages stats" {
+        "nr_anon" "count" "6.12"
+            "Anonymous pages of this size there are now."
+            "";
+        "nr_anon_partially_mapped" "count" "6.12"
+            "Of these, partly unmapped ones."
+            "Their unused parts come back when memory is short.";
+        "anon_fault_alloc" "count" "6.10"
+            "Pages of this size given at a fault."
+            "";
+        "anon_fault_fallback" "count" "6.10"
+            "Faults that got a smaller size."
+            "";
+        "anon_fault_fallback_charge" "count" "6.10"
+            "The same, for the cgroup's limit."
+            "";
+        "swpout" "count" "6.10"
+            "Pages swapped out whole."
+            "";
+        "swpout_fallback" "count" "6.10"
+            "Pages split to be swapped out."
+            "";
+        "swpin" "count" "6.13"
+            "Pages swapped in whole."
+            "";
+        "swpin_fallback" "count" "6.14"
+            "Swap-ins that used a smaller size."
+            "";
+        "zswpout" "count" "6.13"
+            "Pages given to zswap whole."
+            "";
+        "shmem_alloc" "count" "6.11"
+            "Pages of this size given to tmpfs."
+            "";
+        "shmem_fallback" "count" "6.11"
+            "tmpfs faults that got a smaller size."
+            "";
+        "split" "count" "6.11"
+            "Pages of this size split."
+            "";
+        "split_failed" "count" "6.11"
+            "Splits that failed."
+            "";
+        "split_deferred" "count" "6.11"
+            "Pages queued to be split."
+            "";
+    }
     "pagewise" {
         "VIRT" "bytes" ""
             "Address space: the sum of all mappings (statm size)."
@@ -719,6 +871,51 @@ fields! {
         "quadrant" "text" ""
             "Private or shared, anonymous or file."
             "Of the mapping: its pages can differ.";
+        "node" "number" ""
+            "A NUMA node."
+            "";
+        "zone" "text" ""
+            "A part of a node's memory: DMA and DMA32 for devices that reach no further, Normal, Movable."
+            "";
+        "zones" "list" ""
+            "The zones of a node."
+            "";
+        "free" "bytes" ""
+            "Memory in free blocks."
+            "Pages that wait on the lists of a CPU are not in it; page cache that could be dropped neither.";
+        "order" "number" ""
+            "A block of order k is 2^k base pages."
+            "";
+        "block" "bytes" ""
+            "The size of one block."
+            "";
+        "blocks" "count" ""
+            "Free blocks of exactly that order."
+            "";
+        "free_by_order" "list" ""
+            "Free blocks of each order, from order 0; a block counts in its own order only."
+            "The kernel's lists, without pages that wait on the lists of a CPU.";
+        "allocatable" "bytes" ""
+            "What can be had in blocks of that order without compaction: free memory in blocks at least as large."
+            "The kernel keeps some of it back (watermarks, reserves), and compaction can make more.";
+        "allocatable_huge" "bytes" ""
+            "What can be had in huge pages without compaction: free memory in blocks at least as large."
+            "The kernel keeps some of it back (watermarks, reserves), and compaction can make more.";
+        "unusable_index" "share" ""
+            "The share of free memory in blocks that are too small for the request: 1 - allocatable / free."
+            "";
+        "fragmentation_index" "share" ""
+            "Why a request would fail: towards 0 for lack of memory, towards 1 since free memory lies in small blocks."
+            "Nothing where it would not fail; 1 - (1 + free pages / requested pages) / free blocks.";
+        "type" "text" ""
+            "What may be put there: the migrate type."
+            "The kernel takes from another type before it fails, which mixes them.";
+        "pageblocks" "count" ""
+            "Pieces of memory that have a migrate type, free or used."
+            "Usually of the size of a huge page.";
+        "at_least" "flag" ""
+            "Whether a count is a lower bound: the kernel stops counting at 100,000 blocks."
+            "";
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod define;
 pub(crate) mod diff;
 pub(crate) mod explain;
+pub(crate) mod fragmentation;
 pub(crate) mod maps;
 pub(crate) mod ps;
 pub(crate) mod run;

@@ -1,0 +1,222 @@
+//! Free memory by block size: how much of it can be had in large blocks, and what the kernel did to get some.
+//!
+//! All arithmetic is on free blocks. The kernel keeps some back (watermarks, the reserve of low zones), so what can be
+//! had is at most what is said here; and compaction can make larger blocks of movable pages, so it can also become more.
+
+mod counters;
+mod zones;
+
+use pagewise_model::fragmentation::{Fragmentation, Zone};
+use pagewise_model::report::{
+    Audience, Block, Fact, Facts, Label, Paragraph, Report, Shape, Value,
+};
+use pagewise_model::{Absent, Bytes, PageSize, Reading};
+
+use crate::explain::fact;
+
+/// Name and version of the JSON form.
+pub const SCHEMA: &str = "pagewise.fragmentation/1";
+
+/// The size of a block of an order.
+pub fn block(order: usize, page_size: PageSize) -> Bytes {
+    let pages = u32::try_from(order).ok().and_then(|order| 1_u64.checked_shl(order));
+    page_size.pages(pages.unwrap_or(u64::MAX))
+}
+
+/// All free memory of a zone.
+pub fn free(zone: &Zone, page_size: PageSize) -> Bytes {
+    allocatable(zone, 0, page_size)
+}
+
+/// What of a zone's free memory lies in blocks of at least `order`, and so can be had in blocks of that order without
+/// compaction: a block of order k >= `order` is `2^(k - order)` of them.
+pub fn allocatable(zone: &Zone, order: usize, page_size: PageSize) -> Bytes {
+    let counts = zone.free.iter().enumerate().skip(order);
+    counts.map(|(order, &count)| Bytes(block(order, page_size).0.saturating_mul(count))).sum()
+}
+
+/// The share of free memory that is of no use to a request of an order: 1 - allocatable / free, as the kernel's
+/// `unusable_index` in debugfs. `None` where nothing is free.
+pub fn unusable_index(free: Bytes, allocatable: Bytes) -> Option<f64> {
+    allocatable.fraction_of(free).map(|usable| 1.0 - usable)
+}
+
+/// Why a request of an order fails in a zone: towards 0 for lack of memory, towards 1 since what is free lies in small
+/// blocks. `None` where it would not fail, or no block is free.
+///
+/// The kernel's `extfrag_index`: `1 - (1 + free pages / requested pages) / free blocks`. It compacts a zone instead of
+/// reclaiming where this exceeds `vm.extfrag_threshold` / 1000.
+#[expect(clippy::cast_precision_loss, reason = "an index is shown with three digits")]
+pub fn fragmentation_index(zone: &Zone, order: usize, page_size: PageSize) -> Option<f64> {
+    let blocks = zone.free.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
+    let fails = allocatable(zone, order, page_size).is_zero();
+    let requested = block(order, page_size).0 as f64;
+    let index = 1.0 - (1.0 + free(zone, page_size).0 as f64 / requested) / blocks as f64;
+    (fails && blocks > 0).then_some(index.clamp(0.0, 1.0))
+}
+
+/// The order of a huge page.
+pub fn huge_order(huge_size: Bytes, page_size: PageSize) -> Reading<usize> {
+    let pages = page_size.count(huge_size);
+    match usize::try_from(pages.trailing_zeros()) {
+        Ok(order) if pages.is_power_of_two() => Ok(order),
+        _ => Err(Absent::NotSupported("a huge page is no power of two of base pages".into())),
+    }
+}
+
+/// The zones with what everything here is reckoned by.
+struct Subject<'a> {
+    all: &'a Fragmentation,
+    zones: &'a [Zone],
+    huge_order: Reading<usize>,
+}
+
+impl<'a> Subject<'a> {
+    fn of(all: &'a Fragmentation) -> Reading<Subject<'a>> {
+        let zones = all.zones.as_ref().map_err(Clone::clone)?;
+        let huge_order = all.huge_size.clone().and_then(|size| huge_order(size, all.page_size));
+        Ok(Subject { all, zones, huge_order })
+    }
+
+    fn free(&self) -> Bytes {
+        self.at_order(0)
+    }
+
+    /// What can be had in blocks of an order, over all zones.
+    fn at_order(&self, order: usize) -> Bytes {
+        self.zones.iter().map(|zone| allocatable(zone, order, self.all.page_size)).sum()
+    }
+
+    fn huge(&self) -> Reading<Bytes> {
+        self.huge_order.clone().map(|order| self.at_order(order))
+    }
+}
+
+/// The free memory of a machine as a report: facts at the top level, tables `nodes`, `orders`, `types`, `counters` and
+/// `sizes`.
+pub fn fragmentation(now: &Fragmentation) -> Report {
+    report(None, now)
+}
+
+/// [`fragmentation`] of the later, with what was counted since the earlier.
+pub fn since(before: &Fragmentation, now: &Fragmentation) -> Report {
+    report(Some(before), now)
+}
+
+fn report(before: Option<&Fragmentation>, now: &Fragmentation) -> Report {
+    let mut blocks = match Subject::of(now) {
+        Ok(subject) => body(&subject),
+        Err(absent) => withheld(now, &absent),
+    };
+    blocks.extend(counters::blocks(before, now));
+    Report { schema: SCHEMA, title: vec![Value::text("Free memory by block size")], blocks }
+}
+
+fn body(subject: &Subject<'_>) -> Vec<Block> {
+    let mut blocks = vec![
+        Block::Facts(totals(subject)),
+        Block::Text(verdict(subject)),
+        Block::Table(zones::nodes(subject)),
+        Block::Table(zones::zones(subject)),
+        Block::Table(zones::orders(subject)),
+    ];
+    blocks.extend(zones::types(subject));
+    blocks
+}
+
+fn withheld(now: &Fragmentation, absent: &Absent) -> Vec<Block> {
+    let mut facts = vec![fact("page_size", "page size", Value::Bytes(now.page_size.bytes()), "")];
+    let absent = |key: &'static str| fact(key, key, Value::Absent(absent.clone()), "");
+    facts.extend(["free", "allocatable_huge", "nodes", "orders"].map(absent));
+    vec![Block::Facts(facts_of("", facts))]
+}
+
+fn facts_of(key: &'static str, facts: Vec<Fact>) -> Facts {
+    Facts {
+        key: key.into(),
+        title: "".into(),
+        audience: Audience::Everyone,
+        shape: Shape::Line,
+        facts,
+    }
+}
+
+fn totals(subject: &Subject<'_>) -> Facts {
+    let all = subject.all;
+    let order = subject.huge_order.clone();
+    let unusable = subject.huge().map(|huge| unusable_index(subject.free(), huge));
+    let facts = vec![
+        fact("page_size", "page size", Value::Bytes(all.page_size.bytes()), "The base page."),
+        fact("huge_size", "huge page", Value::bytes(all.huge_size.clone()), "Of a PMD entry."),
+        fact(
+            "huge_order",
+            "its order",
+            Value::of(order, |order| Value::Count(order as u64)),
+            "A huge page is 2^order base pages.",
+        ),
+        fact("free", "free", Value::Bytes(subject.free().0), "In free blocks of any order.")
+            .for_programs(),
+        fact(
+            "allocatable_huge",
+            "in huge pages",
+            Value::bytes(subject.huge()),
+            "What free blocks give in huge pages without compaction.",
+        )
+        .for_programs(),
+        fact(
+            "unusable_index",
+            "unusable for them",
+            Value::of(unusable, |index| index.map_or(Value::None, Value::Share)),
+            "The share of free memory in blocks that are too small: 1 - allocatable / free.",
+        ),
+    ];
+    facts_of("", facts)
+}
+
+fn verdict(subject: &Subject<'_>) -> Paragraph {
+    let pieces = match (subject.huge(), subject.all.huge_size.clone()) {
+        (Ok(huge), Ok(size)) => vec![
+            Value::text("Allocatable as "),
+            Value::Bytes(size.0),
+            Value::text(" pages without compaction: "),
+            Value::Bytes(huge.0),
+            Value::text(" of "),
+            Value::Bytes(subject.free().0),
+            Value::text(" free, less what the kernel keeps back."),
+        ],
+        (Err(absent), _) | (_, Err(absent)) => {
+            vec![Value::text("No huge pages here: "), Value::Absent(absent.clone())]
+        }
+    };
+    Paragraph { title: "".into(), pieces, audience: Audience::People }
+}
+
+/// One line of a live series: what can be had now, and what was counted since `before`. `first` is where the clock
+/// starts.
+pub fn series_row(first: &Fragmentation, before: &Fragmentation, now: &Fragmentation) -> Report {
+    let elapsed = counters::elapsed_ns(first, now);
+    let mut line = vec![fact("elapsed_ns", "+", Value::of(elapsed, Value::Nanos), "")];
+    let mut blocks = Vec::new();
+    match Subject::of(now) {
+        Ok(subject) => {
+            line.push(fact("free", "free", Value::Bytes(subject.free().0), ""));
+            line.push(fact("allocatable_huge", "in huge pages", Value::bytes(subject.huge()), ""));
+            let nodes = zones::nodes(&subject);
+            blocks.push(Block::Table(nodes));
+        }
+        Err(absent) => line.push(fact("allocatable_huge", "", Value::Absent(absent), "")),
+    }
+    line.extend(counters::moving(before, now));
+    blocks.insert(0, Block::Facts(facts_of("", line)));
+    blocks.extend(counters::programs(Some(before), now).map(Block::Table));
+    Report { schema: "pagewise.fragmentation.series/1", title: Vec::new(), blocks }
+}
+
+/// A share of something, as a number for programs.
+fn index(value: Option<f64>) -> Value {
+    value.map_or(Value::None, Value::Share)
+}
+
+fn label(text: &str) -> Label {
+    text.to_owned().into()
+}

@@ -1,0 +1,181 @@
+//! What the kernel counted: huge pages given and refused, compaction, reclaim on the way to memory.
+
+use pagewise_model::fields::{FIELDS, Field};
+use pagewise_model::fragmentation::{Counted, Fragmentation, SizeStats};
+use pagewise_model::report::{Audience, Block, Cells, Column, Fact, Label, Table, Value};
+use pagewise_model::{Absent, Reading};
+
+use super::{fact, facts_of, label};
+use crate::explain::meaning;
+
+/// The counters of `vmstat` that are told of: those with a row in the table of fields.
+fn known() -> impl Iterator<Item = &'static Field> {
+    FIELDS.iter().filter(|field| field.source == "vmstat")
+}
+
+/// A counter that this kernel has.
+struct Row {
+    field: &'static Field,
+    count: u64,
+    /// How many were added, and how many that is a second; absent where there is only one reading.
+    added: Reading<(u64, f64)>,
+}
+
+/// The time from one reading to another.
+pub(super) fn elapsed_ns(before: &Fragmentation, now: &Fragmentation) -> Reading<u64> {
+    Ok(now.since_boot_ns.clone()?.saturating_sub(before.since_boot_ns.clone()?))
+}
+
+fn rows(before: Option<&Fragmentation>, now: &Fragmentation) -> Reading<Vec<Row>> {
+    let counters = now.vmstat.as_ref().map_err(Clone::clone)?;
+    let count = |field: &Field, counters: &[Counted]| {
+        counters.iter().find(|c| c.name.as_bytes() == field.name.as_bytes()).map(|c| c.count)
+    };
+    let added = |field: &Field, count_now: u64| -> Reading<(u64, f64)> {
+        let before = before.ok_or(Absent::NotCollected("take --every 1s for a rate".into()))?;
+        let earlier = before.vmstat.as_ref().map_err(Clone::clone)?;
+        let added = count_now.saturating_sub(count(field, earlier).unwrap_or(0));
+        Ok((added, per_second(added, elapsed_ns(before, now)?)))
+    };
+    let row = |field: &'static Field| {
+        let count = count(field, counters)?;
+        Some(Row { field, count, added: added(field, count) })
+    };
+    Ok(known().filter_map(row).collect())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate is shown with three digits")]
+fn per_second(count: u64, in_ns: u64) -> f64 {
+    if in_ns == 0 { 0.0 } else { count as f64 * 1e9 / in_ns as f64 }
+}
+
+/// Everything that was counted.
+pub(super) fn blocks(before: Option<&Fragmentation>, now: &Fragmentation) -> Vec<Block> {
+    let mut blocks: Vec<Block> = programs(before, now).map(Block::Table).into_iter().collect();
+    match rows(before, now) {
+        Ok(rows) => blocks.push(Block::Table(people(&rows, before.is_some()))),
+        Err(absent) => blocks.push(missing("counters", absent)),
+    }
+    match &now.sizes {
+        Ok(sizes) => {
+            blocks.push(Block::Table(sizes_for_programs(sizes)));
+            blocks.extend(sizes_for_people(sizes).map(Block::Table));
+        }
+        Err(absent) => blocks.push(missing("sizes", absent.clone())),
+    }
+    blocks
+}
+
+fn missing(key: &'static str, absent: Absent) -> Block {
+    Block::Facts(facts_of("", vec![fact(key, key, Value::Absent(absent), "")]))
+}
+
+fn table(key: &'static str, audience: Audience, columns: Vec<Column>) -> Table {
+    Table {
+        key: key.into(),
+        title: "".into(),
+        audience,
+        columns,
+        row_keys: None,
+        total: None,
+        note: "".into(),
+    }
+}
+
+/// `counters`: an object with a member a counter.
+pub(super) fn programs(before: Option<&Fragmentation>, now: &Fragmentation) -> Option<Table> {
+    let rows = rows(before, now).ok()?;
+    let values = |value: &dyn Fn(&Row) -> Value| Cells::Values(rows.iter().map(value).collect());
+    let added = |row: &Row, make: fn((u64, f64)) -> Value| Value::of(row.added.clone(), make);
+    let mut columns = vec![
+        Column::new("count", "Since boot", values(&|row| Value::Count(row.count))),
+        Column::new("meaning", "Meaning", values(&|row| Value::text(row.field.meaning))),
+    ];
+    if before.is_some() {
+        let change = values(&|row| added(row, |(count, _)| Value::Count(count)));
+        let rate = values(&|row| added(row, |(_, rate)| Value::Rate(rate)));
+        columns.push(Column::new("change", "Added", change));
+        columns.push(Column::new("per_second", "A second", rate));
+    }
+    let keys = rows.iter().map(|row| row.field.name.into()).collect();
+    Some(Table { row_keys: Some(keys), ..table("counters", Audience::Programs, columns) })
+}
+
+/// The counters that are not 0, and the names of those that are.
+fn people(rows: &[Row], has_rates: bool) -> Table {
+    let shown: Vec<&Row> = rows.iter().filter(|row| row.count > 0).collect();
+    let zero: Vec<&str> = rows.iter().filter(|row| row.count == 0).map(|r| r.field.name).collect();
+    let mut columns = vec![
+        Column::new("counter", "Counter", Cells::Labels(texts(&shown, |row| row.field.name))),
+        Column::new("count", "Since boot", Cells::Counts(shown.iter().map(|r| r.count).collect())),
+    ];
+    if has_rates {
+        let rate = |row: &&Row| Value::of(row.added.clone(), |(_, rate)| Value::Rate(rate));
+        columns.push(Column::new(
+            "per_second",
+            "A second",
+            Cells::Values(shown.iter().map(rate).collect()),
+        ));
+    }
+    columns.push(Column::new("meaning", "", Cells::Labels(texts(&shown, |row| row.field.meaning))));
+    let note = if zero.is_empty() {
+        String::new()
+    } else {
+        format!("None since boot: {}.", zero.join(", "))
+    };
+    Table {
+        title: "What the kernel counted".into(),
+        note: note.into(),
+        ..table("", Audience::People, columns)
+    }
+}
+
+fn texts(rows: &[&Row], text: fn(&Row) -> &'static str) -> Vec<Label> {
+    rows.iter().map(|row| text(row).into()).collect()
+}
+
+/// The counters that moved, as facts of a line. For people: programs have [`programs`].
+pub(super) fn moving(before: &Fragmentation, now: &Fragmentation) -> Vec<Fact> {
+    let rows = rows(Some(before), now).unwrap_or_default();
+    let moved = rows.iter().filter_map(|row| match row.added {
+        Ok((1.., rate)) => Some(fact(row.field.name, row.field.name, Value::Rate(rate), "")),
+        _ => None,
+    });
+    moved.map(Fact::for_people).collect()
+}
+
+/// `sizes[]`: every statistic of every size.
+fn sizes_for_programs(sizes: &[SizeStats]) -> Table {
+    let stat = |stat: &Counted| (label(&stat.name.escaped()), Value::Count(stat.count));
+    let stats = |size: &SizeStats| Value::Record(size.stats.iter().map(stat).collect());
+    let columns = vec![
+        Column::new("size", "Size", Cells::Bytes(sizes.iter().map(|s| s.size.0).collect())),
+        Column::new("stats", "", Cells::Values(sizes.iter().map(stats).collect())),
+    ];
+    table("sizes", Audience::Programs, columns)
+}
+
+/// The sizes and statistics of which there are any.
+fn sizes_for_people(sizes: &[SizeStats]) -> Option<Table> {
+    let used: Vec<&SizeStats> =
+        sizes.iter().filter(|size| size.stats.iter().any(|stat| stat.count > 0)).collect();
+    let columns =
+        [Column::new("size", "Size", Cells::Bytes(used.iter().map(|s| s.size.0).collect()))];
+    let known = FIELDS.iter().filter(|field| field.source == "hugepages stats");
+    let statistics = known.filter_map(|field| {
+        let count = |size: &&SizeStats| {
+            let stat = size.stats.iter().find(|s| s.name.as_bytes() == field.name.as_bytes());
+            stat.map_or(Value::None, |stat| Value::Count(stat.count))
+        };
+        let counts: Vec<Value> = used.iter().map(count).collect();
+        counts.iter().any(|count| matches!(count, Value::Count(1..))).then(|| Column {
+            meaning: meaning(field.name).into(),
+            ..Column::new(field.name, field.name, Cells::Values(counts))
+        })
+    });
+    (!used.is_empty()).then(|| Table {
+        title: "Huge pages by size".into(),
+        note: "Other sizes and statistics are 0. Those called nr_* are what there is now.".into(),
+        ..table("", Audience::People, columns.into_iter().chain(statistics).collect())
+    })
+}
