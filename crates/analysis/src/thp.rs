@@ -45,16 +45,27 @@ fn body(snapshot: &Snapshot, huge: &HugePages) -> Vec<Block> {
     let pools = pools::classify(snapshot);
     let rows = Rows::of(snapshot, &pools, huge);
     let bloat = Estimate::over(huge.mappings.iter(), huge.huge_size);
-    vec![
+    let sizes = match &huge.sizes {
+        Ok(_) => table::sizes(huge).map(Block::Table),
+        Err(absent) => {
+            let sizes = fact("sizes", "sizes", Value::Absent(absent.clone()), "");
+            Some(Block::Facts(facts_of("", "", Audience::Programs, vec![sizes])))
+        }
+    };
+    let mut blocks = vec![
         Block::Facts(scan(snapshot, huge)),
         Block::Facts(total(snapshot, &rows, &bloat)),
-        Block::Text(verdict(&rows, &bloat)),
+        Block::Text(verdict(huge, &rows, &bloat)),
+    ];
+    blocks.extend(sizes);
+    blocks.extend([
         Block::Table(rows.table()),
         Block::Findings(Findings {
             list: bloated(snapshot, &rows, &bloat).into_iter().collect(),
             none: "Nothing to mend.".into(),
         }),
-    ]
+    ]);
+    blocks
 }
 
 fn withheld(absent: &Absent) -> Vec<Block> {
@@ -164,7 +175,7 @@ fn judge(huge: Bytes, bloat: &Reading<Estimate>) -> &'static str {
     }
 }
 
-fn verdict(rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Paragraph {
+fn verdict(huge: &HugePages, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Paragraph {
     let verdict = judge(rows.huge(), bloat);
     let mut pieces = match bloat {
         Ok(bloat) if !rows.huge().is_zero() => vec![
@@ -176,6 +187,18 @@ fn verdict(rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Paragraph {
         _ => Vec::new(),
     };
     pieces.push(Value::text(format!("{verdict}.")));
+    if let Ok(sizes) = &huge.sizes {
+        let smaller = sizes.iter().filter(|s| !s.one_entry).map(|s| s.resident).sum::<Bytes>();
+        if !smaller.is_zero() {
+            pieces.extend([
+                Value::text(" "),
+                Value::Bytes(smaller.0),
+                Value::text(
+                    " lies in large folios that base entries map; nobody looked for zeros in them.",
+                ),
+            ]);
+        }
+    }
     Paragraph { title: "Verdict".into(), pieces, audience: Audience::People }
 }
 

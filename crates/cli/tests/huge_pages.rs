@@ -295,6 +295,46 @@ fn a_sparse_std_map_is_found_and_named() {
     running.end();
 }
 
+/// A setting of the machine, put back when dropped.
+struct Setting {
+    path: &'static str,
+    before: String,
+}
+
+impl Setting {
+    fn change(path: &'static str, value: &str) -> Option<Setting> {
+        let text = fs::read_to_string(path).ok()?;
+        let before = text.split(['[', ']']).nth(1)?.to_owned();
+        fs::write(path, value).ok()?;
+        Some(Setting { path, before })
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        let _ = fs::write(self.path, &self.before);
+    }
+}
+
+#[test]
+fn smaller_huge_pages_are_told_by_size() {
+    const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
+    if !is_root() {
+        return;
+    }
+    let Some(setting) = Setting::change(ENABLED, "madvise") else {
+        return skip("this kernel has no huge pages of 64 KiB");
+    };
+    // Too small for one of 2 MiB.
+    let running = Running::start(Command::new(program("huge")).args(["1", "64"]));
+    drop(setting);
+    let report = thp(&running, &[]);
+    let row = serde_json::json!({"size": 65536, "rss": MIB, "mapped": "base entries"});
+    assert_eq!(report["sizes"], Value::Array(vec![row]));
+    assert_eq!(number(&report, "total.huge"), 0);
+    running.end();
+}
+
 #[test]
 fn run_starts_a_program_without_huge_pages() {
     let script = "grep THP_enabled /proc/self/status; exit 5";

@@ -784,6 +784,9 @@ fields! {
         "anon_huge" "bytes" ""
             "Anonymous memory that huge (PMD) page-table entries map (AnonHugePages)."
             "Large folios of other sizes are not counted.";
+        "mapped" "text" ""
+            "Whether one page-table entry maps a large folio, or one a base page."
+            "Only one entry saves TLB misses for certain; some processors join base entries of a folio.";
         "bloat" "bytes" ""
             "Base pages inside anonymous huge pages that are zero in every byte: resident, and of no use."
             "A page that was used and cleared looks the same; so does one that is about to be used.";

@@ -15,6 +15,9 @@ pub struct HugePages {
     pub huge_size: Bytes,
     /// Those mappings that have any, by address.
     pub mappings: Vec<HugeMapping>,
+    /// Anonymous memory in large folios of all sizes ("mTHP").
+    #[serde(with = "plain")]
+    pub sizes: Reading<Vec<FolioSize>>,
     /// Which of the base pages inside were read.
     pub look: Look,
     /// How much of the process's memory was read.
@@ -25,6 +28,17 @@ pub struct HugePages {
     pub longest_hold_ns: u64,
     /// What could not be looked at.
     pub gaps: Vec<Gap>,
+}
+
+/// Anonymous memory in folios of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FolioSize {
+    /// The bytes of a folio.
+    pub size: Bytes,
+    /// Whether one page-table entry maps all of it; else one entry a base page does.
+    pub one_entry: bool,
+    /// How much of the process is resident in such folios.
+    pub resident: Bytes,
 }
 
 /// How the contents of huge pages are looked at.

@@ -3,6 +3,8 @@
 //! Only pages that `PAGEMAP_SCAN` has just reported as mapped by a huge entry are read, so nothing is faulted in:
 //! what the process has resident is the same before and after.
 
+mod folios;
+
 use std::num::NonZero;
 use std::ops::Range;
 use std::time::Instant;
@@ -80,8 +82,9 @@ pub fn scan(
             mapping.pages.clear();
         }
     }
-    let mappings = found.into_iter().map(|(mapping, _)| mapping).collect();
-    Ok(Ok(scanner.finish(mappings, look, begin)))
+    let found: Vec<HugeMapping> = found.into_iter().map(|(mapping, _)| mapping).collect();
+    let sizes = folios::sizes(root, &mut scanner.space, mappings, &found, Bytes(huge_size))?;
+    Ok(Ok(HugePages { sizes, ..scanner.finish(found, look, begin) }))
 }
 
 /// The size of a page-middle-directory entry, where everything is there that a scan needs.
@@ -177,6 +180,7 @@ impl Scanner {
         HugePages {
             huge_size: Bytes(self.reader.huge_size),
             mappings,
+            sizes: Ok(Vec::new()),
             look,
             read: self.reader.page_size.pages(self.reader.read),
             took_ns: nanos(begin.elapsed()),

@@ -37,6 +37,35 @@ impl Row<'_> {
     }
 }
 
+/// Anonymous memory in large folios, by size; for programs only where all are mapped by huge entries.
+pub(super) fn sizes(huge: &HugePages) -> Option<Table> {
+    let sizes = huge.sizes.as_ref().ok()?;
+    let mapped = |one_entry| Cow::Borrowed(if one_entry { "one entry" } else { "base entries" });
+    let columns = vec![
+        Column::new("size", "Size", Cells::Bytes(sizes.iter().map(|s| s.size.0).collect())),
+        Column::new("rss", "Resident", Cells::Bytes(sizes.iter().map(|s| s.resident.0).collect())),
+        Column::new(
+            "mapped",
+            "Mapped by",
+            Cells::Labels(sizes.iter().map(|s| mapped(s.one_entry)).collect()),
+        ),
+    ];
+    let described = |column: Column| Column { meaning: meaning(&column.key).into(), ..column };
+    Some(Table {
+        key: "sizes".into(),
+        title: "Huge pages by size".into(),
+        audience: if sizes.iter().all(|s| s.one_entry) {
+            Audience::Programs
+        } else {
+            Audience::Everyone
+        },
+        columns: columns.into_iter().map(described).collect(),
+        row_keys: None,
+        total: None,
+        note: "".into(),
+    })
+}
+
 /// The mappings of the table.
 pub(super) struct Rows<'a>(Vec<Row<'a>>);
 
@@ -45,10 +74,11 @@ impl<'a> Rows<'a> {
         let mappings = snapshot.mappings.as_deref().unwrap_or_default();
         let rows = mappings.iter().enumerate().filter_map(|(index, mapping)| {
             let found = huge.mappings.iter().find(|found| found.range == mapping.range);
-            (found.is_some() || has_room(mapping, huge.huge_size)).then(|| Row {
+            let kind = pools.of(index).kind;
+            (found.is_some() || has_room(mapping, kind, huge.huge_size)).then(|| Row {
                 mapping,
                 name: pools.known_as(index, mapping),
-                kind: pools.of(index).kind,
+                kind,
                 huge: found,
                 bloat: Estimate::over(found.into_iter(), huge.huge_size),
             })
@@ -162,8 +192,12 @@ fn for_programs(column: Column) -> Column {
     Column { audience: Audience::Programs, ..column }
 }
 
-/// Whether a whole huge page of anonymous memory fits into the mapping, and any of it is resident.
-fn has_room(mapping: &Mapping, huge_size: Bytes) -> bool {
+/// Whether a whole huge page of anonymous memory fits into the mapping, and any of it is resident. Stacks have room
+/// and no use for it.
+fn has_room(mapping: &Mapping, kind: Kind, huge_size: Bytes) -> bool {
+    if matches!(kind, Kind::MainStack | Kind::ThreadStack | Kind::CachedStack) {
+        return false;
+    }
     let size = huge_size.0.max(1);
     let first = mapping.range.start.div_ceil(size).saturating_mul(size);
     let fits = first.saturating_add(size) <= mapping.range.end;

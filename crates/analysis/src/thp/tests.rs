@@ -30,6 +30,7 @@ fn huge(mappings: Vec<HugeMapping>) -> HugePages {
     HugePages {
         huge_size: Bytes(HUGE),
         mappings,
+        sizes: Ok(Vec::new()),
         look: Look::Exact,
         read: Bytes::ZERO,
         took_ns: 0,

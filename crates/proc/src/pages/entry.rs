@@ -1,7 +1,7 @@
 //! One word of `pagemap`: bits as admin-guide/mm/pagemap.rst gives them, and runs of alike words.
 
 /// A word as it is read.
-pub(super) type Word = [u8; 8];
+pub(crate) type Word = [u8; 8];
 
 /// The size of a word in the file.
 pub(super) const WORD: u64 = size_of::<Word>() as u64;
@@ -79,7 +79,7 @@ fn state(kind: u64) -> State {
 }
 
 /// The page frame of a present page.
-pub(super) fn frame(word: &Word) -> u64 {
+pub(crate) fn frame(word: &Word) -> u64 {
     u64::from_ne_bytes(*word) & FRAME
 }
 

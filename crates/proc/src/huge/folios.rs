@@ -1,0 +1,240 @@
+//! Large folios by size: what base page-table entries map and the kernel still treats as one ("mTHP").
+//!
+//! Their sizes are in `/proc/kpageflags`, by page frame, which takes CAP_SYS_ADMIN. Where the kernel counts none of
+//! a size on the whole machine, nobody needs to look.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use pagewise_model::thp::{FolioSize, HugeMapping};
+use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Reading, Sharing};
+use pagewise_sys::pagemap_scan::{Categories, Region, Request};
+
+use super::KERNEL_HALF;
+use crate::pages::entry::{Word, frame};
+use crate::pages::space::Space;
+use crate::{Error, ProcRoot};
+
+/// Bits of a word of `/proc/kpageflags`.
+const HEAD: u64 = 1 << 15;
+const TAIL: u64 = 1 << 16;
+
+/// The most base pages of a folio that we look for the head of: 2 MiB of 4 KiB pages.
+const LARGEST: u64 = 512;
+
+/// How many page-table entries are read at once.
+const WORDS: usize = 8192;
+
+/// Where the kernel counts folios by size.
+const STATS: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Anonymous memory in large folios, by size and by how it is mapped.
+///
+/// # Errors
+/// As reading the pages of the process.
+pub(super) fn sizes(
+    root: &ProcRoot,
+    space: &mut Space,
+    mappings: &[Mapping],
+    found: &[HugeMapping],
+    huge_size: Bytes,
+) -> Result<Reading<Vec<FolioSize>>, Error> {
+    let huge: Bytes = found.iter().map(|mapping| mapping.anonymous).sum();
+    let mut sizes = BTreeMap::new();
+    if !huge.is_zero() {
+        sizes.insert((huge_size, true), huge);
+    }
+    if machine_has_others(Path::new(STATS), huge_size, huge) {
+        match Flags::open(root.path()) {
+            Some(mut flags) => flags.survey(space, mappings, &mut sizes)?,
+            None => {
+                let needs = "CAP_SYS_ADMIN, to see in which folios base pages lie";
+                return Ok(Err(Absent::NotPermitted(needs.into())));
+            }
+        }
+    }
+    let row = |((size, one_entry), resident)| FolioSize { size, one_entry, resident };
+    Ok(Ok(sizes.into_iter().map(row).collect()))
+}
+
+/// Whether any process of the machine may have large anonymous folios that no huge entry maps: those of other sizes,
+/// or more of the huge size than `huge`.
+fn machine_has_others(stats: &Path, huge_size: Bytes, huge: Bytes) -> bool {
+    let Ok(folders) = fs::read_dir(stats) else { return false };
+    folders.filter_map(Result::ok).any(|folder| {
+        let name = folder.file_name();
+        let Some(size) = name.to_str().and_then(folio_size) else { return false };
+        let count = fs::read_to_string(folder.path().join("stats/nr_anon"));
+        // Kernels that have sizes and do not count them (6.8 to 6.11) have to be looked at.
+        let count = count.ok().and_then(|text| text.trim().parse::<u64>().ok());
+        let mapped = if size == huge_size { huge.0 / huge_size.0.max(1) } else { 0 };
+        count.is_none_or(|count| count > mapped)
+    })
+}
+
+/// 65536 from `hugepages-64kB`.
+fn folio_size(folder: &str) -> Option<Bytes> {
+    let kib: u64 = folder.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+    kib.checked_mul(1 << 10).map(Bytes)
+}
+
+/// The open file, and the sizes of folios seen, by the frame of their head.
+struct Flags {
+    file: File,
+    known: HashMap<u64, u64>,
+}
+
+impl Flags {
+    fn open(root: &Path) -> Option<Flags> {
+        let file = File::open(root.join("kpageflags")).ok()?;
+        Some(Flags { file, known: HashMap::new() })
+    }
+
+    /// Adds up what lies in large folios that base entries map.
+    fn survey(
+        &mut self,
+        space: &mut Space,
+        mappings: &[Mapping],
+        sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
+    ) -> Result<(), Error> {
+        let request = Request {
+            all_of: Categories::PRESENT,
+            report: Categories::FILE | Categories::PFNZERO | Categories::HUGE,
+            ..Request::default()
+        };
+        let page_size = space.page_size();
+        let is_anonymous = |mapping: &&Mapping| {
+            mapping.sharing == Sharing::Private
+                && matches!(mapping.backing(), Backing::Anonymous)
+                && mapping.range.end <= KERNEL_HALF
+        };
+        let mut words = vec![Word::default(); WORDS];
+        for mapping in mappings.iter().filter(is_anonymous) {
+            let mut runs = Vec::new();
+            space.each_region(mapping.range, &request, |region: &Region| {
+                if region.categories == Categories::default() {
+                    runs.push(AddrRange { start: region.start, end: region.end });
+                }
+            })?;
+            for run in runs {
+                self.count(space, run, &mut words, page_size, sizes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn count(
+        &mut self,
+        space: &mut Space,
+        mut run: AddrRange,
+        words: &mut [Word],
+        page_size: PageSize,
+        sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
+    ) -> Result<(), Error> {
+        while !run.is_empty() {
+            let most = page_size.pages(words.len() as u64).0;
+            let end = run.end.min(run.start.saturating_add(most));
+            let read = space.read(AddrRange { start: run.start, end }, words)?;
+            for frames in consecutive(read) {
+                self.add(frames, page_size, sizes);
+            }
+            run.start = end;
+        }
+        Ok(())
+    }
+
+    /// Adds the pages of frames that follow each other.
+    fn add(
+        &mut self,
+        frames: std::ops::Range<u64>,
+        page_size: PageSize,
+        sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
+    ) {
+        let flags = self.read(frames.start, frames.end);
+        for (frame, flags) in frames.zip(flags) {
+            if flags & (HEAD | TAIL) == 0 {
+                continue;
+            }
+            let pages = self.pages_of_folio(frame);
+            if pages > 1 {
+                *sizes.entry((page_size.pages(pages), false)).or_default() += page_size.pages(1);
+            }
+        }
+    }
+
+    /// How many base pages the folio has that a frame is in.
+    fn pages_of_folio(&mut self, frame: u64) -> u64 {
+        let from = frame.saturating_sub(LARGEST);
+        let before = self.read(from, frame + 1);
+        let back = before.iter().rev().take_while(|flags| *flags & TAIL != 0).count() as u64;
+        let head = frame.saturating_sub(back);
+        if let Some(&pages) = self.known.get(&head) {
+            return pages;
+        }
+        let after = self.read(head + 1, head + LARGEST);
+        let tails = after.iter().take_while(|flags| *flags & TAIL != 0).count() as u64;
+        let pages = 1 + tails;
+        self.known.insert(head, pages);
+        pages
+    }
+
+    /// The flags of frames; fewer where there is no such memory.
+    fn read(&self, start: u64, end: u64) -> Vec<u64> {
+        let count = usize::try_from(end.saturating_sub(start)).unwrap_or(0).min(WORDS);
+        let mut bytes = vec![0; count * 8];
+        let read = self.file.read_at(&mut bytes, start.saturating_mul(8)).unwrap_or(0);
+        let words = bytes[..read].as_chunks::<8>().0;
+        words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
+    }
+}
+
+/// Runs of frames that follow each other, as page-table entries name them.
+fn consecutive(words: &[Word]) -> Vec<std::ops::Range<u64>> {
+    let mut runs: Vec<std::ops::Range<u64>> = Vec::new();
+    for frame in words.iter().map(frame) {
+        match runs.last_mut() {
+            Some(run) if run.end == frame => run.end += 1,
+            _ => runs.push(frame..frame + 1),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_tells_its_size() {
+        assert_eq!(folio_size("hugepages-64kB"), Some(Bytes::kib(64)));
+        assert_eq!(folio_size("khugepaged"), None);
+        assert_eq!(folio_size("hugepages-18446744073709551615kB"), None);
+    }
+
+    #[test]
+    fn only_a_machine_without_other_folios_need_not_be_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, count: &str| {
+            let stats = folder.path().join(name).join("stats");
+            fs::create_dir_all(&stats).unwrap();
+            fs::write(stats.join("nr_anon"), count).unwrap();
+        };
+        let has = |huge| machine_has_others(folder.path(), Bytes::mib(2), Bytes::mib(huge));
+        assert!(!has(0));
+        write("hugepages-2048kB", "3\n");
+        assert!(has(4) && !has(6));
+        write("hugepages-64kB", "0\n");
+        assert!(!has(6));
+        write("hugepages-64kB", "1\n");
+        assert!(has(6));
+    }
+
+    #[test]
+    fn frames_that_follow_each_other_are_one_run() {
+        let words: Vec<Word> = [7_u64, 8, 9, 20, 21, 8].map(u64::to_ne_bytes).to_vec();
+        let runs: Vec<_> = consecutive(&words).into_iter().map(|r| (r.start, r.end)).collect();
+        assert_eq!(runs, [(7, 10), (20, 22), (8, 9)]);
+    }
+}
