@@ -227,7 +227,7 @@ pub(crate) struct Thp {
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
     /// Read so many base pages, picked at random, instead of all
-    #[arg(long, value_name = "PAGES", num_args = 0..=1, default_missing_value = "16384", conflicts_with_all = ["fix"], value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "PAGES", num_args = 0..=1, default_missing_value = "24576", conflicts_with_all = ["fix"], value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) sample: Option<u64>,
     #[command(flatten)]
     pub(crate) act: Act,
