@@ -3,6 +3,7 @@
 mod address_map;
 pub mod define;
 pub mod diff;
+pub mod doctor;
 pub mod explain;
 pub mod filter;
 mod findings;

@@ -96,6 +96,13 @@ pub(crate) enum Command {
     ///   pagewise fragmentation --every 1s --for 1m
     #[command(verbatim_doc_comment)]
     Fragmentation(Fragmentation),
+    /// Judge the settings that cost latency or memory, with the way to change and to restore each
+    ///
+    /// Examples:
+    ///   pagewise doctor
+    ///   pagewise doctor postgres --profile latency
+    #[command(verbatim_doc_comment)]
+    Doctor(Doctor),
     /// Have huge pages and wait: `thp --fix` tries on it what works on this kernel
     #[command(hide = true)]
     HugePageSubject,
@@ -361,6 +368,29 @@ pub(crate) struct Fragmentation {
     pub(crate) root: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// A process to judge its limits, cgroup and environment too: a pid, a process name, or `self`
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: Option<String>,
+    /// What is wanted; by default only what costs either way is judged
+    #[arg(long, value_enum, value_name = "PROFILE")]
+    pub(crate) profile: Option<ProfileArg>,
+    /// Read a copied /proc tree instead of /proc; files of /sys are in DIR/sysfs
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ProfileArg {
+    /// Short and steady response times, at the cost of memory
+    Latency,
+    /// Many programs in little memory, at the cost of time
+    Density,
 }
 
 #[derive(Debug, Args)]

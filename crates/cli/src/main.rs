@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Command::Thp(args) => commands::thp::run(&args, &look),
         Command::Run(args) => commands::run::run(&args),
         Command::Fragmentation(args) => commands::fragmentation::run(&args, &look),
+        Command::Doctor(args) => commands::doctor::run(&args, &look),
         Command::HugePageSubject => commands::thp::be_the_subject(),
         Command::Completions { shell } => commands::shell::completions(shell),
         Command::Man { dir } => commands::shell::man(dir.as_deref()),

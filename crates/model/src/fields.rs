@@ -864,7 +864,7 @@ fields! {
             "The process may have overwritten it; in brackets it is the name instead.";
         "change" "bytes" ""
             "What is there after, less what was there before."
-            "Pages can come and go between: a change of 0 does not mean that nothing happened.";
+            "Pages can come and go between: a change of 0 does not mean that nothing happened. In `doctor` it is the command that sets what is advised.";
         "mode" "letters" ""
             "r w x, then s or p, then R."
             "";
@@ -918,6 +918,24 @@ fields! {
             "Usually of the size of a huge page.";
         "at_least" "flag" ""
             "Whether a count is a lower bound: the kernel stops counting at 100,000 blocks."
+            "";
+        "id" "text" ""
+            "A stable name."
+            "";
+        "label" "text" ""
+            "What people call it."
+            "";
+        "value" "any" ""
+            "What is set now: the text of the kernel's file, or a number."
+            "";
+        "verdict" "text" ""
+            "How a setting suits the profile: ok, note, warn, or unknown where it could not be read."
+            "";
+        "why" "text" ""
+            "What is wrong with the value, where something is, and why the setting matters."
+            "";
+        "undo" "text" ""
+            "The command that restores what is set now."
             "";
     }
 }

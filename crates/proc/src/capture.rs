@@ -117,7 +117,7 @@ fn read(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error>
         numa,
         process,
         provenance: Provenance {
-            kernel: capture.kernel(),
+            kernel: kernel(root),
             page_size: capture.page_size,
             euid: system::euid(),
             sees_frames: capture.features.frames && root.is_live(),
@@ -289,14 +289,6 @@ impl<'a> Capture<'a> {
         }
     }
 
-    fn kernel(&self) -> Name {
-        if self.root.is_live() {
-            return Name::new(&system::kernel_release());
-        }
-        let text = self.root.machine("sys/kernel/osrelease").unwrap_or_default();
-        Name::new(text.trim_ascii())
-    }
-
     fn longest_hold(&self) -> Reading<u64> {
         match self.longest.0 {
             _ if !self.root.is_live() => Err(Absent::NotCollected(NOT_COPIED.into())),
@@ -317,6 +309,15 @@ impl<'a> Capture<'a> {
         }
         Ok(self.gaps)
     }
+}
+
+/// The kernel's release.
+pub(crate) fn kernel(root: &ProcRoot) -> Name {
+    if root.is_live() {
+        return Name::new(&system::kernel_release());
+    }
+    let text = root.machine("sys/kernel/osrelease").unwrap_or_default();
+    Name::new(text.trim_ascii())
 }
 
 /// The time since boot when a tree was copied.

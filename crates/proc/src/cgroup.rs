@@ -5,12 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use pagewise_model::process::CgroupMemory;
+use pagewise_model::settings::CgroupSettings;
 use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
 
 use crate::mountinfo::Mount;
 use crate::root::read_all;
 use crate::text::{lines, number};
-use crate::{ProcRoot, mountinfo};
+use crate::{ProcRoot, mountinfo, pressure};
 
 /// v1 spells "no limit" as the largest number of whole pages; nothing near it is a limit.
 const UNLIMITED: u64 = 1 << 60;
@@ -40,6 +41,35 @@ pub fn parse(text: &[u8]) -> Option<Member> {
 
 /// Reads the cgroup of a process and the lowest limit from it up to the root that we can see.
 pub(crate) fn read(root: &ProcRoot, pid: Pid) -> Reading<CgroupMemory> {
+    let (member, folder) = place(root, pid)?;
+    let names = names(&member);
+    let (limit, tightest) = folder.lowest(names.limit);
+    let usage = usage(&tightest.join(names.usage));
+    Ok(CgroupMemory { path: member.path, version: member.version, limit, usage })
+}
+
+/// Reads what limits the memory of a process's cgroup, with the file that says so.
+pub(crate) fn settings(root: &ProcRoot, pid: Pid) -> Reading<CgroupSettings> {
+    let (member, folder) = place(root, pid)?;
+    let names = names(&member);
+    let (limit, tightest) = folder.lowest(names.limit);
+    let pressure = match member.version {
+        1 => Err(Absent::NotSupported("cgroup v1 has none".into())),
+        _ => read_all(&folder.path.join("memory.pressure"))
+            .ok()
+            .and_then(|text| pressure::parse(&text))
+            .ok_or_else(|| Absent::NotInThisKernel("4.20".into())),
+    };
+    Ok(CgroupSettings {
+        limit_file: Name::new(tightest.join(names.limit).as_os_str().as_bytes()),
+        limit,
+        usage: usage(&tightest.join(names.usage)),
+        pressure,
+    })
+}
+
+/// Where the memory cgroup of a process is.
+fn place(root: &ProcRoot, pid: Pid) -> Reading<(Member, Folder)> {
     let text = root.reading(pid, "cgroup")?;
     let member = parse(&text).ok_or_else(|| Absent::NotInThisKernel("".into()))?;
     if !root.is_live() {
@@ -48,11 +78,15 @@ pub(crate) fn read(root: &ProcRoot, pid: Pid) -> Reading<CgroupMemory> {
     let mounts = our_mounts()?;
     let folder = mounts.iter().find_map(|mount| Folder::of(&member, mount));
     let folder = folder.ok_or(Absent::NotSupported("no memory cgroup is mounted here".into()))?;
-    let names = if member.version == 1 { V1 } else { V2 };
-    let (limit, tightest) = folder.lowest(names.limit);
-    let usage = bytes(&tightest.join(names.usage)).map(Bytes);
-    let usage = usage.ok_or(Absent::NotSupported("the cgroup gives no usage".into()));
-    Ok(CgroupMemory { path: member.path, version: member.version, limit, usage })
+    Ok((member, folder))
+}
+
+fn usage(file: &Path) -> Reading<Bytes> {
+    bytes(file).map(Bytes).ok_or(Absent::NotSupported("the cgroup gives no usage".into()))
+}
+
+fn names(member: &Member) -> &'static Names {
+    if member.version == 1 { &V1 } else { &V2 }
 }
 
 /// The mounts that we see: the target's may be in a namespace of which we see nothing.
@@ -67,8 +101,8 @@ struct Names {
     usage: &'static str,
 }
 
-const V1: Names = Names { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes" };
-const V2: Names = Names { limit: "memory.max", usage: "memory.current" };
+static V1: Names = Names { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes" };
+static V2: Names = Names { limit: "memory.max", usage: "memory.current" };
 
 /// A cgroup's folder, and the mount that it is below.
 struct Folder {

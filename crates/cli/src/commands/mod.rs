@@ -2,6 +2,7 @@
 
 pub(crate) mod define;
 pub(crate) mod diff;
+pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod fragmentation;
 pub(crate) mod maps;

@@ -1,0 +1,436 @@
+//! How each value suits the profile. One function a check; without a profile only what costs either way counts.
+
+use pagewise_model::report::Value;
+use pagewise_model::settings::SwapArea;
+
+use super::Profile::{Density, Latency};
+use super::outcome::{Case, Judged, word};
+
+/// Below this share of its limit a cgroup has room.
+const CGROUP_FULL: f64 = 0.8;
+/// From this share on it is about to reclaim.
+const CGROUP_BURSTING: f64 = 0.95;
+/// TLB shootdowns a second that are worth a look, and many.
+const SHOOTDOWNS: f64 = 1_000.0;
+const MANY_SHOOTDOWNS: f64 = 20_000.0;
+/// The kernel's default of `vm.max_map_count`.
+const MAPS: u64 = 65_530;
+/// Threads from which malloc's arenas add up.
+const MANY_THREADS: u64 = 16;
+
+/// Good to know, and never wrong.
+pub(super) fn informative(_: &Case<'_>) -> Judged {
+    Judged::ok()
+}
+
+pub(super) fn thp_enabled(case: &Case<'_>) -> Judged {
+    match case.text() {
+        "always" if case.is_for(Density) => {
+            Judged::warn("Every program gets them, asked or not, and sparse ones grow many times.").write("madvise")
+        }
+        "always" => {
+            Judged::note("Every program gets them, asked or not; `pagewise thp PID` measures what that costs one.")
+                .write("madvise")
+        }
+        "never" if !case.is_for(Density) => {
+            Judged::note("Not even programs that ask get any.").write("madvise")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+/// Whether no program can get a huge page, so that it does not matter how they are made.
+fn is_without_thp(case: &Case<'_>) -> bool {
+    let enabled = case.subject.settings.file("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_some_and(|enabled| *enabled == Ok("never".into()))
+}
+
+pub(super) fn thp_defrag(case: &Case<'_>) -> Judged {
+    match case.text() {
+        _ if is_without_thp(case) => Judged::ok(),
+        "always" if !case.is_for(Density) => {
+            Judged::warn("Any fault may wait for compaction.").write("defer+madvise")
+        }
+        "always" => Judged::note("Any fault may wait for compaction.").write("defer+madvise"),
+        "madvise" | "defer+madvise" if case.is_for(Latency) => {
+            Judged::note("Faults wait for compaction where programs asked for huge pages.")
+                .write("defer")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn thp_shmem_enabled(case: &Case<'_>) -> Judged {
+    match case.text() {
+        "always" | "force" => {
+            Judged::note("Files smaller than a huge page take a whole one.").write("within_size")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn thp_shrink_underused(case: &Case<'_>) -> Judged {
+    match case.text() {
+        "0" if !case.is_for(Latency) => {
+            Judged::note("Sparse huge pages keep their zero pages.").write("1")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+/// Half of a huge page or more may be made of nothing.
+pub(super) fn max_ptes_none(case: &Case<'_>) -> Judged {
+    let settings = case.subject.settings;
+    let Some((none, huge)) = case.number().zip(settings.huge_size.clone().ok()) else {
+        return Judged::ok();
+    };
+    let pages = settings.page_size.count(huge);
+    let eighth = (pages / 8).to_string();
+    let all = none.saturating_add(1) >= pages;
+    let because = if all {
+        "One touched page is enough, and splitting of underused huge pages is off at this value."
+    } else {
+        "Half of a huge page or more may be memory that nobody used."
+    };
+    match none >= pages / 2 && !is_without_thp(case) {
+        true if case.is_for(Density) => Judged::warn(because).write(eighth),
+        true if case.is_for(Latency) => Judged::ok(),
+        true if all => Judged::note(because).write(eighth),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn khugepaged_defrag(case: &Case<'_>) -> Judged {
+    match case.text() {
+        "1" if case.is_for(Latency) => {
+            Judged::note("It moves pages of programs while they run.").write("0")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn scan_sleep(case: &Case<'_>) -> Judged {
+    match case.number() {
+        Some(0..1000) => Judged::note("khugepaged scans all but without rest.").write("10000"),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn thp_size(case: &Case<'_>) -> Judged {
+    match case.text() {
+        "always" if case.is_for(Density) => {
+            Judged::note("Programs get it unasked.").write("madvise")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn swap(case: &Case<'_>) -> Judged {
+    let areas = case.subject.settings.swaps.as_deref().unwrap_or_default();
+    match areas {
+        [] if case.is_for(Density) => {
+            Judged::note("There is none: memory that nobody touches cannot leave RAM.")
+        }
+        [_, ..] if case.is_for(Latency) => {
+            let off = areas.iter().map(|area| command("swapoff", area)).collect::<Option<Vec<_>>>();
+            let on =
+                areas.iter().map(|area| command(&swapon(area), area)).collect::<Option<Vec<_>>>();
+            Judged::note("What is swapped out is read back from disk at a fault.")
+                .run(off.map(|all| all.join("; ")), on.map(|all| all.join("; ")))
+        }
+        _ => Judged::ok(),
+    }
+}
+
+/// Priorities below 0 are the kernel's own choice and cannot be asked for.
+fn swapon(area: &SwapArea) -> String {
+    if area.priority < 0 { "swapon".into() } else { format!("swapon -p {}", area.priority) }
+}
+
+fn command(command: &str, area: &SwapArea) -> Option<String> {
+    word(area.path.as_bytes()).map(|path| format!("{command} {path}"))
+}
+
+pub(super) fn swap_used(case: &Case<'_>) -> Judged {
+    match case.value {
+        Value::Bytes(1..) if !case.is_for(Density) => {
+            Judged::note("Its first touches will wait for the disk.")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn swappiness(case: &Case<'_>) -> Judged {
+    match (case.subject.has_swap(), case.number()) {
+        (Ok(true), Some(11..)) if case.is_for(Latency) => {
+            Judged::note("Anonymous memory goes to swap while page cache could be dropped.")
+                .write("1")
+        }
+        (Ok(true), Some(0..60)) if case.is_for(Density) => {
+            Judged::note("Anonymous memory that nobody touches is kept at the cost of page cache.")
+                .write("60")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn zswap(case: &Case<'_>) -> Judged {
+    match (case.subject.has_swap(), case.text()) {
+        (Ok(true), "N" | "0") if case.is_for(Density) => {
+            Judged::note("Swapped pages go to the disk uncompressed.").write("Y")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn overcommit(case: &Case<'_>) -> Judged {
+    match case.text() {
+        "1" => Judged::note("Nothing is refused; when memory runs out, a process is killed.")
+            .write("0"),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn commit_headroom(case: &Case<'_>) -> Judged {
+    let is_strict = case.subject.number("/proc/sys/vm/overcommit_memory") == Some(2);
+    let limit = case.subject.settings.commit_limit.as_ref().map_or(0, |limit| limit.0);
+    let tenth = i64::try_from(limit / 10).unwrap_or(i64::MAX);
+    match case.value {
+        Value::Change(headroom) if is_strict && *headroom < tenth => Judged::warn(
+            "Less than a tenth of what may be promised is left, and the limit is strict.",
+        ),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn numa_balancing(case: &Case<'_>) -> Judged {
+    let one_node = case.subject.settings.nodes == Ok(1);
+    match case.text() {
+        "" | "0" => Judged::ok(),
+        _ if one_node => Judged::ok(),
+        _ if case.is_for(Latency) => Judged::warn("It is on.").write("0"),
+        _ if case.is_for(Density) => Judged::ok(),
+        _ => Judged::note("It is on.").write("0"),
+    }
+}
+
+pub(super) fn ksm(case: &Case<'_>) -> Judged {
+    match case.text() {
+        "1" if case.is_for(Latency) => Judged::warn("It runs.").write("0"),
+        "0" if case.is_for(Density) => Judged::note(
+            "It does not run; it would help only programs that use madvise(MADV_MERGEABLE).",
+        )
+        .write("1"),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn page_table_levels(case: &Case<'_>) -> Judged {
+    match case.value {
+        Value::Count(5) if case.is_for(Latency) => Judged::note("Walks are a level longer.").run(
+            Some("add no5lvl to the kernel's command line and reboot".into()),
+            Some("take no5lvl out of the kernel's command line and reboot".into()),
+        ),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn max_map_count(case: &Case<'_>) -> Judged {
+    let Some(limit) = case.number() else { return Judged::ok() };
+    let mappings = case.subject.target().and_then(|target| {
+        target.mappings.as_ref().map(|mappings| mappings.len() as u64).map_err(Clone::clone)
+    });
+    let double = limit.saturating_mul(2).min(i32::MAX as u64).to_string();
+    match mappings {
+        Ok(have) if have >= limit - limit / 10 => {
+            Judged::warn(format!("The process has {have}.")).write(double)
+        }
+        Ok(have) if have >= limit / 2 => {
+            Judged::note(format!("The process has {have}.")).write(double)
+        }
+        _ if limit < MAPS => {
+            Judged::note("It is below the kernel's default.").write(MAPS.to_string())
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn zone_reclaim(case: &Case<'_>) -> Judged {
+    match case.text() {
+        "" | "0" => Judged::ok(),
+        _ if case.is_for(Latency) => {
+            Judged::warn("Allocations reclaim while other nodes have room.").write("0")
+        }
+        _ => Judged::note("Allocations reclaim while other nodes have room.").write("0"),
+    }
+}
+
+pub(super) fn watermark_scale(case: &Case<'_>) -> Judged {
+    match case.number() {
+        Some(0..50) if case.is_for(Latency) => {
+            Judged::note("kswapd begins late: in a burst programs reclaim themselves.").write("100")
+        }
+        Some(101..) if case.is_for(Density) => {
+            Judged::note("More than a hundredth of memory is kept free.").write("10")
+        }
+        Some(501..) if !case.is_for(Latency) => {
+            Judged::note("More than a twentieth of memory is kept free.").write("10")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn min_free(case: &Case<'_>) -> Judged {
+    let total = case.subject.settings.mem_total.as_ref().map_or(0, |total| total.0 >> 10);
+    match case.number() {
+        _ if total == 0 => Judged::ok(),
+        Some(kept) if kept > total / 20 => {
+            Judged::note("More than a twentieth of memory is kept free.")
+                .write((total / 200).to_string())
+        }
+        Some(kept) if case.is_for(Latency) && kept < total / 1000 => Judged::note(
+            "Less than a thousandth of memory is kept free: a burst of allocations waits.",
+        )
+        .write((total / 200).to_string()),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn cgroup_limit(case: &Case<'_>) -> Judged {
+    match case.value {
+        Value::Text(_) if case.is_for(Density) => {
+            Judged::note("There is none: one program can take the memory of all.")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn cgroup_used(case: &Case<'_>) -> Judged {
+    let Value::Share(used) = case.value else { return Judged::ok() };
+    let (change, undo) = raise_limit(case);
+    match *used {
+        CGROUP_BURSTING.. => Judged::warn("It is all but used up.").run(change, undo),
+        CGROUP_FULL.. => Judged::note("Little is left.").run(change, undo),
+        _ => Judged::ok(),
+    }
+}
+
+/// The commands that raise a cgroup's limit by half, and set it to what it is.
+fn raise_limit(case: &Case<'_>) -> (Option<String>, Option<String>) {
+    let cgroup = case.subject.process().ok().and_then(|process| process.cgroup.as_ref().ok());
+    let limit =
+        cgroup.and_then(|cgroup| Some((cgroup.limit?.0, word(cgroup.limit_file.as_bytes())?)));
+    let write = |(limit, file)| format!("echo {limit} > {file}");
+    let raised = |(limit, file): (u64, _)| write((limit.saturating_add(limit / 2), file));
+    (limit.map(raised), limit.map(write))
+}
+
+pub(super) fn pressure_some(case: &Case<'_>) -> Judged {
+    match case.value {
+        Value::Share(0.1..) => Judged::warn("Programs wait for memory."),
+        Value::Share(0.01..) => Judged::note("Programs wait for memory now and then."),
+        Value::Share(0.001..) if case.is_for(Latency) => {
+            Judged::note("Programs wait for memory now and then.")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn pressure_full(case: &Case<'_>) -> Judged {
+    match case.value {
+        Value::Share(0.01..) => Judged::warn("At times nothing runs for want of memory."),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn memlock_limit(case: &Case<'_>) -> Judged {
+    let limits = case.subject.target().ok().and_then(|target| {
+        let limits = target.limits.as_ref().ok()?;
+        Some((target.process.pid, limits.locked))
+    });
+    match (case.value, limits) {
+        (Value::Bytes(_), Some((pid, limit))) if case.is_for(Latency) => {
+            let word = |bound: Option<u64>| bound.map_or("unlimited".to_owned(), |n| n.to_string());
+            let set = |bounds: String| Some(format!("prlimit --pid {pid} --memlock={bounds}"));
+            Judged::note("mlockall may fail.").run(
+                set("unlimited".into()),
+                set(format!("{}:{}", word(limit.soft), word(limit.hard))),
+            )
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn locked(case: &Case<'_>) -> Judged {
+    match case.value {
+        Value::Bytes(0) if case.is_for(Latency) => Judged::note("None is."),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn malloc_environment(case: &Case<'_>) -> Judged {
+    let Value::Text(_) = case.value else { return Judged::ok() };
+    let threads = case.subject.target().map_or(0, |target| target.process.threads);
+    let started =
+        |with: &str| (Some(format!("start it with {with}")), Some("start it without".into()));
+    if case.is_for(Latency) {
+        let tunables = "GLIBC_TUNABLES=glibc.malloc.trim_threshold=18446744073709551615:glibc.malloc.mmap_max=0";
+        let (change, undo) = started(tunables);
+        return Judged::note(
+            "glibc's malloc gives memory back to the kernel, and pays faults to get it again.",
+        )
+        .run(change, undo);
+    }
+    if case.is_for(Density) && threads >= MANY_THREADS {
+        let (change, undo) = started("MALLOC_ARENA_MAX=2");
+        return Judged::note(format!(
+            "{threads} threads may have glibc's malloc keep up to 8 arenas for each CPU."
+        ))
+        .run(change, undo);
+    }
+    Judged::ok()
+}
+
+pub(super) fn tlb_shootdowns(case: &Case<'_>) -> Judged {
+    match case.value {
+        Value::Rate(MANY_SHOOTDOWNS..) if case.is_for(Latency) => Judged::warn("There are many."),
+        Value::Rate(MANY_SHOOTDOWNS..) => Judged::note("There are many."),
+        Value::Rate(SHOOTDOWNS..) if case.is_for(Latency) => Judged::note("There are quite some."),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn perf_event_paranoid(case: &Case<'_>) -> Judged {
+    let allowed = case.subject.settings.ours.as_ref().is_ok_and(|ours| ours.perfmon);
+    match case.text().parse::<i64>() {
+        Ok(2..) if !allowed => {
+            Judged::note("pagewise may not count events of the kernel as this user.").write("1")
+        }
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn ptrace_scope(case: &Case<'_>) -> Judged {
+    let allowed = case.subject.settings.ours.as_ref().is_ok_and(|ours| ours.ptrace);
+    match case.text() {
+        "" | "0" => Judged::ok(),
+        "3" => Judged::note("Nobody may trace, and that lasts until the next boot."),
+        _ if allowed => Judged::ok(),
+        _ => Judged::note("pagewise may not look into programs that it did not start.").write("0"),
+    }
+}
+
+pub(super) fn lockdown(case: &Case<'_>) -> Judged {
+    match case.text() {
+        "integrity" | "confidentiality" => Judged::note("Only a boot without lockdown= ends it."),
+        _ => Judged::ok(),
+    }
+}
+
+pub(super) fn capability_of_ours(case: &Case<'_>) -> Judged {
+    match case.value {
+        Value::Flag(false) => Judged::note("pagewise does not have it.")
+            .run(Some("run pagewise with sudo".into()), Some("run it without".into())),
+        _ => Judged::ok(),
+    }
+}

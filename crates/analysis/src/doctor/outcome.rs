@@ -1,0 +1,239 @@
+//! From a row of the table of checks to what is said of it.
+
+use pagewise_model::report::{Label, Value};
+use pagewise_model::settings::{ProcessSettings, Settings};
+use pagewise_model::{Name, Reading, Snapshot};
+
+use super::checks::{CHECKS, Check, SIZE, Source, WhyNot};
+use super::{Options, Profile, Verdict};
+
+/// What is judged, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Subject<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) options: &'a Options<'a>,
+}
+
+impl<'a> Subject<'a> {
+    pub(super) fn is_for(&self, profile: Profile) -> bool {
+        self.options.profile == Some(profile)
+    }
+
+    pub(super) fn process(&self) -> Reading<&'a ProcessSettings> {
+        self.settings.process.as_ref().map_err(Clone::clone)
+    }
+
+    /// The process that the user named.
+    pub(super) fn target(&self) -> Reading<&'a Snapshot> {
+        self.options.target.ok_or_else(WhyNot::no_target)
+    }
+
+    /// The number in a file, where there is one.
+    pub(super) fn number(&self, path: &str) -> Option<u64> {
+        let value = self.settings.file(path)?.as_ref().ok()?;
+        std::str::from_utf8(value.as_bytes()).ok()?.parse().ok()
+    }
+
+    pub(super) fn has_swap(&self) -> Reading<bool> {
+        let swaps = self.settings.swaps.as_ref().map_err(Clone::clone)?;
+        Ok(!swaps.is_empty())
+    }
+}
+
+/// A value that could be read, and whose it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case<'a> {
+    pub(super) subject: &'a Subject<'a>,
+    pub(super) value: &'a Value,
+}
+
+impl Case<'_> {
+    /// The value as it stands in its file; empty where it is none of a file.
+    pub(super) fn text(&self) -> &str {
+        match self.value {
+            Value::Name(name) => std::str::from_utf8(name.as_bytes()).unwrap_or_default(),
+            _ => "",
+        }
+    }
+
+    /// The value as a number; `None` where it is none.
+    pub(super) fn number(&self) -> Option<u64> {
+        self.text().parse().ok()
+    }
+
+    pub(super) fn is_for(&self, profile: Profile) -> bool {
+        self.subject.is_for(profile)
+    }
+}
+
+/// What a judge says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Judged {
+    verdict: Verdict,
+    /// What is wrong with the value found; empty where nothing is.
+    because: Label,
+    way: Way,
+}
+
+/// How to get where the judge would have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Way {
+    /// No command does it.
+    None,
+    /// Write this into the check's file.
+    Write(Label),
+    /// Run these.
+    Run { change: Option<String>, undo: Option<String> },
+}
+
+impl Judged {
+    pub(super) fn ok() -> Judged {
+        Judged { verdict: Verdict::Ok, because: "".into(), way: Way::None }
+    }
+
+    pub(super) fn note(because: impl Into<Label>) -> Judged {
+        Judged { verdict: Verdict::Note, because: because.into(), way: Way::None }
+    }
+
+    pub(super) fn warn(because: impl Into<Label>) -> Judged {
+        Judged { verdict: Verdict::Warn, because: because.into(), way: Way::None }
+    }
+
+    /// What should be in the check's file.
+    pub(super) fn write(self, value: impl Into<Label>) -> Judged {
+        Judged { way: Way::Write(value.into()), ..self }
+    }
+
+    /// The commands where the setting is in no file. One is `None` where a name in it cannot stand in a command.
+    pub(super) fn run(self, change: Option<String>, undo: Option<String>) -> Judged {
+        Judged { way: Way::Run { change, undo }, ..self }
+    }
+}
+
+/// What is said of one setting.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) id: Label,
+    pub(super) label: Label,
+    pub(super) value: Value,
+    pub(super) verdict: Verdict,
+    because: Label,
+    why: &'static str,
+    /// Sets what is advised; where the verdict is ok, that is what is set now.
+    pub(super) change: Option<String>,
+    /// Restores what is set now.
+    pub(super) undo: Option<String>,
+}
+
+impl Outcome {
+    /// What is wrong with the value, and why the setting matters.
+    pub(super) fn why(&self) -> String {
+        match self.because.as_ref() {
+            "" => self.why.to_owned(),
+            because => format!("{because} {}", self.why),
+        }
+    }
+}
+
+/// Every check, in the order of the table; sizes of huge pages after the last of the fixed ones.
+pub(super) fn outcomes(subject: &Subject<'_>) -> Vec<Outcome> {
+    let mut outcomes: Vec<Outcome> = CHECKS.iter().map(|check| one(check, subject)).collect();
+    outcomes.extend(sizes(subject));
+    outcomes
+}
+
+fn one(check: &Check, subject: &Subject<'_>) -> Outcome {
+    let (value, file) = match check.source {
+        Source::File(path) => (file_value(path, subject), Some(path)),
+        Source::Of(read) => (read(subject), None),
+    };
+    outcome(check, check.id.into(), check.label.into(), value, file, subject)
+}
+
+fn file_value(path: &str, subject: &Subject<'_>) -> Reading<Value> {
+    match subject.settings.file(path) {
+        Some(value) => value.clone().map(Value::Name),
+        None => Err(WhyNot::not_asked()),
+    }
+}
+
+fn outcome(
+    check: &Check,
+    id: Label,
+    label: Label,
+    value: Reading<Value>,
+    file: Option<&str>,
+    subject: &Subject<'_>,
+) -> Outcome {
+    let (value, judged) = match value {
+        Ok(value) => {
+            let judged = (check.judge)(&Case { subject, value: &value });
+            (value, judged)
+        }
+        Err(absent) => {
+            let unknown = Judged { verdict: Verdict::Unknown, ..Judged::ok() };
+            (Value::Absent(absent), unknown)
+        }
+    };
+    let (change, undo) = commands(&judged.way, &value, file);
+    let (verdict, because) = (judged.verdict, judged.because);
+    Outcome { id, label, value, verdict, because, why: check.why, change, undo }
+}
+
+fn commands(way: &Way, value: &Value, file: Option<&str>) -> (Option<String>, Option<String>) {
+    let undo = match (file, value) {
+        (Some(path), Value::Name(now)) => writes(path, now.as_bytes()),
+        _ => None,
+    };
+    match way {
+        Way::Run { change, undo } => (change.clone(), undo.clone()),
+        Way::Write(wanted) => {
+            let change = file.and_then(|path| writes(path, wanted.as_bytes()));
+            // A change that cannot be taken back is not advised.
+            (change.filter(|_| undo.is_some()), undo)
+        }
+        Way::None => (undo.clone(), undo),
+    }
+}
+
+/// The command that writes a value into a file of `/proc/sys` or `/sys`.
+///
+/// `None` for a value or a path that a shell would read otherwise: a copied tree may hold anything.
+pub(super) fn writes(path: &str, value: &[u8]) -> Option<String> {
+    let value = word(value)?;
+    match path.strip_prefix("/proc/sys/") {
+        Some(name) => {
+            Some(format!("sysctl -w {}={value}", word(name.as_bytes())?.replace('/', ".")))
+        }
+        None => Some(format!("echo {value} > {}", word(path.as_bytes())?)),
+    }
+}
+
+/// A text that is one word to every shell and no option.
+pub(super) fn word(text: &[u8]) -> Option<&str> {
+    let is_plain = |b: &u8| b.is_ascii_alphanumeric() || b"_.,:+-/@%".contains(b);
+    let text = std::str::from_utf8(text).ok()?;
+    let negative = text.strip_prefix('-').is_none_or(|digits| digits.parse::<u64>().is_ok());
+    (!text.is_empty() && negative && text.as_bytes().iter().all(is_plain)).then_some(text)
+}
+
+/// One outcome for each size of huge page.
+fn sizes(subject: &Subject<'_>) -> Vec<Outcome> {
+    let label = |kib: u64| format!("huge pages of {kib} KiB").into();
+    match &subject.settings.sizes {
+        Err(absent) => {
+            let (id, label) = ("thp_enabled_sizes".into(), "huge pages by size".into());
+            vec![outcome(&SIZE, id, label, Err(absent.clone()), None, subject)]
+        }
+        Ok(sizes) => sizes
+            .iter()
+            .map(|size| {
+                let kib = size.size.0 >> 10;
+                let file = format!("/sys/kernel/mm/transparent_hugepage/hugepages-{kib}kB/enabled");
+                let value = Ok(Value::Name(Name::new(size.enabled.as_bytes())));
+                let id = format!("thp_enabled_{kib}kB").into();
+                outcome(&SIZE, id, label(kib), value, Some(&file), subject)
+            })
+            .collect(),
+    }
+}

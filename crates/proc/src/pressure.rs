@@ -1,0 +1,43 @@
+//! `/proc/pressure/memory` and a cgroup's `memory.pressure`.
+
+use pagewise_model::settings::Pressure;
+
+use crate::text::{lines, number};
+
+/// Reads a whole pressure file: the averages over ten seconds. `None` where one is missing.
+pub fn parse(text: &[u8]) -> Option<Pressure> {
+    Some(Pressure { some: average(text, b"some ")?, full: average(text, b"full ")? })
+}
+
+/// `some avg10=0.12 avg60=..` in hundredths of a per cent.
+fn average(text: &[u8], start: &[u8]) -> Option<u64> {
+    let line = lines(text).find_map(|(_, line)| line.strip_prefix(start))?;
+    let word = line.split(|&b| b == b' ').find_map(|word| word.strip_prefix(b"avg10="))?;
+    let point = memchr::memchr(b'.', word)?;
+    let (whole, rest) = (number(&word[..point])?, &word[point + 1..]);
+    // The kernel always writes two digits.
+    let hundredths = if rest.len() == 2 { number(rest)? } else { return None };
+    whole.checked_mul(100)?.checked_add(hundredths)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn averages_are_hundredths_of_a_per_cent() {
+        let text = b"some avg10=1.05 avg60=0.22 avg300=0.10 total=9\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=3\n";
+        assert_eq!(parse(text), Some(Pressure { some: 105, full: 50 }));
+        assert_eq!(parse(b"some avg10=1.05 total=1\n"), None);
+        assert_eq!(parse(b"some avg10=1.5\nfull avg10=0.00\n"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(text: Vec<u8>, tail in "((some|full) avg10=[0-9.]{0,24}\n){0,3}") {
+            let _ = parse(&[&text[..], b"\n", tail.as_bytes()].concat());
+        }
+    }
+}
