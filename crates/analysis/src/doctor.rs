@@ -220,3 +220,260 @@ fn unknown(outcomes: &[Outcome]) -> Option<Facts> {
         facts,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::settings::{
+        Capabilities, CgroupSettings, Pressure, ProcessSettings, SettingFile, Shootdowns,
+        SizeSetting, SwapArea, Variable,
+    };
+    use pagewise_model::{Absent, Bytes, PageSize, Pid};
+
+    use super::*;
+    use crate::sample;
+
+    const PROFILES: [Option<Profile>; 3] = [None, Some(Profile::Latency), Some(Profile::Density)];
+
+    fn absent() -> Absent {
+        Absent::NotInThisKernel("".into())
+    }
+
+    /// A machine with these in its files, and with all else in order.
+    fn machine(files: &[(&str, &str)]) -> Settings {
+        let files = files
+            .iter()
+            .map(|(path, value)| SettingFile { path: (*path).into(), value: Ok((*value).into()) });
+        Settings {
+            kernel: "6.18".into(),
+            page_size: PageSize::new(4096).unwrap(),
+            huge_size: Ok(Bytes::mib(2)),
+            files: files.collect(),
+            sizes: Ok(Vec::new()),
+            mem_total: Ok(Bytes::gib(16)),
+            commit_limit: Ok(Bytes::gib(10)),
+            committed: Ok(Bytes::gib(2)),
+            swaps: Ok(Vec::new()),
+            nodes: Ok(2),
+            five_levels: Ok(false),
+            pressure: Ok(Pressure { some: 0, full: 0 }),
+            shootdowns: Ok(Shootdowns { count: 0, interval_ns: 1 }),
+            ours: Ok(Capabilities { ptrace: true, admin: true, nice: true, perfmon: true }),
+            process: Ok(ProcessSettings {
+                pid: Pid(7),
+                environment: Ok(Vec::new()),
+                cgroup: Err(absent()),
+            }),
+        }
+    }
+
+    fn judged(settings: &Settings, profile: Option<Profile>, id: &str) -> Outcome {
+        let options = Options { profile, target: None };
+        let mut all = outcomes(&Subject { settings, options: &options });
+        let at = all.iter().position(|outcome| outcome.id == id);
+        all.swap_remove(at.unwrap_or_else(|| panic!("no check is {id}")))
+    }
+
+    fn verdicts(settings: &Settings, id: &str) -> [&'static str; 3] {
+        PROFILES.map(|profile| judged(settings, profile, id).verdict.key())
+    }
+
+    const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+    const DEFRAG: &str = "/sys/kernel/mm/transparent_hugepage/defrag";
+    const PTES: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_none";
+
+    #[test]
+    fn each_profile_judges_by_what_it_wants() {
+        // id, file, value; the verdicts without a profile, for latency, for density.
+        let cases = [
+            ("thp_enabled", THP, "always", ["note", "note", "warn"]),
+            ("thp_enabled", THP, "madvise", ["ok", "ok", "ok"]),
+            ("thp_enabled", THP, "never", ["note", "note", "ok"]),
+            ("thp_defrag", DEFRAG, "always", ["warn", "warn", "note"]),
+            ("thp_defrag", DEFRAG, "madvise", ["ok", "note", "ok"]),
+            ("thp_defrag", DEFRAG, "never", ["ok", "ok", "ok"]),
+            ("khugepaged_max_ptes_none", PTES, "511", ["note", "ok", "warn"]),
+            ("khugepaged_max_ptes_none", PTES, "64", ["ok", "ok", "ok"]),
+            ("numa_balancing", "/proc/sys/kernel/numa_balancing", "1", ["note", "warn", "ok"]),
+            ("ksm_run", "/sys/kernel/mm/ksm/run", "1", ["ok", "warn", "ok"]),
+            ("ksm_run", "/sys/kernel/mm/ksm/run", "0", ["ok", "ok", "note"]),
+            ("zone_reclaim_mode", "/proc/sys/vm/zone_reclaim_mode", "1", ["note", "warn", "note"]),
+            ("overcommit_memory", "/proc/sys/vm/overcommit_memory", "1", ["note"; 3]),
+            ("max_map_count", "/proc/sys/vm/max_map_count", "1000", ["note"; 3]),
+            ("max_map_count", "/proc/sys/vm/max_map_count", "65530", ["ok"; 3]),
+        ];
+        for (id, file, value, expected) in cases {
+            assert_eq!(verdicts(&machine(&[(file, value)]), id), expected, "{id} {value}");
+        }
+    }
+
+    #[test]
+    fn how_huge_pages_are_made_does_not_matter_where_there_are_none() {
+        let settings = machine(&[(THP, "never"), (DEFRAG, "always"), (PTES, "511")]);
+        assert_eq!(verdicts(&settings, "thp_defrag"), ["ok"; 3]);
+        assert_eq!(verdicts(&settings, "khugepaged_max_ptes_none"), ["ok"; 3]);
+    }
+
+    #[test]
+    fn numa_balancing_does_not_matter_on_one_node() {
+        let one = machine(&[("/proc/sys/kernel/numa_balancing", "1")]);
+        assert_eq!(verdicts(&Settings { nodes: Ok(1), ..one }, "numa_balancing"), ["ok"; 3]);
+    }
+
+    #[test]
+    fn change_and_undo_are_commands_and_undo_has_the_value_found() {
+        let settings = machine(&[(DEFRAG, "always"), ("/proc/sys/vm/zone_reclaim_mode", "3")]);
+        let defrag = judged(&settings, None, "thp_defrag");
+        assert_eq!(defrag.change.unwrap(), format!("echo defer+madvise > {DEFRAG}"));
+        assert_eq!(defrag.undo.unwrap(), format!("echo always > {DEFRAG}"));
+        let zone = judged(&settings, None, "zone_reclaim_mode");
+        assert_eq!(zone.change.unwrap(), "sysctl -w vm.zone_reclaim_mode=0");
+        assert_eq!(zone.undo.unwrap(), "sysctl -w vm.zone_reclaim_mode=3");
+    }
+
+    #[test]
+    fn nothing_that_a_shell_would_read_otherwise_gets_into_a_command() {
+        for value in ["a b", "$(x)", "`x`", "x;y", "a\nb", "", "-e", "é", "x>y", "*", "~", "a'b"] {
+            assert_eq!(
+                outcome::writes("/proc/sys/vm/swappiness", value.as_bytes()),
+                None,
+                "{value}"
+            );
+            assert_eq!(outcome::word(value.as_bytes()), None, "{value}");
+        }
+        let paranoid = outcome::writes("/proc/sys/kernel/perf_event_paranoid", b"-1");
+        assert_eq!(paranoid.unwrap(), "sysctl -w kernel.perf_event_paranoid=-1");
+    }
+
+    #[test]
+    fn swap_is_taken_off_and_put_back_with_its_priorities() {
+        let area = |path: &str, priority| SwapArea {
+            path: path.into(),
+            size: Bytes::gib(1),
+            used: Bytes::ZERO,
+            priority,
+        };
+        let swaps = Ok(vec![area("/swapfile", -2), area("/dev/zram0", 100)]);
+        let settings = Settings { swaps, ..machine(&[]) };
+        assert_eq!(verdicts(&settings, "swap"), ["ok", "note", "ok"]);
+        let swap = judged(&settings, Some(Profile::Latency), "swap");
+        assert_eq!(swap.change.unwrap(), "swapoff /swapfile; swapoff /dev/zram0");
+        assert_eq!(swap.undo.unwrap(), "swapon /swapfile; swapon -p 100 /dev/zram0");
+        assert_eq!(verdicts(&machine(&[]), "swap"), ["ok", "ok", "note"]);
+    }
+
+    #[test]
+    fn headroom_counts_only_where_the_limit_is_strict() {
+        let nearly = |mode| Settings {
+            committed: Ok(Bytes::gib(12)),
+            ..machine(&[("/proc/sys/vm/overcommit_memory", mode)])
+        };
+        assert_eq!(verdicts(&nearly("2"), "commit_headroom"), ["warn"; 3]);
+        assert_eq!(verdicts(&nearly("0"), "commit_headroom"), ["ok"; 3]);
+        let headroom = judged(&nearly("0"), None, "commit_headroom").value;
+        assert_eq!(headroom, Value::Change(-(2 << 30)));
+    }
+
+    #[test]
+    fn a_cgroup_near_its_limit_is_told_with_the_way_to_raise_it() {
+        let used = |usage| {
+            let cgroup = CgroupSettings {
+                limit_file: "/sys/fs/cgroup/app/memory.max".into(),
+                limit: Some(Bytes(1000)),
+                usage: Ok(Bytes(usage)),
+                pressure: Err(absent()),
+            };
+            let process =
+                ProcessSettings { pid: Pid(7), environment: Ok(Vec::new()), cgroup: Ok(cgroup) };
+            Settings { process: Ok(process), ..machine(&[]) }
+        };
+        assert_eq!(verdicts(&used(500), "cgroup_used"), ["ok"; 3]);
+        assert_eq!(verdicts(&used(850), "cgroup_used"), ["note"; 3]);
+        assert_eq!(verdicts(&used(960), "cgroup_used"), ["warn"; 3]);
+        let raise = judged(&used(960), None, "cgroup_used");
+        assert_eq!(raise.change.unwrap(), "echo 1500 > /sys/fs/cgroup/app/memory.max");
+        assert_eq!(raise.undo.unwrap(), "echo 1000 > /sys/fs/cgroup/app/memory.max");
+    }
+
+    #[test]
+    fn pressure_and_shootdowns_weigh_more_where_latency_is_wanted() {
+        let settings = Settings {
+            pressure: Ok(Pressure { some: 50, full: 0 }),
+            shootdowns: Ok(Shootdowns { count: 1000, interval_ns: 500_000_000 }),
+            ..machine(&[])
+        };
+        assert_eq!(verdicts(&settings, "pressure_some"), ["ok", "note", "ok"]);
+        assert_eq!(verdicts(&settings, "tlb_shootdowns"), ["ok", "note", "ok"]);
+        assert_eq!(judged(&settings, None, "tlb_shootdowns").value, Value::Rate(2000.0));
+    }
+
+    #[test]
+    fn a_target_with_nearly_as_many_mappings_as_allowed_is_warned_of() {
+        let lines: Vec<String> =
+            (1..20_u64).map(|i| format!("{:x}-{:x} rw-p 0 0", i * 8192, i * 8192 + 4096)).collect();
+        let mappings = lines.iter().map(|line| sample::mapping(line)).collect();
+        let target = sample::snapshot(mappings);
+        let settings = machine(&[("/proc/sys/vm/max_map_count", "20")]);
+        let options = Options { profile: None, target: Some(&target) };
+        let all = outcomes(&Subject { settings: &settings, options: &options });
+        let check = all.iter().find(|outcome| outcome.id == "max_map_count").unwrap();
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert!(check.why().starts_with("The process has 19."), "{}", check.why());
+        assert_eq!(check.change.as_deref(), Some("sysctl -w vm.max_map_count=40"));
+    }
+
+    #[test]
+    fn variables_of_malloc_are_shown_as_they_are_and_judged_as_chosen() {
+        let target = sample::snapshot(Vec::new());
+        let with = |environment: Vec<Variable>| {
+            let process = ProcessSettings {
+                pid: Pid(7),
+                environment: Ok(environment),
+                cgroup: Err(absent()),
+            };
+            let settings = Settings { process: Ok(process), ..machine(&[]) };
+            let options = Options { profile: Some(Profile::Latency), target: Some(&target) };
+            let mut all = outcomes(&Subject { settings: &settings, options: &options });
+            let at = all.iter().position(|outcome| outcome.id == "malloc_environment");
+            all.swap_remove(at.unwrap())
+        };
+        let set = with(vec![Variable { name: "LD_PRELOAD".into(), value: "/x\x1b".into() }]);
+        assert_eq!(set.value, Value::List(vec![Value::Name("LD_PRELOAD=/x\x1b".into())]));
+        assert_eq!(set.verdict, Verdict::Ok);
+        assert_eq!(with(Vec::new()).verdict, Verdict::Note);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_unknown_and_has_no_commands() {
+        let mut settings = machine(&[]);
+        let hidden = SettingFile { path: THP.into(), value: Err(absent()) };
+        settings.files.push(hidden);
+        settings.ours = Err(absent());
+        for id in ["thp_enabled", "swappiness", "cap_sys_admin", "locked", "cgroup_used"] {
+            let outcome = judged(&settings, None, id);
+            assert_eq!(outcome.verdict, Verdict::Unknown, "{id}");
+            assert!(matches!(outcome.value, Value::Absent(_)), "{id}");
+            assert_eq!((outcome.change, outcome.undo), (None, None), "{id}");
+        }
+    }
+
+    #[test]
+    fn each_size_of_huge_page_is_a_check_of_its_own() {
+        let size = SizeSetting { size: Bytes::kib(64), enabled: "always".into() };
+        let settings = Settings { sizes: Ok(vec![size]), ..machine(&[]) };
+        assert_eq!(verdicts(&settings, "thp_enabled_64kB"), ["ok", "ok", "note"]);
+        let check = judged(&settings, Some(Profile::Density), "thp_enabled_64kB");
+        let file = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
+        assert_eq!(check.undo.unwrap(), format!("echo always > {file}"));
+    }
+
+    #[test]
+    fn no_two_checks_share_a_name_and_every_label_has_its_column() {
+        let settings = machine(&[]);
+        let options = Options { profile: None, target: None };
+        let all = outcomes(&Subject { settings: &settings, options: &options });
+        for (at, outcome) in all.iter().enumerate() {
+            assert!(all[..at].iter().all(|other| other.id != outcome.id), "{}", outcome.id);
+            assert!(outcome.label.len() <= 24 && outcome.why.ends_with('.'), "{}", outcome.id);
+        }
+    }
+}

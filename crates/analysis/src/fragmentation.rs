@@ -127,7 +127,7 @@ fn body(subject: &Subject<'_>) -> Vec<Block> {
 fn withheld(now: &Fragmentation, absent: &Absent) -> Vec<Block> {
     let mut facts = vec![fact("page_size", "page size", Value::Bytes(now.page_size.bytes()), "")];
     let absent = |key: &'static str| fact(key, key, Value::Absent(absent.clone()), "");
-    facts.extend(["free", "allocatable_huge", "nodes", "orders"].map(absent));
+    facts.extend(["free", "allocatable_huge", "nodes", "orders", "types"].map(absent));
     vec![Block::Facts(facts_of("", facts))]
 }
 
@@ -219,4 +219,128 @@ fn index(value: Option<f64>) -> Value {
 
 fn label(text: &str) -> Label {
     text.to_owned().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::fragmentation::Counted;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGE: PageSize = PageSize::new(4096).expect("a power of two");
+    const HUGE: Bytes = Bytes::mib(2);
+
+    fn zone(free: &[u64]) -> Zone {
+        Zone { node: 0, name: "Normal".into(), free: free.to_vec() }
+    }
+
+    fn machine(zones: Vec<Zone>) -> Fragmentation {
+        let none = || Absent::NotCollected("a sample".into());
+        Fragmentation {
+            page_size: PAGE,
+            huge_size: Ok(HUGE),
+            since_boot_ns: Ok(0),
+            zones: Ok(zones),
+            types: Err(none()),
+            vmstat: Ok(Vec::new()),
+            sizes: Err(none()),
+        }
+    }
+
+    fn top_level(report: &Report, key: &str) -> Value {
+        let facts = report.blocks.iter().filter_map(|block| match block {
+            Block::Facts(facts) if facts.key.is_empty() => Some(&facts.facts),
+            _ => None,
+        });
+        let fact = facts.flatten().find(|fact| fact.key == key);
+        fact.unwrap_or_else(|| panic!("no {key}")).value.clone()
+    }
+
+    #[test]
+    fn a_block_of_a_higher_order_holds_several_huge_pages() {
+        let mut counts = vec![0; 11];
+        counts[8] = 100;
+        counts[10] = 2565;
+        let mut others = vec![5000; 3];
+        others.resize(11, 0);
+        others[10] = 1199;
+        let machine = machine(vec![zone(&counts), zone(&others)]);
+        let huge = top_level(&fragmentation(&machine), "allocatable_huge");
+        assert_eq!(huge, Value::Bytes((2565 + 1199) * (4 << 20)));
+    }
+
+    #[test]
+    fn what_is_allocatable_falls_with_the_order() {
+        let zone = zone(&[1, 1, 1]);
+        let at = |order| allocatable(&zone, order, PAGE);
+        assert_eq!([0, 1, 2, 3].map(at), [7, 6, 4, 0].map(|pages| PAGE.pages(pages)));
+    }
+
+    #[test]
+    fn the_fragmentation_index_tells_want_of_memory_from_want_of_large_blocks() {
+        // 1 - (1 + 1000/512) / 1000: much is free, in single pages.
+        let scattered = fragmentation_index(&zone(&[1000]), 9, PAGE).unwrap();
+        assert!((scattered - 0.997_046_875).abs() < 1e-9, "{scattered}");
+        // One block is all there is: 1 - (1 + 1/512) / 1 is below 0, which the kernel cuts off too.
+        assert_eq!(fragmentation_index(&zone(&[1]), 9, PAGE), Some(0.0));
+        let mut served = vec![0; 10];
+        served[9] = 1;
+        assert_eq!(fragmentation_index(&zone(&served), 9, PAGE), None);
+        assert_eq!(fragmentation_index(&zone(&[]), 9, PAGE), None);
+    }
+
+    #[test]
+    fn nothing_is_unusable_for_a_single_page() {
+        assert_eq!(unusable_index(Bytes(8), Bytes(8)), Some(0.0));
+        assert_eq!(unusable_index(Bytes(8), Bytes(2)), Some(0.75));
+        assert_eq!(unusable_index(Bytes(0), Bytes(0)), None);
+    }
+
+    #[test]
+    fn a_huge_page_that_is_no_power_of_two_of_pages_has_no_order() {
+        assert_eq!(huge_order(HUGE, PAGE), Ok(9));
+        assert!(huge_order(Bytes(4096 * 3), PAGE).is_err());
+        assert!(huge_order(Bytes(1), PAGE).is_err());
+    }
+
+    #[test]
+    fn rates_are_by_the_clock_of_the_readings() {
+        let count = |count| vec![Counted { name: "thp_fault_alloc".into(), count }];
+        let before = Fragmentation { vmstat: Ok(count(10)), ..machine(Vec::new()) };
+        let now = Fragmentation {
+            vmstat: Ok(count(40)),
+            since_boot_ns: Ok(2_000_000_000),
+            ..machine(Vec::new())
+        };
+        let row = series_row(&before, &before, &now);
+        assert_eq!(top_level(&row, "thp_fault_alloc"), Value::Rate(15.0));
+        assert_eq!(top_level(&row, "elapsed_ns"), Value::Nanos(2_000_000_000));
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_absent_and_not_0() {
+        let hidden = Fragmentation {
+            zones: Err(Absent::NotPermitted("root".into())),
+            ..machine(Vec::new())
+        };
+        let report = fragmentation(&hidden);
+        for key in ["free", "allocatable_huge", "nodes", "types", "sizes"] {
+            assert!(matches!(top_level(&report, key), Value::Absent(_)), "{key}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_counts_are_added_up_without_a_panic(counts in prop::collection::vec(any::<u64>(), 0..80), huge: u64) {
+            let zone = zone(&counts);
+            let machine = Fragmentation { huge_size: Ok(Bytes(huge)), ..machine(vec![zone.clone(), zone.clone()]) };
+            fragmentation(&machine);
+            for order in 0..counts.len() {
+                prop_assert!(allocatable(&zone, order, PAGE) >= allocatable(&zone, order + 1, PAGE));
+                let index = fragmentation_index(&zone, order, PAGE);
+                prop_assert!(index.is_none_or(|index| (0.0..=1.0).contains(&index)));
+            }
+        }
+    }
 }

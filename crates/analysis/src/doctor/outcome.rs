@@ -118,7 +118,7 @@ pub(super) struct Outcome {
     pub(super) value: Value,
     pub(super) verdict: Verdict,
     because: Label,
-    why: &'static str,
+    pub(super) why: &'static str,
     /// Sets what is advised; where the verdict is ok, that is what is set now.
     pub(super) change: Option<String>,
     /// Restores what is set now.
