@@ -253,6 +253,12 @@ pub(crate) struct Act {
     /// Plan to make huge pages of memory that is resident in base pages throughout
     #[arg(long, group = "act", help_heading = "Change the process")]
     pub(crate) collapse: bool,
+    /// Plan to move memory to swap that is not used for a while (see --idle)
+    #[arg(long, group = "act", help_heading = "Change the process")]
+    pub(crate) pageout: bool,
+    /// With --pageout: how long a mapping must not be used; clears the referenced bits of the process at first
+    #[arg(long, value_name = "TIME", default_value = "5s", requires = "pageout", value_parser = humantime::parse_duration, help_heading = "Change the process")]
+    pub(crate) idle: Duration,
     /// Do it
     #[arg(long, requires = "act", help_heading = "Change the process")]
     pub(crate) yes: bool,

@@ -335,6 +335,49 @@ fn smaller_huge_pages_are_told_by_size() {
     running.end();
 }
 
+/// A swap file, in use until it is dropped.
+struct Swap(tempfile::TempDir);
+
+impl Swap {
+    fn on(mib: u64) -> Option<Swap> {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = folder.path().join("swap");
+        let script = format!(
+            "umask 077; dd if=/dev/zero of=$0 bs=1M count={mib} status=none && mkswap -q $0 && swapon $0"
+        );
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).arg(&path).stderr(Stdio::null()).stdout(Stdio::null());
+        command.status().unwrap().success().then_some(Swap(folder))
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        let _ = Command::new("swapoff").arg(self.0.path().join("swap")).status();
+    }
+}
+
+#[test]
+fn what_is_not_used_for_a_while_goes_to_swap() {
+    if !is_root() {
+        return;
+    }
+    let Some(_swap) = Swap::on(128) else { return skip("a swap file cannot be used here") };
+    let big = Running::start(Command::new(program("big")).arg("64"));
+    let page_out = ["--pageout", "--idle", "300ms"];
+    let plan = &thp(&big, &page_out)["plan"];
+    assert!((64 * MIB..66 * MIB).contains(&number(plan, "change")), "{plan}");
+    assert_eq!(big.counter("Swap"), 0);
+    let fix = &thp(&big, &[&page_out[..], &["--yes"]].concat())["fix"];
+    assert!(number(fix, "rss_after") < 16 * MIB, "{fix}");
+    assert!(big.counter("Swap") >= 48 * MIB);
+    // One that is in use is left alone.
+    let Some(busy) = Running::huge(16, 4) else { return };
+    let plan = &thp(&busy, &page_out)["plan"];
+    assert!(number(plan, "spared") >= 16 * MIB, "{plan}");
+    busy.end();
+}
+
 #[test]
 fn run_starts_a_program_without_huge_pages() {
     let script = "grep THP_enabled /proc/self/status; exit 5";

@@ -19,6 +19,7 @@ pub mod mountinfo;
 pub mod numa;
 pub mod pages;
 pub mod pressure;
+pub mod referenced;
 mod root;
 pub mod saved;
 pub mod settings;

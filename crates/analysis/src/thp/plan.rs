@@ -1,7 +1,7 @@
 //! Which memory to treat, and which to leave alone.
 
 use pagewise_model::thp::{Action, HugeMapping, HugePage, HugePages, Plan};
-use pagewise_model::{AddrRange, Bytes, Reading};
+use pagewise_model::{AddrRange, Backing, Bytes, Counter, Mapping, Reading, Sharing};
 
 /// Gives back the zero pages of huge pages of which at least the share `sparse` is zero.
 ///
@@ -67,7 +67,36 @@ pub fn collapse(blocks: Vec<AddrRange>, spared: Bytes) -> Plan {
     }
 }
 
-/// Reclaims `cold`, of which `change` is resident.
-pub fn page_out(cold: Vec<AddrRange>, change: Reading<Bytes>, spared: Bytes) -> Plan {
-    Plan { action: Action::PageOut, ranges: cold, hold: Vec::new(), change, spared }
+/// Reclaims the private anonymous mappings of which nothing was referenced; the others are spared.
+///
+/// `mappings` are of `smaps`, read some time after the referenced bits were cleared.
+///
+/// # Errors
+/// The reading that is absent, where they are not.
+pub fn page_out(mappings: &[Mapping]) -> Reading<Plan> {
+    let mut plan = Plan {
+        action: Action::PageOut,
+        ranges: Vec::new(),
+        hold: Vec::new(),
+        change: Ok(Bytes::ZERO),
+        spared: Bytes::ZERO,
+    };
+    let mut cold = Bytes::ZERO;
+    for mapping in mappings {
+        let [referenced, anonymous, locked] =
+            [Counter::Referenced, Counter::Anonymous, Counter::Locked].map(|c| mapping.counter(c));
+        let (referenced, anonymous, locked) = (referenced?, anonymous?, locked?);
+        let own = mapping.sharing == Sharing::Private && mapping.backing() == Backing::Anonymous;
+        if !own || anonymous.is_zero() {
+            continue;
+        }
+        if referenced.is_zero() && locked.is_zero() {
+            cold += anonymous;
+            plan.ranges.push(mapping.range);
+        } else {
+            plan.spared += anonymous;
+        }
+    }
+    plan.change = Ok(cold);
+    Ok(plan)
 }

@@ -2,10 +2,10 @@
 
 use pagewise_model::report::{Block, Severity};
 use pagewise_model::thp::{HugeMapping, HugePage, HugePages, Look};
-use pagewise_model::{AddrRange, Bytes, Name};
+use pagewise_model::{AddrRange, Bytes, Counter, Name};
 
 use super::*;
-use crate::sample::{resident, snapshot};
+use crate::sample::{resident, snapshot, with_smaps};
 
 const HUGE: u64 = 2 << 20;
 const BASE: Bytes = Bytes::kib(4);
@@ -126,6 +126,29 @@ fn only_sparse_pages_are_planned_for_and_dense_ones_spared() {
     assert!(plan.hold.is_empty());
     // Zero of zero is not sparse.
     assert!(shrink(&huge(vec![mapping(&[0; 4])]), BASE, 0.0, true).ranges.is_empty());
+}
+
+#[test]
+fn only_anonymous_mappings_without_a_reference_are_paged_out() {
+    let mapping = |line: &str, referenced: u64, anonymous: u64, locked: u64| {
+        let counters = [
+            (Counter::Referenced, referenced),
+            (Counter::Anonymous, anonymous),
+            (Counter::Locked, locked),
+        ];
+        with_smaps(crate::sample::mapping(line), &counters, "")
+    };
+    let plan = page_out(&[
+        mapping("1000-9000 rw-p 0 0", 0, 0x3000, 0),
+        mapping("a000-b000 rw-p 0 0", 0x1000, 0x1000, 0),
+        mapping("c000-d000 rw-p 0 0", 0, 0x1000, 0x1000),
+        mapping("e000-f000 rw-p 0 0", 0, 0, 0),
+        mapping("10000-11000 r--p 0 7 /usr/bin/x", 0, 0x1000, 0),
+    ])
+    .unwrap();
+    assert_eq!(plan.ranges, [AddrRange { start: 0x1000, end: 0x9000 }]);
+    assert_eq!((plan.change, plan.spared), (Ok(Bytes(0x3000)), Bytes(0x2000)));
+    assert!(page_out(&[crate::sample::mapping("1000-2000 rw-p 0 0")]).is_err());
 }
 
 #[test]

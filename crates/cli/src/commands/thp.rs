@@ -9,7 +9,7 @@ use pagewise_model::thp::{HugePages, Look, Method, Plan};
 use pagewise_model::{Absent, Reading, Snapshot};
 use pagewise_proc::capture::{Request, Wish, capture};
 use pagewise_proc::pages::Pace;
-use pagewise_proc::{ProcRoot, huge, target};
+use pagewise_proc::{ProcRoot, huge, referenced, target};
 use pagewise_repair::{Target, carry_out, self_test};
 use pagewise_view::text::Units;
 
@@ -79,7 +79,23 @@ fn plan(
         let (blocks, spared) = needed(dense.as_ref())?;
         return Ok(Some(thp::collapse(blocks.clone(), *spared)));
     }
+    if act.pageout {
+        return page_out(root, snapshot, act).map(Some);
+    }
     Ok(None)
+}
+
+/// Waits to see what is not used.
+fn page_out(root: &ProcRoot, snapshot: &Snapshot, act: &Act) -> anyhow::Result<Plan> {
+    match snapshot.machine.swap_free {
+        Ok(free) if !free.is_zero() => {}
+        _ => bail!("there is no swap to move memory to"),
+    }
+    let pid = snapshot.process.pid;
+    referenced::clear(root, pid)?;
+    std::thread::sleep(act.idle);
+    let plan = thp::page_out(&referenced::mappings(root, pid)?);
+    plan.map_err(|absent| anyhow::anyhow!("nobody knows what it uses: {absent}"))
 }
 
 fn needed<T>(reading: Result<T, &Absent>) -> anyhow::Result<T> {

@@ -1,0 +1,38 @@
+//! What a process uses meanwhile: the referenced bits of its page tables, cleared now and read later.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use pagewise_model::{Mapping, Pid};
+
+use crate::{Error, ProcRoot, smaps};
+
+/// Clears the referenced bit of every page that the process maps. Returns how long that took.
+///
+/// It changes nothing that the process can see, but the kernel takes the pages for unused until they are touched
+/// again, and reclaims them sooner. It holds the mmap lock and flushes the TLB of every CPU that the process runs on.
+///
+/// # Errors
+/// [`Error::NotPermitted`] for another user's process, [`Error::NoSuchProcess`] where it is gone.
+pub fn clear(root: &ProcRoot, pid: Pid) -> Result<Duration, Error> {
+    const REFERENCED: &[u8] = b"1\n";
+    let path = root.file(pid, "clear_refs");
+    let begin = Instant::now();
+    let file = OpenOptions::new().write(true).open(&path);
+    let written = file.and_then(|mut file| file.write_all(REFERENCED));
+    written.map(|()| begin.elapsed()).map_err(|error| Error::of_process(error, pid, &path))
+}
+
+/// The mappings with every counter of `smaps`, `Referenced` among them.
+///
+/// # Errors
+/// As reading `smaps`; [`Error::Parse`] where it is cut off.
+pub fn mappings(root: &ProcRoot, pid: Pid) -> Result<Vec<Mapping>, Error> {
+    let parsed = smaps::parse(&root.read(pid, "smaps")?);
+    match parsed.torn {
+        None if parsed.mappings.is_empty() => Err(Error::NoSuchProcess { pid }),
+        None => Ok(parsed.mappings),
+        Some(torn) => Err(torn),
+    }
+}
