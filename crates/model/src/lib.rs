@@ -13,6 +13,7 @@ pub mod machine;
 pub mod mapping;
 pub mod name;
 pub mod object;
+pub mod page_map;
 pub mod process;
 pub mod reading;
 pub mod report;

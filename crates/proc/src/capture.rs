@@ -141,6 +141,18 @@ pub fn resident(root: &ProcRoot, pid: Pid) -> Result<Bytes, Error> {
     Ok(stat::parse_statm(&root.read(pid, "statm")?, page_size)?.resident)
 }
 
+/// Who a process is, and its mappings without a look at their pages.
+///
+/// # Errors
+/// As [`capture`].
+pub fn outline(root: &ProcRoot, pid: Pid) -> Result<(Process, Reading<Vec<Mapping>>), Error> {
+    let mut capture = Capture::begin(root, pid, &Request::default())?;
+    let mappings = capture.reader().maps()?;
+    let process = capture.process();
+    capture.end()?;
+    Ok((process, mappings))
+}
+
 /// A reading under way.
 struct Capture<'a> {
     root: &'a ProcRoot,
@@ -190,9 +202,8 @@ impl<'a> Capture<'a> {
         Ok(capture)
     }
 
-    /// The mappings, and their pages by node.
-    fn memory(&mut self) -> Result<(Memory, Reading<Vec<NodeShare>>), Error> {
-        let mut reader = Reader {
+    fn reader(&self) -> Reader<'_> {
+        Reader {
             root: self.root,
             pid: self.holder,
             features: self.features,
@@ -202,11 +213,17 @@ impl<'a> Capture<'a> {
             is_large: self.is_large,
             longest: LongestRead::default(),
             gaps: Vec::new(),
-        };
+        }
+    }
+
+    /// The mappings, and their pages by node.
+    fn memory(&mut self) -> Result<(Memory, Reading<Vec<NodeShare>>), Error> {
+        let mut reader = self.reader();
         let memory = reader.read(self.method)?;
         let numa = reader.numa(self.method);
-        self.longest = reader.longest;
-        self.gaps.append(&mut reader.gaps);
+        let Reader { longest, mut gaps, .. } = reader;
+        self.longest = longest;
+        self.gaps.append(&mut gaps);
         if !self.root.is_live() {
             self.find_page_size(memory.mappings.as_deref().unwrap_or_default());
         }

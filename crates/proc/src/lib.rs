@@ -17,6 +17,7 @@ pub mod maps;
 pub mod meminfo;
 pub mod mountinfo;
 pub mod numa;
+pub mod page_map;
 pub mod pages;
 pub mod pressure;
 pub mod referenced;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use crate::pagemap_scan::{self, Categories, Region, Request};
+use crate::region::Region as Memory;
 use crate::system::page_size;
 
 /// The page interfaces that work here.
@@ -39,6 +40,40 @@ fn can_scan(pagemap: &File) -> bool {
         Request { any_of: Categories::PRESENT, report: Categories::PRESENT, ..Request::default() };
     pagemap_scan::scan(pagemap, start..start + page_size(), &request, &mut [Region::default()])
         .is_ok()
+}
+
+/// Whether a scan tells guard regions (`MADV_GUARD_INSTALL`) from what is in swap.
+pub fn scans_guards() -> bool {
+    let on_stack = 0;
+    let start = page_of(&on_stack);
+    let request =
+        Request { any_of: Categories::PRESENT, report: Categories::GUARD, ..Request::default() };
+    File::open("/proc/self/pagemap").is_ok_and(|pagemap| {
+        let page = start..start + page_size();
+        pagemap_scan::scan(&pagemap, page, &request, &mut [Region::default()]).is_ok()
+    })
+}
+
+/// Whether the kernel tracks which pages were written since `clear_refs`: tried on a page of our own, since kernels
+/// without it (`CONFIG_MEM_SOFT_DIRTY`) accept every request about it.
+pub fn tracks_soft_dirty() -> bool {
+    /// Bit 55 of a word of `pagemap`.
+    const SOFT_DIRTY: u64 = 1 << 55;
+    let size = usize::try_from(page_size()).unwrap_or(usize::MAX);
+    let (Ok(mut region), Ok(pagemap)) = (Memory::map(size, size), File::open("/proc/self/pagemap"))
+    else {
+        return false;
+    };
+    let offset = region.start() / page_size() * 8;
+    let is_set = || {
+        let mut word = [0; 8];
+        pagemap.read_exact_at(&mut word, offset).is_ok()
+            && u64::from_ne_bytes(word) & SOFT_DIRTY != 0
+    };
+    region.bytes()[0] = 1;
+    let cleared = std::fs::write("/proc/self/clear_refs", "4").is_ok() && !is_set();
+    region.bytes()[0] = 2;
+    cleared && is_set()
 }
 
 fn shows_frames(pagemap: &File) -> bool {

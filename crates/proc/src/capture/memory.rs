@@ -113,7 +113,7 @@ impl Reader<'_> {
     }
 
     /// The mappings without their pages.
-    fn maps(&mut self) -> Result<Reading<Vec<Mapping>>, Error> {
+    pub(super) fn maps(&mut self) -> Result<Reading<Vec<Mapping>>, Error> {
         let unread = if self.root.is_live() { USE_FULL } else { NOT_COPIED };
         let mut parser = maps::Parser::new(Absent::NotCollected(unread.into()));
         let read = self

@@ -4,7 +4,7 @@
 pub(crate) type Word = [u8; 8];
 
 /// The size of a word in the file.
-pub(super) const WORD: u64 = size_of::<Word>() as u64;
+pub(crate) const WORD: u64 = size_of::<Word>() as u64;
 
 /// Bits 0-54: the page frame, 0 where it is hidden.
 const FRAME: u64 = (1 << 55) - 1;
@@ -22,7 +22,7 @@ const KIND: u64 = EXCLUSIVE | GUARD | FILE | SWAP | PRESENT;
 
 /// What a word says of its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     /// Nothing is mapped.
     Empty,
     /// In memory.
@@ -40,13 +40,13 @@ pub(super) enum State {
 
 /// Pages in a row with the same [`State`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run<'a> {
-    pub(super) state: State,
-    pub(super) words: &'a [Word],
+pub(crate) struct Run<'a> {
+    pub(crate) state: State,
+    pub(crate) words: &'a [Word],
 }
 
 /// Splits words into runs.
-pub(super) fn runs(mut words: &[Word]) -> impl Iterator<Item = Run<'_>> {
+pub(crate) fn runs(mut words: &[Word]) -> impl Iterator<Item = Run<'_>> {
     std::iter::from_fn(move || {
         let kind = u64::from_ne_bytes(*words.first()?) & KIND;
         let (run, rest) = words.split_at(alike(kind, words));
@@ -84,7 +84,7 @@ pub(crate) fn frame(word: &Word) -> u64 {
 }
 
 /// Whether the exclusive bit is set.
-pub(super) fn is_exclusive(word: &Word) -> bool {
+pub(crate) fn is_exclusive(word: &Word) -> bool {
     u64::from_ne_bytes(*word) & EXCLUSIVE != 0
 }
 

@@ -1,0 +1,240 @@
+//! What is mapped at every page of a process, as runs of pages alike.
+//!
+//! Two ways, tested against each other: `PAGEMAP_SCAN` gives runs, and skips what is empty; `pagemap` gives a word a
+//! page. With CAP_SYS_ADMIN the frames behind pages tell more: how often each is mapped, merged pages, sizes of folios.
+
+mod detail;
+mod runs;
+
+use std::time::Instant;
+
+use pagewise_model::page_map::{MappedPages, PageKind, PageMap, PageRun, PageState, Way};
+use pagewise_model::process::Process;
+use pagewise_model::{Absent, AddrRange, Backing, Mapping, PageSize, Reading, Sharing};
+use pagewise_sys::pagemap_scan::{Categories, Region, Request};
+use pagewise_sys::probe::{Features, tracks_soft_dirty};
+
+use self::detail::Detail;
+use self::runs::Runs;
+use crate::pages::Pace;
+use crate::pages::entry::{self, State, Word};
+use crate::pages::hugetlb::Hugetlb;
+use crate::pages::space::Space;
+use crate::{Error, ProcRoot};
+
+/// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
+const KERNEL_HALF: u64 = 1 << 63;
+
+/// How many words of `pagemap` are read at once.
+const WORDS: usize = 4096;
+
+/// How to look at pages.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// Read word by word even where the kernel has `PAGEMAP_SCAN`.
+    pub by_pagemap: bool,
+    /// Look up frames as well, page by page.
+    pub detail: bool,
+    /// How hard.
+    pub pace: Pace,
+}
+
+/// Looks at the pages of `mappings`, or of those parts of them that lie in `within`.
+///
+/// # Errors
+/// [`Error::NotPermitted`] where we may not trace the process, [`Error::NoSuchProcess`] where it is gone.
+///
+/// # Complexity
+/// By scan as long as the kernel walks its page tables: 6 ns a populated page, nothing for holes. By `pagemap` and with
+/// details a multiple of that.
+pub fn read(
+    root: &ProcRoot,
+    process: Process,
+    mappings: Vec<Mapping>,
+    within: Option<AddrRange>,
+    page_size: PageSize,
+    look: &Look,
+) -> Result<PageMap, Error> {
+    let begin = Instant::now();
+    let features = Features::detect();
+    let by_scan = features.pagemap_scan && !look.by_pagemap;
+    let features = Features { pagemap_scan: by_scan, ..features };
+    let soft_dirty = soft_dirty();
+    let mut reader = PageReader {
+        space: Space::open(&features, root, process.pid, page_size, &look.pace)?,
+        hugetlb: Hugetlb::new(root, process.pid, page_size),
+        guards: by_scan && pagewise_sys::probe::scans_guards(),
+        soft_dirty: soft_dirty.is_ok(),
+        words: vec![Word::default(); WORDS],
+        detail: if look.detail { Detail::open(root.path(), features.frames) } else { None },
+    };
+    let frames = reader.frames(look.detail);
+    let mut gaps = Vec::new();
+    let mut all = Vec::new();
+    for mapping in mappings {
+        let range = within.map_or(Some(mapping.range), |within| mapping.range.intersection(within));
+        let Some(range) = range.filter(|range| range.end <= KERNEL_HALF) else { continue };
+        if reader.hugetlb.holds(&mapping) == Ok(true) {
+            let why = Absent::NotSupported("memory of the huge TLB pool: RES leaves it out".into());
+            gaps.push(pagewise_model::machine::Gap { what: mapping.name.clone(), why });
+            continue;
+        }
+        let runs =
+            if by_scan { reader.scan(&mapping, range)? } else { reader.words(&mapping, range)? };
+        let runs = reader.refine(runs)?;
+        all.push(MappedPages { mapping, runs });
+    }
+    Ok(PageMap {
+        process,
+        page_size,
+        way: if by_scan { Way::Scan } else { Way::Pagemap },
+        frames,
+        soft_dirty,
+        mappings: all,
+        took_ns: nanos(begin.elapsed()),
+        longest_hold_ns: nanos(reader.space.longest()),
+        gaps,
+    })
+}
+
+fn soft_dirty() -> Reading<()> {
+    if tracks_soft_dirty() {
+        Ok(())
+    } else {
+        Err(Absent::NotSupported("this kernel does not track soft-dirty pages".into()))
+    }
+}
+
+struct PageReader {
+    space: Space,
+    hugetlb: Hugetlb,
+    /// Whether a scan tells guard regions from swap.
+    guards: bool,
+    soft_dirty: bool,
+    words: Vec<Word>,
+    detail: Option<Detail>,
+}
+
+impl PageReader {
+    fn frames(&self, wanted: bool) -> Reading<()> {
+        match &self.detail {
+            _ if !wanted => Err(Absent::NotCollected("ask for --detail".into())),
+            Some(detail) if detail.sees_frames() => Ok(()),
+            _ => Err(Absent::NotPermitted("CAP_SYS_ADMIN".into())),
+        }
+    }
+
+    /// The pages of a mapping by `PAGEMAP_SCAN`.
+    fn scan(&mut self, mapping: &Mapping, range: AddrRange) -> Result<Vec<PageRun>, Error> {
+        let mut report =
+            Categories::PRESENT | Categories::FILE | Categories::PFNZERO | Categories::HUGE;
+        report = report | Categories::SWAPPED | Categories::SOFT_DIRTY;
+        if self.guards {
+            report = report | Categories::GUARD;
+        }
+        let request = Request {
+            any_of: Categories::PRESENT | Categories::SWAPPED,
+            report,
+            ..Request::default()
+        };
+        let mut runs = Runs::over(range);
+        let tracks = self.soft_dirty;
+        self.space.each_region(range, &request, |region: &Region| {
+            let state = scanned(mapping, region.categories, tracks);
+            runs.put(AddrRange { start: region.start, end: region.end }, state);
+        })?;
+        Ok(runs.finish())
+    }
+
+    /// The pages of a mapping by the words of `pagemap`, which say nothing of huge entries and the zero page.
+    fn words(&mut self, mapping: &Mapping, range: AddrRange) -> Result<Vec<PageRun>, Error> {
+        let mut runs = Runs::over(range);
+        let mut at = range.start;
+        while at < range.end {
+            let most = self.space.page_size().pages(self.words.len() as u64).0;
+            let end = range.end.min(at.saturating_add(most));
+            let words = self.space.read(AddrRange { start: at, end }, &mut self.words)?;
+            for run in entry::runs(words) {
+                let length = self.space.page_size().pages(run.words.len() as u64).0;
+                runs.put(AddrRange { start: at, end: at + length }, worded(mapping, run.state));
+                at += length;
+            }
+        }
+        Ok(runs.finish())
+    }
+
+    /// What the frames behind resident pages tell.
+    fn refine(&mut self, runs: Vec<PageRun>) -> Result<Vec<PageRun>, Error> {
+        let Some(detail) = &mut self.detail else { return Ok(runs) };
+        let Some(range) = whole(&runs) else { return Ok(runs) };
+        let mut refined = Runs::over(range);
+        for run in runs {
+            if !run.state.kind.is_resident() {
+                refined.put(run.range, run.state);
+                continue;
+            }
+            let mut at = run.range.start;
+            while at < run.range.end {
+                let most = self.space.page_size().pages(self.words.len() as u64).0;
+                let end = run.range.end.min(at.saturating_add(most));
+                let words = self.space.read(AddrRange { start: at, end }, &mut self.words)?;
+                let page = self.space.page_size().bytes();
+                for state in detail.states(run.state, words) {
+                    refined.put(AddrRange { start: at, end: at + page }, state);
+                    at += page;
+                }
+            }
+        }
+        Ok(refined.finish())
+    }
+}
+
+fn whole(runs: &[PageRun]) -> Option<AddrRange> {
+    Some(AddrRange { start: runs.first()?.range.start, end: runs.last()?.range.end })
+}
+
+/// What a present page is, by what is behind its mapping: the file bit alone does not tell tmpfs from files.
+fn present(mapping: &Mapping, file: bool) -> PageKind {
+    match (mapping.backing(), mapping.sharing) {
+        (Backing::Anonymous, _) => PageKind::Anonymous,
+        (Backing::Shmem, Sharing::Shared) => PageKind::Shmem,
+        (Backing::Shmem, Sharing::Private) if file => PageKind::Shmem,
+        _ if file => PageKind::File,
+        (_, Sharing::Private) => PageKind::Anonymous,
+        _ => PageKind::File,
+    }
+}
+
+fn scanned(mapping: &Mapping, categories: Categories, tracks_soft_dirty: bool) -> PageState {
+    let has = |category| categories.contains(category);
+    let kind = if has(Categories::PFNZERO) {
+        PageKind::Zero
+    } else if has(Categories::PRESENT) {
+        present(mapping, has(Categories::FILE))
+    } else if has(Categories::GUARD) {
+        PageKind::Guard
+    } else {
+        PageKind::Swapped
+    };
+    let mapped = has(Categories::PRESENT);
+    PageState {
+        kind,
+        huge: mapped.then(|| has(Categories::HUGE)),
+        soft_dirty: (mapped && tracks_soft_dirty).then(|| has(Categories::SOFT_DIRTY)),
+        ..PageState::default()
+    }
+}
+
+fn worded(mapping: &Mapping, state: State) -> PageState {
+    let (kind, exclusive) = match state {
+        State::Empty => (PageKind::Untouched, None),
+        State::Present { file, exclusive } => (present(mapping, file), Some(exclusive)),
+        State::Swapped => (PageKind::Swapped, None),
+        State::Guard => (PageKind::Guard, None),
+    };
+    PageState { kind, exclusive, ..PageState::default() }
+}
+
+fn nanos(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
