@@ -70,8 +70,8 @@ pub fn doctor(settings: &Settings, options: &Options<'_>) -> Report {
         outcomes.iter().filter(|o| matches!(o.verdict, Verdict::Warn | Verdict::Note)).collect();
     costly.sort_by_key(|outcome| outcome.verdict);
     blocks.extend(costly.iter().map(|outcome| Block::Facts(advice(outcome))));
-    blocks.push(Block::Text(last_word(&costly)));
-    blocks.push(Block::Table(well(&outcomes)));
+    blocks.push(Block::Text(last_word(&outcomes)));
+    blocks.extend(well(&outcomes).map(Block::Table));
     blocks.extend(unknown(&outcomes).map(Block::Facts));
     Report { schema: SCHEMA, title: vec![Value::text(title(options.profile))], blocks }
 }
@@ -100,7 +100,7 @@ fn overview(settings: &Settings, options: &Options<'_>, outcomes: &[Outcome]) ->
     if let Some(target) = options.target {
         let process = &target.process;
         facts.push(fact("pid", "process", Value::Count(process.pid.0.into()), ""));
-        facts.push(fact("name", "", Value::Name(process.name.clone()), ""));
+        facts.push(fact("name", "called", Value::Name(process.name.clone()), ""));
     }
     facts.extend([Verdict::Warn, Verdict::Note, Verdict::Unknown, Verdict::Ok].map(count));
     Facts {
@@ -171,11 +171,14 @@ fn line(label: impl Into<Label>, value: Value) -> Fact {
     fact("", label, value, "")
 }
 
-fn last_word(costly: &[&Outcome]) -> Paragraph {
-    let words = if costly.is_empty() {
-        "Nothing to change."
-    } else {
-        "Nothing was changed. Commands need root, and last until the next boot; undo restores what is set now."
+fn last_word(outcomes: &[Outcome]) -> Paragraph {
+    let has = |verdict| outcomes.iter().any(|outcome| outcome.verdict == verdict);
+    let words = match (has(Verdict::Warn) || has(Verdict::Note), has(Verdict::Ok)) {
+        (true, _) => {
+            "Nothing was changed. Commands need root, and last until the next boot; undo restores what is set now."
+        }
+        (false, true) => "Nothing to change.",
+        (false, false) => "Nothing could be judged.",
     };
     Paragraph {
         title: "Changes".into(),
@@ -185,7 +188,7 @@ fn last_word(costly: &[&Outcome]) -> Paragraph {
 }
 
 /// What is well as it is, for people.
-fn well(outcomes: &[Outcome]) -> Table {
+fn well(outcomes: &[Outcome]) -> Option<Table> {
     let rows: Vec<&Outcome> = outcomes.iter().filter(|o| o.verdict == Verdict::Ok).collect();
     let labels = rows.iter().map(|outcome| outcome.label.clone()).collect();
     let values = rows.iter().map(|outcome| in_words(&outcome.value)).collect();
@@ -193,7 +196,7 @@ fn well(outcomes: &[Outcome]) -> Table {
         Column::new("label", "Setting", Cells::Labels(labels)),
         Column::new("value", "Now", Cells::Values(values)),
     ];
-    table("", "As it should be", Audience::People, columns)
+    (!rows.is_empty()).then(|| table("", "As it should be", Audience::People, columns))
 }
 
 /// A value that stands left in its column, as words do: a size keeps its unit there.

@@ -126,9 +126,15 @@ fn body(subject: &Subject<'_>) -> Vec<Block> {
 
 fn withheld(now: &Fragmentation, absent: &Absent) -> Vec<Block> {
     let mut facts = vec![fact("page_size", "page size", Value::Bytes(now.page_size.bytes()), "")];
+    let why = absent.to_string();
     let absent = |key: &'static str| fact(key, key, Value::Absent(absent.clone()), "");
     facts.extend(["free", "allocatable_huge", "nodes", "orders", "types"].map(absent));
-    vec![Block::Facts(facts_of("", facts))]
+    let pieces =
+        vec![Value::text("Free memory cannot be shown: "), Value::text(why), Value::text(".")];
+    vec![
+        Block::Facts(Facts { audience: Audience::Programs, ..facts_of("", facts) }),
+        Block::Text(Paragraph { title: "".into(), pieces, audience: Audience::People }),
+    ]
 }
 
 fn facts_of(key: &'static str, facts: Vec<Fact>) -> Facts {
@@ -165,7 +171,7 @@ fn totals(subject: &Subject<'_>) -> Facts {
         .for_programs(),
         fact(
             "unusable_index",
-            "unusable for them",
+            "unusable for it",
             Value::of(unusable, |index| index.map_or(Value::None, Value::Share)),
             "The share of free memory in blocks that are too small: 1 - allocatable / free.",
         ),

@@ -74,6 +74,15 @@ fn a_machine_without_huge_pages_has_none_allocatable_and_says_why() {
     assert!(number(&report, "free") > 0);
 }
 
+#[test]
+fn a_tree_that_is_not_there_is_an_error() {
+    for command in ["fragmentation", "doctor"] {
+        let out = pagewise(&[command, "--root", "/nowhere"]);
+        assert_eq!(out.status.code(), Some(1), "{command}");
+        assert!(String::from_utf8_lossy(&out.stderr).contains("/nowhere"), "{out:?}");
+    }
+}
+
 /// The files of this machine that `fragmentation` reads, as they are now.
 fn copy_of_this_machine() -> TempDir {
     let copied = tempfile::tempdir().unwrap();

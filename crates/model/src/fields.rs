@@ -798,7 +798,7 @@ fields! {
             "It may also take huge pages of other sizes than the PMD's; whether it does depends on free memory.";
         "verdict" "text" ""
             "How huge pages are used: touched sparsely where half or more is zero, well used up to a tenth."
-            "Of what was zero at that moment.";
+            "Of what was zero at that moment. In `doctor` it is how a setting suits the profile: ok, note, warn, or unknown where it could not be read.";
         "private_anonymous" "bytes" ""
             "Stack, malloc, MAP_PRIVATE|MAP_ANONYMOUS."
             "A page that fork left shared counts as shared anonymous in the effective view until it is written.";
@@ -927,9 +927,6 @@ fields! {
             "";
         "value" "any" ""
             "What is set now: the text of the kernel's file, or a number."
-            "";
-        "verdict" "text" ""
-            "How a setting suits the profile: ok, note, warn, or unknown where it could not be read."
             "";
         "why" "text" ""
             "What is wrong with the value, where something is, and why the setting matters."

@@ -54,20 +54,20 @@ pub(super) fn blocks(before: Option<&Fragmentation>, now: &Fragmentation) -> Vec
     let mut blocks: Vec<Block> = programs(before, now).map(Block::Table).into_iter().collect();
     match rows(before, now) {
         Ok(rows) => blocks.push(Block::Table(people(&rows, before.is_some()))),
-        Err(absent) => blocks.push(missing("counters", absent)),
+        Err(absent) => blocks.push(missing("counters", "what the kernel counted", absent)),
     }
     match &now.sizes {
         Ok(sizes) => {
             blocks.push(Block::Table(sizes_for_programs(sizes)));
             blocks.extend(sizes_for_people(sizes).map(Block::Table));
         }
-        Err(absent) => blocks.push(missing("sizes", absent.clone())),
+        Err(absent) => blocks.push(missing("sizes", "huge pages by size", absent.clone())),
     }
     blocks
 }
 
-fn missing(key: &'static str, absent: Absent) -> Block {
-    Block::Facts(facts_of("", vec![fact(key, key, Value::Absent(absent), "")]))
+fn missing(key: &'static str, label: &'static str, absent: Absent) -> Block {
+    Block::Facts(facts_of("", vec![fact(key, label, Value::Absent(absent), "")]))
 }
 
 fn table(key: &'static str, audience: Audience, columns: Vec<Column>) -> Table {

@@ -19,6 +19,8 @@ const SAMPLE: Duration = Duration::from_millis(200);
 /// Reads the settings and judges them.
 pub(crate) fn run(args: &Doctor, look: &Look) -> anyhow::Result<ExitCode> {
     let root = root(args.root.as_deref());
+    // A tree that is not there is an error, not a machine of which nothing is known.
+    root.pids()?;
     let pid = args.target.as_deref().map(|name| target::find(&root, name)).transpose()?;
     let target = pid.map(|pid| capture(&root, pid, &Request::default())).transpose()?;
     let files = doctor::files();

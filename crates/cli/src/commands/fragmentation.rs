@@ -18,7 +18,10 @@ pub(crate) fn run(args: &Fragmentation, look: &Look) -> anyhow::Result<ExitCode>
     match args.every {
         Some(every) => watch(args, every, look)?,
         None => {
-            let now = read(&root(args.root.as_deref()));
+            let root = root(args.root.as_deref());
+            // A tree that is not there is an error, not a machine of which nothing is known.
+            root.pids()?;
+            let now = read(&root);
             emit(&fragmentation(&now), &args.output, look, Units::Human)?;
         }
     }
