@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{json, number, pagewise, skip};
+use fixture::{Fixture, json, number, pagewise, skip};
 
 const HUGE: &str = "sysfs/kernel/mm/transparent_hugepage";
 
@@ -316,4 +316,42 @@ fn a_hostile_copied_tree_puts_no_command_together() {
     }
     assert_eq!(check(&report, "max_map_count")["undo"], "sysctl -w vm.max_map_count=7");
     assert_eq!(check(&report, "cap_sys_admin")["verdict"], "unknown");
+}
+
+#[test]
+fn a_program_with_all_its_memory_locked_is_told_from_one_with_none() {
+    let (locked, plain) = (Fixture::start("locked", &[]), Fixture::start("quadrants", &["1024"]));
+    if locked.fact("locked.mlockall") == 0 {
+        return skip("mlockall is not permitted here");
+    }
+    let doctor = |pid: u32| json(&["doctor", &pid.to_string(), "--json", "--profile", "latency"]);
+    let (with, without) = (doctor(locked.pid), doctor(plain.pid));
+    let status = fs::read_to_string(format!("/proc/{}/status", locked.pid)).unwrap();
+    let kernels = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+    let kib: u64 = kernels.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+    assert_eq!(number(check(&with, "locked"), "value"), kib << 10);
+    assert_eq!(check(&with, "mlockall")["value"], true);
+    assert_eq!(check(&without, "mlockall")["value"], false);
+    assert_eq!(check(&without, "locked")["verdict"], "note");
+}
+
+#[test]
+fn every_column_and_counter_has_a_meaning() {
+    let report = json(&["fragmentation", "--json"]);
+    let keys =
+        |value: &Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
+    let mut names = [
+        keys(&report["nodes"][0]["zones"][0]),
+        keys(&report["orders"][0]),
+        keys(&report["counters"]),
+        keys(&json(&["doctor", "--json"])["checks"][0]),
+    ]
+    .concat();
+    for size in report["sizes"].as_array().into_iter().flatten() {
+        names.extend(keys(&size["stats"]));
+    }
+    names.retain(|name| name != "name");
+    for name in names {
+        assert!(pagewise(&["define", &name]).status.success(), "{name}");
+    }
 }

@@ -713,6 +713,12 @@ fields! {
         "shmem_fallback" "count" "6.11"
             "tmpfs faults that got a smaller size."
             "";
+        "shmem_fallback_charge" "count" "6.11"
+            "shmem_fallback for the cgroup's limit."
+            "";
+        "swpin_fallback_charge" "count" "6.14"
+            "swpin_fallback for the cgroup's limit."
+            "";
         "split" "count" "6.11"
             "Pages of this size split."
             "";
@@ -933,6 +939,30 @@ fields! {
             "";
         "undo" "text" ""
             "The command that restores what is set now."
+            "";
+        "page_size" "bytes" ""
+            "The base page size of the machine."
+            "";
+        "huge_size" "bytes" ""
+            "What one huge (PMD) page-table entry maps."
+            "";
+        "huge_order" "number" ""
+            "A huge page is 2^order base pages."
+            "";
+        "share" "share" ""
+            "What part of the whole it is."
+            "";
+        "count" "count" ""
+            "How many since boot."
+            "";
+        "per_second" "rate" ""
+            "How many a second, between two readings."
+            "";
+        "elapsed_ns" "ns" ""
+            "The time since the first reading."
+            "";
+        "meaning" "text" ""
+            "What a counter counts."
             "";
     }
 }
