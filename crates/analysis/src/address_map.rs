@@ -15,15 +15,20 @@ const HOLE_TO_CLUSTER: u64 = 16;
 
 /// Draws the address space of a process.
 pub(crate) fn address_map(subject: &Subject<'_>) -> AddressMap {
+    let counted = subject.mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m));
+    clustered(counted.map(|(index, mapping)| cell(subject, index, mapping)))
+}
+
+/// Cells in the order of their addresses, with neighbours together.
+pub(crate) fn clustered(cells: impl Iterator<Item = MapCell>) -> AddressMap {
     let mut clusters: Vec<Cluster> = Vec::new();
-    for (index, mapping) in subject.mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m)) {
-        let cell = cell(subject, index, mapping);
-        match clusters.last_mut().filter(|cluster| is_near(cluster.range, mapping.range)) {
+    for cell in cells {
+        match clusters.last_mut().filter(|cluster| is_near(cluster.range, cell.range)) {
             Some(cluster) => {
-                cluster.range.end = cluster.range.end.max(mapping.range.end);
+                cluster.range.end = cluster.range.end.max(cell.range.end);
                 cluster.cells.push(cell);
             }
-            None => clusters.push(Cluster { range: mapping.range, cells: vec![cell] }),
+            None => clusters.push(Cluster { range: cell.range, cells: vec![cell] }),
         }
     }
     AddressMap { title: "Address space".into(), clusters }

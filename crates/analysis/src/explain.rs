@@ -71,7 +71,7 @@ impl<'a> Subject<'a> {
 pub fn explain(snapshot: &Snapshot, options: &Options) -> Report {
     let subject = Subject::of(snapshot);
     let mut blocks = vec![
-        Block::Facts(who::process(snapshot)),
+        Block::Facts(who::process(&snapshot.process)),
         Block::Facts(who::provenance(snapshot, subject.as_ref())),
         Block::Facts(totals::totals(snapshot, subject.as_ref())),
     ];

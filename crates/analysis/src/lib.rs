@@ -10,6 +10,7 @@ mod findings;
 pub mod fragmentation;
 pub mod invariants;
 pub mod maps;
+pub mod page_map;
 pub mod pools;
 pub mod ps;
 pub mod pss;

@@ -33,12 +33,12 @@ const DENSE: f64 = 0.1;
 
 /// The huge pages of a process as a report: facts `process`, `scan` and `total`, table `mappings`, findings.
 pub fn thp(snapshot: &Snapshot, huge: &Reading<HugePages>) -> Report {
-    let mut blocks = vec![Block::Facts(who::process(snapshot))];
+    let mut blocks = vec![Block::Facts(who::process(&snapshot.process))];
     match huge {
         Ok(huge) => blocks.extend(body(snapshot, huge)),
         Err(absent) => blocks.extend(withheld(absent)),
     }
-    Report { schema: SCHEMA, title: who::title_of(snapshot, "its huge pages"), blocks }
+    Report { schema: SCHEMA, title: who::title_of(&snapshot.process, "its huge pages"), blocks }
 }
 
 fn body(snapshot: &Snapshot, huge: &HugePages) -> Vec<Block> {

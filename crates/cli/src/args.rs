@@ -75,6 +75,15 @@ pub(crate) enum Command {
     ///   pagewise diff 1234 --every 2s --for 1m
     #[command(verbatim_doc_comment)]
     Diff(Diff),
+    /// Say what is mapped at every page: untouched, resident and how, zero, swapped, guard
+    ///
+    /// Examples:
+    ///   pagewise pages 1234
+    ///   pagewise pages 1234 '[heap]' --detail
+    ///   pagewise pages 1234 7f0000000000+2M
+    ///   pagewise pages 1234 --touched 5s
+    #[command(verbatim_doc_comment)]
+    Pages(Pages),
     /// Measure what huge pages cost a process, and give their unused parts back
     ///
     /// Examples:
@@ -224,6 +233,33 @@ pub(crate) struct Maps {
     /// One row a file
     #[arg(long, value_enum, value_name = "KEY")]
     pub(crate) group: Option<MapGroup>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pages {
+    /// A pid, a process name (exact, else part of one), or `self`
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
+    /// Only there: START-END or START+SIZE (hex), an address, or a mapping's name or part of it
+    #[arg(value_name = "RANGE|MAPPING")]
+    pub(crate) place: Option<String>,
+    /// List the runs of pages alike (also where a RANGE or MAPPING is named)
+    #[arg(long)]
+    pub(crate) runs: bool,
+    /// Look up page frames too: pages mapped more than once, by how many, merged ones, sizes of folios
+    #[arg(long)]
+    pub(crate) detail: bool,
+    /// Read /proc/PID/pagemap even where the kernel has PAGEMAP_SCAN: says nothing of huge entries and zero pages
+    #[arg(long)]
+    pub(crate) pagemap: bool,
+    /// Read page tables at full speed, without rests
+    #[arg(long)]
+    pub(crate) fast: bool,
+    /// Say instead what is touched in this time; clears the referenced bits of the process at first
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["runs", "detail", "pagemap", "fast"])]
+    pub(crate) touched: Option<Duration>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

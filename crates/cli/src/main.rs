@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         Command::Ps(args) => commands::ps::run(&args, &look),
         Command::Diff(args) => commands::diff::run(&args, &look),
         Command::Define(args) => commands::define::run(&args, &look),
+        Command::Pages(args) => commands::pages::run(&args, &look),
         Command::Thp(args) => commands::thp::run(&args, &look),
         Command::Run(args) => commands::run::run(&args),
         Command::Fragmentation(args) => commands::fragmentation::run(&args, &look),

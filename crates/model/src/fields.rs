@@ -805,6 +805,54 @@ fields! {
         "verdict" "text" ""
             "How huge pages are used: touched sparsely where half or more is zero, well used up to a tenth."
             "Of what was zero at that moment. In `doctor` it is how a setting suits the profile: ok, note, warn, or unknown where it could not be read.";
+        "anonymous" "bytes" ""
+            "Resident anonymous pages: heap, stack, written private file pages."
+            "The zero page is not among them.";
+        "shmem" "bytes" ""
+            "Resident pages of tmpfs: shared anonymous memory, memfd, System V, /dev/shm."
+            "The kernel counts them as file pages.";
+        "zero" "bytes" ""
+            "Mapped to the kernel's zero page: read and never written."
+            "Not resident: RES does not count it.";
+        "guard" "bytes" ""
+            "Guard regions (MADV_GUARD_INSTALL): touching one is SIGSEGV."
+            "Stored as swap entries; Swap does not count them.";
+        "untouched" "bytes" ""
+            "Nothing is mapped there: never touched, or given back."
+            "It may be in the page cache all the same, where it is of a file.";
+        "soft_dirty" "flag" ""
+            "Written since soft-dirty bits were cleared, or since it was mapped."
+            "Only where the kernel tracks it (CONFIG_MEM_SOFT_DIRTY).";
+        "co_mapped" "bytes" ""
+            "Resident pages that other page tables map as well."
+            "Not what is declared shared: memory after fork is, until it is written.";
+        "exclusive" "flag" ""
+            "No other page table maps the page."
+            "Of a huge page the kernel says the same of all of it.";
+        "mappers" "count" ""
+            "By how many page tables the page is mapped."
+            "One process can map a page twice.";
+        "ksm" "flag" ""
+            "Merged with equal pages by KSM."
+            "It is copied again when it is written.";
+        "large_folios" "bytes" ""
+            "Resident in folios of more than one base page, however they are mapped."
+            "Of files too: the page cache has them as well.";
+        "folio_pages" "count" ""
+            "How many base pages the page's folio has."
+            "A folio need not be mapped as a whole.";
+        "state" "text" ""
+            "What a page is: untouched, anonymous, file, shmem, zero, swapped, guard."
+            "At the moment it was looked at.";
+        "strip" "picture" ""
+            "A mapping's pages in one line, each character an equal part."
+            "Small parts vanish in a large mapping.";
+        "touched" "bytes" ""
+            "Referenced since the bits were cleared: a page counts whole however little of it was used."
+            "By anyone who maps the page, and by the kernel on the process's behalf.";
+        "written" "bytes" ""
+            "Written in the interval."
+            "Needs soft-dirty tracking, or write-protection set up by the process itself.";
         "private_anonymous" "bytes" ""
             "Stack, malloc, MAP_PRIVATE|MAP_ANONYMOUS."
             "A page that fork left shared counts as shared anonymous in the effective view until it is written.";

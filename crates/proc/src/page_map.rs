@@ -26,7 +26,7 @@ use crate::{Error, ProcRoot};
 const KERNEL_HALF: u64 = 1 << 63;
 
 /// How many words of `pagemap` are read at once.
-const WORDS: usize = 4096;
+const WORDS: usize = 1 << 13;
 
 /// How to look at pages.
 #[derive(Clone, Copy, Debug)]

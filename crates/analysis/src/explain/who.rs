@@ -1,6 +1,7 @@
 //! Who the process is, and how its memory was seen.
 
 use pagewise_model::machine::{Method, Moment};
+use pagewise_model::process::Process;
 use pagewise_model::report::{Audience, Fact, Facts, Shape, Value};
 use pagewise_model::{Absent, Name, Reading, Snapshot};
 
@@ -14,17 +15,15 @@ pub(super) fn title(snapshot: &Snapshot) -> Vec<Value> {
         Moment::After(_) => ", some time after its start",
         Moment::AtPeak(_) => ", near its peak",
     };
-    title_of(snapshot, &format!("where its memory is{when}"))
+    title_of(&snapshot.process, &format!("where its memory is{when}"))
 }
 
 /// `NAME (PID): SUBJECT`.
-pub(crate) fn title_of(snapshot: &Snapshot, subject: &str) -> Vec<Value> {
-    let process = &snapshot.process;
+pub(crate) fn title_of(process: &Process, subject: &str) -> Vec<Value> {
     vec![Value::Name(process.name.clone()), Value::text(format!(" ({}): {subject}", process.pid))]
 }
 
-pub(crate) fn process(snapshot: &Snapshot) -> Facts {
-    let process = &snapshot.process;
+pub(crate) fn process(process: &Process) -> Facts {
     let user = match &process.user {
         Some(name) => Value::Name(name.clone()),
         None => Value::text(format!("uid {}", process.uid)),
@@ -47,7 +46,7 @@ pub(crate) fn process(snapshot: &Snapshot) -> Facts {
         fact(
             "ns_pids",
             "pids",
-            ns_pids(snapshot),
+            ns_pids(process),
             "Its ids from the outermost pid namespace to its own.",
         )
         .hidden_if(process.ns_pids.len() < 2),
@@ -55,8 +54,8 @@ pub(crate) fn process(snapshot: &Snapshot) -> Facts {
     line("process", facts)
 }
 
-fn ns_pids(snapshot: &Snapshot) -> Value {
-    let pids = snapshot.process.ns_pids.iter();
+fn ns_pids(process: &Process) -> Value {
+    let pids = process.ns_pids.iter();
     Value::List(pids.map(|pid| Value::Count(pid.0.into())).collect())
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod fragmentation;
 pub(crate) mod maps;
+pub(crate) mod pages;
 pub(crate) mod ps;
 pub(crate) mod run;
 pub(crate) mod run_command;
