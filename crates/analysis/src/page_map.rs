@@ -228,7 +228,7 @@ fn mappings(map: &PageMap, sums: &[Sums], total: &Sums) -> Table {
         let shown = measure.is_shown(map, total);
         columns.push(if shown { column } else { for_programs(column) });
     }
-    let strips = all.iter().map(|pages| Cow::Owned(strip::draw(&pages.runs)));
+    let strips = all.iter().map(|pages| Cow::Owned(strip::draw(&pages.runs, map.page_size)));
     columns.push(Column {
         audience: Audience::People,
         ..Column::new("strip", "Pages", Cells::Labels(strips.collect()))

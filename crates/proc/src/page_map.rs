@@ -17,7 +17,7 @@ use pagewise_sys::probe::{Features, tracks_soft_dirty};
 use self::detail::Detail;
 use self::runs::Runs;
 use crate::pages::Pace;
-use crate::pages::entry::{self, State, Word};
+use crate::pages::entry::{self, State, Word, is_soft_dirty};
 use crate::pages::hugetlb::Hugetlb;
 use crate::pages::space::Space;
 use crate::{Error, ProcRoot};
@@ -154,10 +154,16 @@ impl PageReader {
             let most = self.space.page_size().pages(self.words.len() as u64).0;
             let end = range.end.min(at.saturating_add(most));
             let words = self.space.read(AddrRange { start: at, end }, &mut self.words)?;
+            let tracks = self.soft_dirty;
             for run in entry::runs(words) {
-                let length = self.space.page_size().pages(run.words.len() as u64).0;
-                runs.put(AddrRange { start: at, end: at + length }, worded(mapping, run.state));
-                at += length;
+                let alike = |a: &Word, b: &Word| is_soft_dirty(a) == is_soft_dirty(b) || !tracks;
+                for words in run.words.chunk_by(alike) {
+                    let length = self.space.page_size().pages(words.len() as u64).0;
+                    let soft_dirty = tracks.then(|| is_soft_dirty(&words[0]));
+                    let state = worded(mapping, run.state, soft_dirty);
+                    runs.put(AddrRange { start: at, end: at + length }, state);
+                    at += length;
+                }
             }
         }
         Ok(runs.finish())
@@ -225,14 +231,15 @@ fn scanned(mapping: &Mapping, categories: Categories, tracks_soft_dirty: bool) -
     }
 }
 
-fn worded(mapping: &Mapping, state: State) -> PageState {
+fn worded(mapping: &Mapping, state: State, soft_dirty: Option<bool>) -> PageState {
     let (kind, exclusive) = match state {
         State::Empty => (PageKind::Untouched, None),
         State::Present { file, exclusive } => (present(mapping, file), Some(exclusive)),
         State::Swapped => (PageKind::Swapped, None),
         State::Guard => (PageKind::Guard, None),
     };
-    PageState { kind, exclusive, ..PageState::default() }
+    let soft_dirty = soft_dirty.filter(|_| exclusive.is_some());
+    PageState { kind, exclusive, soft_dirty, ..PageState::default() }
 }
 
 fn nanos(time: std::time::Duration) -> u64 {

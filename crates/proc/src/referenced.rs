@@ -16,11 +16,22 @@ use crate::{Error, ProcRoot, smaps};
 /// # Errors
 /// [`Error::NotPermitted`] for another user's process, [`Error::NoSuchProcess`] where it is gone.
 pub fn clear(root: &ProcRoot, pid: Pid) -> Result<Duration, Error> {
-    const REFERENCED: &[u8] = b"1\n";
+    write(root, pid, b"1\n")
+}
+
+/// Clears the soft-dirty bit of every page: the next write to each is a page fault. Returns how long that took.
+///
+/// # Errors
+/// As [`clear`].
+pub fn clear_soft_dirty(root: &ProcRoot, pid: Pid) -> Result<Duration, Error> {
+    write(root, pid, b"4\n")
+}
+
+fn write(root: &ProcRoot, pid: Pid, what: &[u8]) -> Result<Duration, Error> {
     let path = root.file(pid, "clear_refs");
     let begin = Instant::now();
     let file = OpenOptions::new().write(true).open(&path);
-    let written = file.and_then(|mut file| file.write_all(REFERENCED));
+    let written = file.and_then(|mut file| file.write_all(what));
     written.map(|()| begin.elapsed()).map_err(|error| Error::of_process(error, pid, &path))
 }
 

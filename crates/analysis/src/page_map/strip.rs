@@ -1,22 +1,21 @@
 //! A mapping's pages in one line: each cell is an equal part of it.
 
-use pagewise_model::AddrRange;
 use pagewise_model::page_map::{PageKind, PageRun};
+use pagewise_model::{AddrRange, PageSize};
 
 /// How many cells a strip has at the most; a small mapping has one a page.
-const CELLS: u64 = 32;
+const CELLS: u64 = 24;
 
 /// What the cells mean.
 pub(super) const LEGEND: &str = "Each cell of a strip is an equal part: · untouched, ░ ▒ ▓ █ up to a quarter, half, \
 nearly all and all of it resident, H in huge pages, z the zero page, s in swap, g guard.";
 
 /// Draws the strip of a mapping.
-pub(super) fn draw(runs: &[PageRun]) -> String {
+pub(super) fn draw(runs: &[PageRun], page_size: PageSize) -> String {
     let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return String::new() };
     let whole = AddrRange { start: first.range.start, end: last.range.end };
     let size = whole.len().0;
-    let smallest = runs.iter().map(|run| run.range.len().0).min().unwrap_or(size).max(1);
-    let cells = CELLS.min(size.div_ceil(smallest)).max(1);
+    let cells = page_size.count(whole.len()).clamp(1, CELLS);
     let bound = |i: u64| whole.start + share(size, i, cells);
     let mut rest = runs;
     (0..cells)
@@ -74,37 +73,41 @@ mod tests {
         lengths
             .iter()
             .map(|&(length, kind, huge)| {
-                let range = AddrRange { start: at, end: at + length };
-                at += length;
+                let range = AddrRange { start: at, end: at + length * 4096 };
+                at = range.end;
                 let state = PageState { kind, huge: Some(huge), ..PageState::default() };
                 PageRun { range, state }
             })
             .collect()
     }
 
+    fn strip(lengths: &[(u64, PageKind, bool)]) -> String {
+        draw(&runs(lengths), PageSize::new(4096).unwrap())
+    }
+
     #[test]
     fn each_cell_says_what_most_of_it_is() {
         use PageKind::{Anonymous, Guard, Swapped, Untouched, Zero};
         let all = [
-            (4, Anonymous, false),
-            (4, Untouched, false),
-            (4, Swapped, false),
-            (4, Guard, false),
-            (4, Zero, false),
-            (4, Anonymous, true),
+            (8, Anonymous, false),
+            (8, Untouched, false),
+            (8, Swapped, false),
+            (8, Guard, false),
+            (8, Zero, false),
+            (8, Anonymous, true),
         ];
-        assert_eq!(draw(&runs(&all)), "█·sgzH");
-        assert_eq!(draw(&runs(&[(1, Anonymous, false), (3, Untouched, false)])), "█···");
+        assert_eq!(strip(&all), "████····ssssggggzzzzHHHH");
+        assert_eq!(strip(&[(1, Anonymous, false), (3, Untouched, false)]), "█···");
     }
 
     #[test]
     fn a_large_mapping_has_a_bounded_strip() {
-        let sparse = [(1, PageKind::Anonymous, false), (1 << 40, PageKind::Untouched, false)];
-        let strip = draw(&runs(&sparse));
-        assert_eq!(strip.chars().count(), 32);
-        assert!(strip.starts_with('░') && strip.ends_with("···"));
-        let full = draw(&runs(&[(u64::MAX / 2, PageKind::File, false)]));
+        let sparse =
+            strip(&[(1, PageKind::Anonymous, false), (1 << 40, PageKind::Untouched, false)]);
+        assert_eq!(sparse.chars().count(), 24);
+        assert!(sparse.starts_with('░') && sparse.ends_with("···"));
+        let full = strip(&[(1 << 50, PageKind::File, false)]);
         assert!(full.chars().all(|glyph| glyph == '█'));
-        assert_eq!(draw(&[]), "");
+        assert_eq!(strip(&[]), "");
     }
 }

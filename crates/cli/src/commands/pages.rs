@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use pagewise_analysis::page_map::{Options, pages, touched};
 use pagewise_model::page_map::Touched;
-use pagewise_model::{Absent, AddrRange, Mapping, Name, PageSize, Pid};
+use pagewise_model::process::Process;
+use pagewise_model::{Absent, AddrRange, Bytes, Mapping, Name, PageSize, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::page_map::{self, Look};
 use pagewise_proc::pages::Pace;
 use pagewise_proc::{ProcRoot, referenced, target};
+use pagewise_sys::probe::tracks_soft_dirty;
 use pagewise_sys::system;
 use pagewise_view::text::Units;
 
@@ -24,7 +26,7 @@ use crate::plan::Usage;
 pub(crate) fn run(args: &Pages, look: &look::Look) -> anyhow::Result<ExitCode> {
     let root = ProcRoot::live();
     let pid = target::find(&root, &args.target)?;
-    let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
+    let page_size = page_size();
     let place = args.place.as_deref().map(|text| Place::parse(text, page_size)).transpose()?;
     if let Some(interval) = args.touched {
         let report = touched(&watch(&root, pid, place.as_ref(), interval)?);
@@ -60,21 +62,49 @@ fn watch(
     interval: Duration,
 ) -> anyhow::Result<Touched> {
     let (process, _) = outline(root, pid)?;
-    let cleared = referenced::clear(root, pid)?;
+    let mut cleared = referenced::clear(root, pid)?;
+    let tracks = tracks_soft_dirty();
+    if tracks {
+        cleared += referenced::clear_soft_dirty(root, pid)?;
+    }
     let begin = Instant::now();
     thread::sleep(interval);
     let waited = begin.elapsed();
     let mappings = chosen(referenced::mappings(root, pid)?, place)?;
+    let written = if tracks {
+        Ok(written(root, &process, &mappings)?)
+    } else {
+        Err(Absent::NotSupported(NO_WRITES.into()))
+    };
     Ok(Touched {
         process,
         mappings,
         interval_ns: nanos(waited),
         clear_ns: nanos(cleared),
         read_ns: nanos(begin.elapsed().saturating_sub(waited)),
-        written: Err(Absent::NotSupported(
-            "writes are tracked by soft-dirty pages only, which are not looked at together with references".into(),
-        )),
+        written,
     })
+}
+
+/// Why nobody knows what was written.
+const NO_WRITES: &str = "this kernel does not track soft-dirty pages, and PAGEMAP_SCAN tells writes only where the \
+    process itself asked for it (userfaultfd)";
+
+/// How much of each mapping is soft-dirty.
+fn written(root: &ProcRoot, process: &Process, mappings: &[Mapping]) -> anyhow::Result<Vec<Bytes>> {
+    let how = Look { by_pagemap: false, detail: false, pace: Pace::POLITE };
+    let read = |mapping: &Mapping| {
+        let mapping = vec![mapping.clone()];
+        let map = page_map::read(root, process.clone(), mapping, None, page_size(), &how)?;
+        let runs = map.mappings.iter().flat_map(|pages| &pages.runs);
+        let dirty = runs.filter(|run| run.state.soft_dirty == Some(true));
+        Ok(dirty.map(|run| run.range.len()).sum())
+    };
+    mappings.iter().map(read).collect()
+}
+
+fn page_size() -> PageSize {
+    PageSize::new(system::page_size()).expect("the kernel's page size is one")
 }
 
 /// The mappings that are meant.

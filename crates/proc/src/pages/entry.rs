@@ -8,6 +8,8 @@ pub(crate) const WORD: u64 = size_of::<Word>() as u64;
 
 /// Bits 0-54: the page frame, 0 where it is hidden.
 const FRAME: u64 = (1 << 55) - 1;
+/// Written since `clear_refs`, where the kernel tracks it.
+const SOFT_DIRTY: u64 = 1 << 55;
 /// Mapped by one page table only (since 4.2).
 const EXCLUSIVE: u64 = 1 << 56;
 /// A guard region (since 6.15).
@@ -76,6 +78,11 @@ fn state(kind: u64) -> State {
     } else {
         State::Empty
     }
+}
+
+/// Whether a page was written since soft-dirty bits were cleared, where the kernel tracks it.
+pub(crate) fn is_soft_dirty(word: &Word) -> bool {
+    u64::from_ne_bytes(*word) & SOFT_DIRTY != 0
 }
 
 /// The page frame of a present page.
