@@ -18,8 +18,9 @@ use crate::{Error, ProcRoot};
 /// A scan that took longer than this is followed by a shorter one.
 const LONG: Duration = Duration::from_micros(200);
 
-/// For so long a scan may hold the lock without anyone noticing: a page fault takes as long.
-const BRIEF: Duration = Duration::from_micros(20);
+/// A scan that held the lock for so long is followed by a rest, and by no longer one: what waits for the lock has it
+/// within half a millisecond.
+const BRIEF: Duration = Duration::from_micros(250);
 
 /// The page tables of one process.
 #[derive(Debug)]
