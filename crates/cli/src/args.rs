@@ -251,17 +251,27 @@ pub(crate) struct Pages {
     /// Look up page frames too: pages mapped more than once, by how many, merged ones, sizes of folios
     #[arg(long)]
     pub(crate) detail: bool,
-    /// Read /proc/PID/pagemap even where the kernel has PAGEMAP_SCAN: says nothing of huge entries and zero pages
-    #[arg(long)]
-    pub(crate) pagemap: bool,
+    /// Which kernel interface to ask
+    #[arg(long, value_enum, default_value_t = ByArg::Both, value_name = "INTERFACE")]
+    pub(crate) by: ByArg,
     /// Read page tables at full speed, without rests
     #[arg(long)]
     pub(crate) fast: bool,
     /// Say instead what is touched in this time; clears the referenced bits of the process at first
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["runs", "detail", "pagemap", "fast"])]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["runs", "detail", "fast"])]
     pub(crate) touched: Option<Duration>,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ByArg {
+    /// The words of /proc/PID/pagemap, and PAGEMAP_SCAN for what they do not tell: the fastest
+    Both,
+    /// PAGEMAP_SCAN alone
+    Scan,
+    /// The words alone: says nothing of huge entries and zero pages
+    Pagemap,
 }
 
 #[derive(Debug, Args)]

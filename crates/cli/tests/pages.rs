@@ -45,10 +45,10 @@ fn run_at(report: &Value, address: u64) -> &Value {
 fn each_page_has_the_state_that_its_program_gave_it() {
     let fixture = Fixture::start("pages", &[]);
     let guards = fixture.fact("mixed.guards") == 1;
-    for options in [&[][..], &["--fast"], &["--pagemap"], &["--detail"]] {
+    for options in [&[][..], &["--fast"], &["--by=scan"], &["--by=pagemap"], &["--detail"]] {
         let report = pages(&fixture, options);
         // The words of pagemap do not tell the zero page from others.
-        let zero = if options == ["--pagemap"] { "anonymous" } else { "zero" };
+        let zero = if options == ["--by=pagemap"] { "anonymous" } else { "zero" };
         let guard = if guards { "guard" } else { "untouched" };
         let mixed = [("anonymous", 16), (zero, 16), (guard, 8), ("untouched", 24)];
         let found = states(&report, fixture.fact("mixed.start"), 64);
@@ -79,13 +79,34 @@ fn both_ways_of_reading_agree_on_every_run() {
         }
         runs
     };
-    assert_eq!(merged(&[]), merged(&["--pagemap"]));
+    assert_eq!(merged(&["--by=scan"]), merged(&["--by=pagemap"]));
+    assert_eq!(merged(&["--by=scan"]), merged(&[]));
+    // Both tell huge entries and the zero page, and only words whether a page is mapped once.
+    let told = |options: &[&str]| -> Vec<(u64, u64, String, Value)> {
+        let report = pages(&fixture, options);
+        let runs = report["runs"].as_array().unwrap().iter();
+        let run = |run: &Value| {
+            let state = run["state"].as_str().unwrap().to_owned();
+            (number(run, "start"), number(run, "end"), state, run["huge"].clone())
+        };
+        let mut joined: Vec<(u64, u64, String, Value)> = Vec::new();
+        for run in runs.map(run) {
+            match joined.last_mut() {
+                Some(last) if last.1 == run.0 && (&last.2, &last.3) == (&run.2, &run.3) => {
+                    last.1 = run.1;
+                }
+                _ => joined.push(run),
+            }
+        }
+        joined
+    };
+    assert_eq!(told(&["--by=scan"]), told(&[]));
 }
 
 #[test]
 fn runs_cover_each_mapping_and_add_up_to_smaps() {
     let fixture = Fixture::start("pages", &[]);
-    for options in [&[][..], &["--pagemap"]] {
+    for options in [&[][..], &["--by=scan"], &["--by=pagemap"]] {
         let report = pages(&fixture, options);
         let runs = report["runs"].as_array().unwrap();
         for entry in fixture.smaps().iter().filter(|entry| entry.name != "[vsyscall]") {
@@ -105,7 +126,8 @@ fn runs_cover_each_mapping_and_add_up_to_smaps() {
                 .map(|run| number(run, "size"))
                 .sum();
             // pagemap takes the zero page for anonymous memory; smaps counts no page of [vvar].
-            let zero = if options.is_empty() { 0 } else { entry.end - entry.start };
+            let by_words = options == ["--by=pagemap"];
+            let zero = if by_words { entry.end - entry.start } else { 0 };
             if !entry.is_kernels() {
                 assert!(
                     (entry.counter("Rss")..=entry.counter("Rss") + zero).contains(&sum),
@@ -132,10 +154,11 @@ fn frames_tell_who_else_maps_a_page() {
     assert_eq!((&own["exclusive"], &own["mappers"]), (&Value::from(true), &Value::from(1)));
     assert_eq!(own["ksm"], false);
     assert_eq!(own["folio_pages"], 1);
-    // Without --detail nobody looked.
+    // Without --detail nobody looked at frames; the words of pagemap tell that there is another.
     let report = pages(&fixture, &[]);
     assert!(run_at(&report, forked)["mappers"].is_null());
-    assert!(report["total"]["co_mapped"]["absent"].as_str().unwrap().contains("--detail"));
+    assert_eq!(run_at(&report, forked)["exclusive"], false);
+    assert!(report["total"]["ksm"]["absent"].as_str().unwrap().contains("--detail"));
 }
 
 #[test]

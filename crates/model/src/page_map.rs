@@ -38,9 +38,11 @@ pub struct PageMap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// `PAGEMAP_SCAN`.
+    /// The words of `pagemap`, and `PAGEMAP_SCAN` where they do not tell: huge entries and the zero page.
+    Both,
+    /// `PAGEMAP_SCAN` alone.
     Scan,
-    /// `/proc/<pid>/pagemap`, word by word.
+    /// The words of `/proc/<pid>/pagemap` alone.
     Pagemap,
 }
 
@@ -48,6 +50,7 @@ impl Way {
     /// The name used as a key.
     pub const fn key(self) -> &'static str {
         match self {
+            Way::Both => "pagemap and PAGEMAP_SCAN",
             Way::Scan => "PAGEMAP_SCAN",
             Way::Pagemap => "pagemap",
         }

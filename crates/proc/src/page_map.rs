@@ -1,7 +1,8 @@
 //! What is mapped at every page of a process, as runs of pages alike.
 //!
 //! Two ways, tested against each other: `PAGEMAP_SCAN` gives runs, and skips what is empty; `pagemap` gives a word a
-//! page. With CAP_SYS_ADMIN the frames behind pages tell more: how often each is mapped, merged pages, sizes of folios.
+//! page, in half the time where pages are many, and tells neither huge entries nor the zero page. So usually the words are
+//! read, and scans answer what they leave open. With CAP_SYS_ADMIN the frames behind pages tell more: how often each is mapped, merged pages, sizes of folios.
 
 mod detail;
 mod runs;
@@ -20,19 +21,20 @@ use crate::pages::Pace;
 use crate::pages::entry::{self, State, Word, is_soft_dirty};
 use crate::pages::hugetlb::Hugetlb;
 use crate::pages::space::Space;
+use crate::pages::walk;
 use crate::{Error, ProcRoot};
 
 /// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
 const KERNEL_HALF: u64 = 1 << 63;
 
 /// How many words of `pagemap` are read at once.
-const WORDS: usize = 1 << 13;
+const WORDS: usize = 1 << 11;
 
 /// How to look at pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// Read word by word even where the kernel has `PAGEMAP_SCAN`.
-    pub by_pagemap: bool,
+    /// Which interface to ask; where the kernel has no `PAGEMAP_SCAN`, `pagemap` alone.
+    pub way: Way,
     /// Look up frames as well, page by page.
     pub detail: bool,
     /// How hard.
@@ -57,13 +59,14 @@ pub fn read(
 ) -> Result<PageMap, Error> {
     let begin = Instant::now();
     let features = Features::detect();
-    let by_scan = features.pagemap_scan && !look.by_pagemap;
-    let features = Features { pagemap_scan: by_scan, ..features };
+    let way = if features.pagemap_scan { look.way } else { Way::Pagemap };
+    let features = Features { pagemap_scan: way != Way::Pagemap, ..features };
     let soft_dirty = soft_dirty();
     let mut reader = PageReader {
         space: Space::open(&features, root, process.pid, page_size, &look.pace)?,
         hugetlb: Hugetlb::new(root, process.pid, page_size),
-        guards: by_scan && pagewise_sys::probe::scans_guards(),
+        guards: way == Way::Scan && pagewise_sys::probe::scans_guards(),
+        huge_size: walk::huge_size().filter(|_| way == Way::Both),
         soft_dirty: soft_dirty.is_ok(),
         words: vec![Word::default(); WORDS],
         detail: if look.detail { Detail::open(root.path(), features.frames) } else { None },
@@ -79,15 +82,17 @@ pub fn read(
             gaps.push(pagewise_model::machine::Gap { what: mapping.name.clone(), why });
             continue;
         }
-        let runs =
-            if by_scan { reader.scan(&mapping, range)? } else { reader.words(&mapping, range)? };
+        let runs = match way {
+            Way::Scan => reader.scan(&mapping, range)?,
+            Way::Both | Way::Pagemap => reader.words(&mapping, range)?,
+        };
         let runs = reader.refine(runs)?;
         all.push(MappedPages { mapping, runs });
     }
     Ok(PageMap {
         process,
         page_size,
-        way: if by_scan { Way::Scan } else { Way::Pagemap },
+        way,
         frames,
         soft_dirty,
         mappings: all,
@@ -110,6 +115,8 @@ struct PageReader {
     hugetlb: Hugetlb,
     /// Whether a scan tells guard regions from swap.
     guards: bool,
+    /// The bytes of a huge page, where scans are to tell which there are.
+    huge_size: Option<u64>,
     soft_dirty: bool,
     words: Vec<Word>,
     detail: Option<Detail>,
@@ -146,27 +153,95 @@ impl PageReader {
         Ok(runs.finish())
     }
 
-    /// The pages of a mapping by the words of `pagemap`, which say nothing of huge entries and the zero page.
+    /// The pages of a mapping by the words of `pagemap`, and scans for what they do not tell.
     fn words(&mut self, mapping: &Mapping, range: AddrRange) -> Result<Vec<PageRun>, Error> {
         let mut runs = Runs::over(range);
+        let most = self.space.page_size().pages(self.words.len() as u64).0;
+        let mut words = std::mem::take(&mut self.words);
         let mut at = range.start;
         while at < range.end {
-            let most = self.space.page_size().pages(self.words.len() as u64).0;
-            let end = range.end.min(at.saturating_add(most));
-            let words = self.space.read(AddrRange { start: at, end }, &mut self.words)?;
-            let tracks = self.soft_dirty;
-            for run in entry::runs(words) {
-                let alike = |a: &Word, b: &Word| is_soft_dirty(a) == is_soft_dirty(b) || !tracks;
-                for words in run.words.chunk_by(alike) {
-                    let length = self.space.page_size().pages(words.len() as u64).0;
-                    let soft_dirty = tracks.then(|| is_soft_dirty(&words[0]));
-                    let state = worded(mapping, run.state, soft_dirty);
-                    runs.put(AddrRange { start: at, end: at + length }, state);
-                    at += length;
-                }
+            // Parts begin and end where huge pages do.
+            let end = range.end.min((at / most + 1).saturating_mul(most));
+            let read = self.space.read_briskly(AddrRange { start: at, end }, &mut words)?;
+            let is_empty = read.iter().all(|word| *word == Word::default());
+            self.put_words(mapping, at, read, &mut runs)?;
+            at += self.space.page_size().pages(read.len() as u64).0;
+            if is_empty {
+                at = self.space.next_populated(AddrRange { start: at, end: range.end })?;
             }
         }
+        self.words = words;
         Ok(runs.finish())
+    }
+
+    fn put_words(
+        &mut self,
+        mapping: &Mapping,
+        mut at: u64,
+        words: &[Word],
+        runs: &mut Runs,
+    ) -> Result<(), Error> {
+        let tracks = self.soft_dirty;
+        for run in entry::runs(words) {
+            let alike = |a: &Word, b: &Word| is_soft_dirty(a) == is_soft_dirty(b) || !tracks;
+            for words in run.words.chunk_by(alike) {
+                let length = self.space.page_size().pages(words.len() as u64).0;
+                let soft_dirty = tracks.then(|| is_soft_dirty(&words[0]));
+                let state = worded(mapping, run.state, soft_dirty);
+                let range = AddrRange { start: at, end: at + length };
+                match self.huge_size {
+                    Some(huge_size) if state.kind.is_resident() => {
+                        self.put_scanned(range, state, huge_size, runs)?;
+                    }
+                    _ => runs.put(range, state),
+                }
+                at += length;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds resident pages that are alike by their words: what is mapped by huge entries, and what is the zero page.
+    fn put_scanned(
+        &mut self,
+        range: AddrRange,
+        state: PageState,
+        huge_size: u64,
+        runs: &mut Runs,
+    ) -> Result<(), Error> {
+        // The zero page is never called exclusive, and anonymous by its mapping.
+        if state.kind == PageKind::Anonymous && state.exclusive == Some(false) {
+            return self.put_shared_anonymous(range, state, runs);
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min((at / huge_size + 1).saturating_mul(huge_size));
+            let is_whole = end - at == huge_size;
+            let huge = is_whole && self.space.is_huge(at)?;
+            runs.put(AddrRange { start: at, end }, PageState { huge: Some(huge), ..state });
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn put_shared_anonymous(
+        &mut self,
+        range: AddrRange,
+        state: PageState,
+        runs: &mut Runs,
+    ) -> Result<(), Error> {
+        let request = Request {
+            all_of: Categories::PRESENT,
+            report: Categories::PFNZERO | Categories::HUGE,
+            ..Request::default()
+        };
+        self.space.each_region(range, &request, |region: &Region| {
+            let huge = Some(region.categories.contains(Categories::HUGE));
+            let is_zero = region.categories.contains(Categories::PFNZERO);
+            let zero = PageState { kind: PageKind::Zero, huge, ..PageState::default() };
+            let state = if is_zero { zero } else { PageState { huge, ..state } };
+            runs.put(AddrRange { start: region.start, end: region.end }, state);
+        })
     }
 
     /// What the frames behind resident pages tell.

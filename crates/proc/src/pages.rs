@@ -10,7 +10,7 @@ mod frames;
 pub(crate) mod hugetlb;
 pub(crate) mod space;
 mod tally;
-mod walk;
+pub(crate) mod walk;
 
 use std::time::Duration;
 

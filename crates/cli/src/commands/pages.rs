@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use pagewise_analysis::page_map::{Options, pages, touched};
-use pagewise_model::page_map::Touched;
+use pagewise_model::page_map::{Touched, Way};
 use pagewise_model::process::Process;
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, Name, PageSize, Pid};
 use pagewise_proc::capture::outline;
@@ -17,7 +17,7 @@ use pagewise_sys::probe::tracks_soft_dirty;
 use pagewise_sys::system;
 use pagewise_view::text::Units;
 
-use crate::args::Pages;
+use crate::args::{ByArg, Pages};
 use crate::look;
 use crate::output::emit;
 use crate::plan::Usage;
@@ -43,7 +43,11 @@ pub(crate) fn run(args: &Pages, look: &look::Look) -> anyhow::Result<ExitCode> {
         _ => None,
     };
     let how = Look {
-        by_pagemap: args.pagemap,
+        way: match args.by {
+            ByArg::Both => Way::Both,
+            ByArg::Scan => Way::Scan,
+            ByArg::Pagemap => Way::Pagemap,
+        },
         detail: args.detail,
         pace: if args.fast { Pace::FAST } else { Pace::POLITE },
     };
@@ -92,7 +96,7 @@ const NO_WRITES: &str = "this kernel does not track soft-dirty pages, and PAGEMA
 
 /// How much of each mapping is soft-dirty.
 fn written(root: &ProcRoot, process: &Process, mappings: &[Mapping]) -> anyhow::Result<Vec<Bytes>> {
-    let how = Look { by_pagemap: false, detail: false, pace: Pace::POLITE };
+    let how = Look { way: Way::Both, detail: false, pace: Pace::POLITE };
     let read = |mapping: &Mapping| {
         let mapping = vec![mapping.clone()];
         let map = page_map::read(root, process.clone(), mapping, None, page_size(), &how)?;

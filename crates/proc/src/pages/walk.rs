@@ -152,7 +152,7 @@ impl Walker {
 }
 
 /// The size of a page-middle-directory entry, or `None` where the kernel has no huge pages.
-fn huge_size() -> Option<u64> {
+pub(crate) fn huge_size() -> Option<u64> {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
     text.trim().parse().ok().filter(|size: &u64| size.is_power_of_two())
 }
