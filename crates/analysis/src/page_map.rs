@@ -228,10 +228,11 @@ fn mappings(map: &PageMap, sums: &[Sums], total: &Sums) -> Table {
         let shown = measure.is_shown(map, total);
         columns.push(if shown { column } else { for_programs(column) });
     }
-    let strips = all.iter().map(|pages| Cow::Owned(strip::draw(&pages.runs, map.page_size)));
+    let strip = |pages: &MappedPages| strip::draw(&pages.runs, map.page_size);
+    let strips = all.iter().map(|pages| Value::Picture(Cow::Owned(strip(pages))));
     columns.push(Column {
         audience: Audience::People,
-        ..Column::new("strip", "Pages", Cells::Labels(strips.collect()))
+        ..Column::new("strip", "Pages", Cells::Values(strips.collect()))
     });
     columns.push(Column::new(
         "name",

@@ -79,7 +79,7 @@ pub(crate) enum Command {
     ///
     /// Examples:
     ///   pagewise pages 1234
-    ///   pagewise pages 1234 '[heap]' --detail
+    ///   pagewise pages 1234 libc --detail
     ///   pagewise pages 1234 7f0000000000+2M
     ///   pagewise pages 1234 --touched 5s
     #[command(verbatim_doc_comment)]

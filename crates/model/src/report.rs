@@ -137,6 +137,8 @@ pub enum Value {
     Flag(bool),
     /// Our own words.
     Text(Label),
+    /// A picture made of characters of the same width. JSON: a string.
+    Picture(Label),
     /// Words from outside: escaped by every view.
     Name(Name),
     /// How many a second. JSON: a number.

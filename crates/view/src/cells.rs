@@ -75,6 +75,7 @@ fn is_words(value: &Value) -> bool {
             | Value::Record(_)
             | Value::Flag(_)
             | Value::Bar(_)
+            | Value::Picture(_)
     )
 }
 

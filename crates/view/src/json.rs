@@ -303,7 +303,7 @@ impl Writer<'_> {
                 self.buffer.extend_from_slice(b"null")
             }
             Value::Flag(flag) => self.buffer.extend_from_slice(flag.to_string().as_bytes()),
-            Value::Text(text) => self.string(text),
+            Value::Text(text) | Value::Picture(text) => self.string(text),
             Value::Name(name) => self.name(name),
             Value::List(values) => self.list(values),
             Value::Record(members) => self.record(members),

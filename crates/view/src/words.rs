@@ -97,7 +97,7 @@ impl Wording<'_> {
             Value::Bar(share) => number::push_bar(out, *share),
             Value::Nanos(ns) | Value::Seconds(ns) => number::push_nanos(out, *ns),
             Value::Flag(flag) => out.push_str(if *flag { "yes" } else { "no" }),
-            Value::Text(text) => out.push_str(&clean(text.as_bytes())),
+            Value::Text(text) | Value::Picture(text) => out.push_str(&clean(text.as_bytes())),
             Value::Name(name) => out.push_str(&clean(name.as_bytes())),
             Value::List(values) => self.push_list(out, values),
             Value::Record(members) => self.push_record(out, members),

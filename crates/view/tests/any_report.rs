@@ -133,7 +133,7 @@ fn value(value_: &Value) -> Json {
         }
         Value::Share(number) | Value::Rate(number) | Value::Bar(number) => json!(number),
         Value::Flag(flag) => json!(flag),
-        Value::Text(text) => json!(text),
+        Value::Text(text) | Value::Picture(text) => json!(text),
         Value::Name(name) => match std::str::from_utf8(name.as_bytes()) {
             Ok(text) => json!(text),
             Err(_) => json!(name.escaped()),

@@ -112,6 +112,9 @@ impl Page<'_> {
                 escaped(&absent.to_string()),
                 notes.mark(absent)
             )),
+            Cell::Other(Value::Picture(text)) => {
+                self.html.push_str(&format!("<code>{}</code>", escaped(text)));
+            }
             Cell::Other(value) => {
                 let words = Wording { notes: Some(notes), bare: true, ..WORDING }.value(value);
                 push_escaped(&mut self.html, &words);

@@ -41,7 +41,12 @@ pub(super) fn draw(page: &mut Page<'_>, facts: &Facts) {
 fn word<'a>(fact: &'a Fact, wording: Wording<'_>) -> Worded<'a> {
     let words = matches!(
         fact.value,
-        Value::Text(_) | Value::Name(_) | Value::List(_) | Value::Record(_) | Value::Bar(_)
+        Value::Text(_)
+            | Value::Name(_)
+            | Value::List(_)
+            | Value::Record(_)
+            | Value::Bar(_)
+            | Value::Picture(_)
     );
     Worded {
         label: clean(fact.label.as_bytes()).into_owned(),

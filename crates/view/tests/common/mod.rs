@@ -425,6 +425,7 @@ fn any_value() -> impl Strategy<Value = Value> {
         any::<u64>().prop_map(Value::Seconds),
         any::<bool>().prop_map(Value::Flag),
         any_label().prop_map(Value::Text),
+        any_label().prop_map(Value::Picture),
         any_name().prop_map(Value::Name),
         any_absent().prop_map(Value::Absent),
     ];
