@@ -268,7 +268,7 @@ pub(crate) struct Pages {
 pub(crate) enum ByArg {
     /// The words of /proc/PID/pagemap, and PAGEMAP_SCAN for what they do not tell: the fastest
     Both,
-    /// PAGEMAP_SCAN alone
+    /// PAGEMAP_SCAN alone: also says what was written, where the process tracks that (userfaultfd)
     Scan,
     /// The words alone: says nothing of huge entries and zero pages
     Pagemap,

@@ -162,6 +162,24 @@ fn frames_tell_who_else_maps_a_page() {
 }
 
 #[test]
+fn writes_are_told_where_the_process_has_them_tracked() {
+    let fixture = Fixture::start("pages", &[]);
+    let report = pages(&fixture, &["--by=scan"]);
+    let start = fixture.fact("tracked.start");
+    if fixture.fact("tracked.on") == 0 {
+        assert!(run_at(&report, start)["written"].is_null());
+        return skip("this kernel or C library cannot track writes");
+    }
+    let written = run_at(&report, start);
+    assert_eq!(
+        (&written["written"], number(written, "end")),
+        (&Value::from(true), start + 8 * PAGE)
+    );
+    assert_eq!(run_at(&report, start + 8 * PAGE)["written"], false);
+    assert!(run_at(&report, fixture.fact("mixed.start"))["written"].is_null(), "nobody tracks it");
+}
+
+#[test]
 fn a_huge_page_is_one_run() {
     let fixture = Fixture::start("pages", &[]);
     let start = fixture.fact("huge.start");

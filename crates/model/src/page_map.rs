@@ -84,6 +84,8 @@ pub struct PageState {
     pub huge: Option<bool>,
     /// Written since soft-dirty bits were cleared, or since it was mapped.
     pub soft_dirty: Option<bool>,
+    /// Written since it was last write-protected, where the process has that tracked (userfaultfd, asynchronous).
+    pub written: Option<bool>,
     /// Mapped by no other page table.
     pub exclusive: Option<bool>,
     /// By how many page tables it is mapped.

@@ -136,6 +136,7 @@ impl PageReader {
         let mut report =
             Categories::PRESENT | Categories::FILE | Categories::PFNZERO | Categories::HUGE;
         report = report | Categories::SWAPPED | Categories::SOFT_DIRTY;
+        report = report | Categories::WPALLOWED | Categories::WRITTEN;
         if self.guards {
             report = report | Categories::GUARD;
         }
@@ -302,6 +303,7 @@ fn scanned(mapping: &Mapping, categories: Categories, tracks_soft_dirty: bool) -
         kind,
         huge: mapped.then(|| has(Categories::HUGE)),
         soft_dirty: (mapped && tracks_soft_dirty).then(|| has(Categories::SOFT_DIRTY)),
+        written: (mapped && has(Categories::WPALLOWED)).then(|| has(Categories::WRITTEN)),
         ..PageState::default()
     }
 }
