@@ -152,12 +152,12 @@ impl Place {
             _ => Err(Usage(format!("{text}: a range ends after it begins"))),
         };
         if let Some((start, end)) = text.split_once('-')
-            && let (Some(start), Some(end)) = (hex(start), hex(end))
+            && let (Some(start), Some(end)) = (address(start), address(end))
         {
             return range(start, Some(end));
         }
         if let Some((start, length)) = text.split_once('+')
-            && let (Some(start), Some(length)) = (hex(start), size(length))
+            && let (Some(start), Some(length)) = (address(start), size(length))
         {
             return range(start, start.checked_add(length));
         }
@@ -167,6 +167,11 @@ impl Place {
             None => Ok(Place::Name(text.into())),
         }
     }
+}
+
+/// An address in hex: shorter ones are parts of names, as in `a-b`.
+fn address(text: &str) -> Option<u64> {
+    hex(text).filter(|_| text.len() >= 4)
 }
 
 fn hex(text: &str) -> Option<u64> {
