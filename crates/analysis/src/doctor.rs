@@ -13,6 +13,7 @@ use pagewise_model::{Name, Snapshot};
 pub use checks::files;
 use outcome::{Outcome, Subject, outcomes};
 
+use crate::blocks::table;
 use crate::explain::fact;
 
 /// Name and version of the JSON form.
@@ -109,23 +110,6 @@ fn overview(settings: &Settings, options: &Options<'_>, outcomes: &[Outcome]) ->
         audience: Audience::Everyone,
         shape: Shape::Line,
         facts,
-    }
-}
-
-fn table(
-    key: &'static str,
-    title: &'static str,
-    audience: Audience,
-    columns: Vec<Column>,
-) -> Table {
-    Table {
-        key: key.into(),
-        title: title.into(),
-        audience,
-        columns,
-        row_keys: None,
-        total: None,
-        note: "".into(),
     }
 }
 

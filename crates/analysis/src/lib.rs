@@ -1,6 +1,7 @@
 //! Analyses: model values to reports. Pure: no I/O, no clock.
 #![forbid(unsafe_code)]
 mod address_map;
+mod blocks;
 pub mod define;
 pub mod diff;
 pub mod doctor;

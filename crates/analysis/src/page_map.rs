@@ -7,13 +7,14 @@ use std::borrow::Cow;
 
 use pagewise_model::page_map::{MappedPages, PageKind, PageMap, PageRun, PageState};
 use pagewise_model::report::{
-    Audience, Block, Cells, Column, Fact, Facts, MapCell, Paragraph, Report, Shape, Table, Value,
+    Audience, Block, Cells, Column, Facts, MapCell, Paragraph, Report, Shape, Table, Value,
 };
 use pagewise_model::{Bytes, Mapping, Name, Reading};
 
 pub use touched::touched;
 
 use crate::address_map::clustered;
+use crate::blocks::{facts_of, for_programs, table};
 use crate::explain::{fact, meaning, who};
 
 /// Name and version of the JSON form.
@@ -202,10 +203,6 @@ fn seen(map: &PageMap) -> Facts {
     facts_of("scan", "Seen", Shape::Line, facts)
 }
 
-fn facts_of(key: &'static str, title: &'static str, shape: Shape, facts: Vec<Fact>) -> Facts {
-    Facts { key: key.into(), title: title.into(), audience: Audience::Everyone, shape, facts }
-}
-
 fn totals(map: &PageMap, total: &Sums) -> Facts {
     let facts = MEASURES.iter().map(|measure| {
         let value = Value::bytes(measure.reading(map, total));
@@ -244,24 +241,11 @@ fn mappings(map: &PageMap, sums: &[Sums], total: &Sums) -> Table {
         "Mapping",
         Cells::Names(all.iter().map(|pages| name(&pages.mapping)).collect()),
     ));
-    let described = |column: Column| Column { meaning: meaning(&column.key).into(), ..column };
-    Table {
-        key: "mappings".into(),
-        title: "Mappings".into(),
-        audience: Audience::Everyone,
-        columns: columns.into_iter().map(described).collect(),
-        row_keys: None,
-        total: None,
-        note: "".into(),
-    }
+    table("mappings", "Mappings", Audience::Everyone, columns)
 }
 
 fn name(mapping: &Mapping) -> Name {
     if mapping.name.is_empty() { "[anonymous]".into() } else { mapping.name.clone() }
-}
-
-fn for_programs(column: Column) -> Column {
-    Column { audience: Audience::Programs, ..column }
 }
 
 fn legend() -> Paragraph {
@@ -302,18 +286,10 @@ fn runs(map: &PageMap, for_people: bool) -> Table {
             Cells::Values(cells) => cells.iter().any(|cell| *cell != Value::None),
             _ => true,
         };
-        let audience = if says { Audience::Everyone } else { Audience::Programs };
-        Column { meaning: meaning(&column.key).into(), audience, ..column }
+        if says { column } else { for_programs(column) }
     };
-    Table {
-        key: "runs".into(),
-        title: "Runs".into(),
-        audience: if for_people { Audience::Everyone } else { Audience::Programs },
-        columns: columns.into_iter().map(shown).collect(),
-        row_keys: None,
-        total: None,
-        note: "".into(),
-    }
+    let audience = if for_people { Audience::Everyone } else { Audience::Programs };
+    table("runs", "Runs", audience, columns.into_iter().map(shown).collect())
 }
 
 /// The address map: each run where there are few, else each mapping.

@@ -6,8 +6,7 @@ mod table;
 
 use pagewise_model::machine::Gap;
 use pagewise_model::report::{
-    Audience, Block, Fact, Facts, Finding, Findings, Label, Paragraph, Report, Severity, Shape,
-    Value,
+    Audience, Block, Facts, Finding, Findings, Label, Paragraph, Report, Severity, Shape, Value,
 };
 use pagewise_model::thp::{Action, HugePages, Look, Plan, Repair};
 use pagewise_model::{Absent, Bytes, Reading, Snapshot};
@@ -15,6 +14,7 @@ use pagewise_model::{Absent, Bytes, Reading, Snapshot};
 pub use estimate::Estimate;
 pub use plan::{collapse, page_out, shrink};
 
+use crate::blocks::facts_of;
 use crate::explain::{fact, who};
 use crate::pools;
 use table::Rows;
@@ -49,7 +49,10 @@ fn body(snapshot: &Snapshot, huge: &HugePages) -> Vec<Block> {
         Ok(_) => table::sizes(huge).map(Block::Table),
         Err(absent) => {
             let sizes = fact("sizes", "sizes", Value::Absent(absent.clone()), "");
-            Some(Block::Facts(facts_of("", "", Audience::Programs, vec![sizes])))
+            Some(Block::Facts(Facts {
+                audience: Audience::Programs,
+                ..facts_of("", "", Shape::Line, vec![sizes])
+            }))
         }
     };
     let mut blocks = vec![
@@ -77,13 +80,12 @@ fn withheld(absent: &Absent) -> Vec<Block> {
         Value::text("."),
     ];
     vec![
-        Block::Facts(facts_of("", "", Audience::Programs, facts.to_vec())),
+        Block::Facts(Facts {
+            audience: Audience::Programs,
+            ..facts_of("", "", Shape::Line, facts.to_vec())
+        }),
         Block::Text(Paragraph { title: "".into(), pieces, audience: Audience::People }),
     ]
-}
-
-fn facts_of(key: &'static str, title: &'static str, audience: Audience, facts: Vec<Fact>) -> Facts {
-    Facts { key: key.into(), title: title.into(), audience, shape: Shape::Line, facts }
 }
 
 #[cfg(test)]
@@ -123,7 +125,7 @@ fn scan(snapshot: &Snapshot, huge: &HugePages) -> Facts {
             .hidden_if(!partial),
         fact("gaps", "for", Value::List(gaps), "").hidden_if(!partial),
     ];
-    facts_of("scan", "Seen", Audience::Everyone, facts)
+    facts_of("scan", "Seen", Shape::Line, facts)
 }
 
 fn total(snapshot: &Snapshot, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Facts {
@@ -161,7 +163,7 @@ fn total(snapshot: &Snapshot, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Fac
             "Resident in base pages where the kernel may use huge ones.",
         ),
     ]);
-    Facts { shape: Shape::Columns, ..facts_of("total", "Total", Audience::Everyone, facts) }
+    facts_of("total", "Total", Shape::Columns, facts)
 }
 
 /// What to call a mapping, or a process, by how much of its huge pages is zero.
@@ -278,7 +280,7 @@ pub fn plan_blocks(plan: &Plan, snapshot: &Snapshot) -> Vec<Block> {
         format!(" Nothing is done yet: add --yes to do it to process {pid}.")
     };
     vec![
-        Block::Facts(facts_of("plan", "Plan", Audience::Everyone, facts)),
+        Block::Facts(facts_of("plan", "Plan", Shape::Line, facts)),
         Block::Text(Paragraph {
             title: "".into(),
             pieces: vec![Value::text(words), Value::text(last)],
@@ -315,5 +317,5 @@ pub fn repair_blocks(repair: &Repair) -> Vec<Block> {
         )
         .hidden_if(repair.not_held.is_none()),
     ];
-    vec![Block::Facts(facts_of("fix", "Done", Audience::Everyone, facts))]
+    vec![Block::Facts(facts_of("fix", "Done", Shape::Line, facts))]
 }

@@ -7,6 +7,7 @@ use pagewise_model::report::{Audience, Block, Cells, Column, Gaps, Label, Table,
 use pagewise_model::{Absent, Bytes, Mapping, Name, Quadrant, Reading};
 
 use super::{Subject, meaning};
+use crate::blocks::table;
 use crate::maps::mode;
 use crate::pools::{Kind, Sums};
 use crate::quadrants::{self, Cell, Quadrants};
@@ -226,23 +227,6 @@ fn parts(subject: &Subject<'_>) -> Vec<Value> {
         None => Value::None,
     };
     (0..subject.mappings.len()).map(part).collect()
-}
-
-fn table(
-    key: &'static str,
-    title: &'static str,
-    audience: Audience,
-    columns: Vec<Column>,
-) -> Table {
-    Table {
-        key: key.into(),
-        title: title.into(),
-        audience,
-        columns,
-        row_keys: None,
-        total: None,
-        note: "".into(),
-    }
 }
 
 /// A column of bytes. Where no row has a value and all say why in the same way, it says so once.

@@ -7,24 +7,8 @@ use pagewise_model::{Absent, Bytes, Name};
 use super::{
     Subject, allocatable, block, fact, facts_of, fragmentation_index, free, index, unusable_index,
 };
+use crate::blocks::table;
 use crate::explain::meaning;
-
-fn table(
-    key: &'static str,
-    title: &'static str,
-    audience: Audience,
-    columns: Vec<Column>,
-) -> Table {
-    Table {
-        key: key.into(),
-        title: title.into(),
-        audience,
-        columns,
-        row_keys: None,
-        total: None,
-        note: "".into(),
-    }
-}
 
 /// A column with the meaning that the table of fields has for it.
 fn column(key: &'static str, label: &'static str, cells: Cells) -> Column {

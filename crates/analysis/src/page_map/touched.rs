@@ -6,7 +6,8 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Bytes, Counter, Mapping, Reading};
 
-use super::{SCHEMA, facts_of, for_programs, name};
+use super::{SCHEMA, name};
+use crate::blocks::{facts_of, for_programs, table};
 use crate::explain::{fact, meaning, who};
 
 /// What a process used in an interval, as a report: facts `process`, `interval` and `total`, table `mappings`.
@@ -88,14 +89,5 @@ fn mappings(touched: &Touched) -> Table {
         if touched.written.is_ok() { written } else { for_programs(written) },
         Column::new("name", "Mapping", Cells::Names(names)),
     ];
-    let described = |column: Column| Column { meaning: meaning(&column.key).into(), ..column };
-    Table {
-        key: "mappings".into(),
-        title: "Mappings that were touched".into(),
-        audience: Audience::Everyone,
-        columns: columns.into_iter().map(described).collect(),
-        row_keys: None,
-        total: None,
-        note: "".into(),
-    }
+    table("mappings", "Mappings that were touched", Audience::Everyone, columns)
 }

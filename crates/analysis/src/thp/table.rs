@@ -7,7 +7,7 @@ use pagewise_model::thp::{HugeMapping, HugePages};
 use pagewise_model::{Backing, Bytes, Counter, Mapping, Name, Reading, Sharing, Snapshot};
 
 use super::{Estimate, judge};
-use crate::explain::meaning;
+use crate::blocks::{for_programs, table};
 use crate::pools::{Kind, Pools};
 
 /// One mapping.
@@ -50,20 +50,9 @@ pub(super) fn sizes(huge: &HugePages) -> Option<Table> {
             Cells::Labels(sizes.iter().map(|s| mapped(s.one_entry)).collect()),
         ),
     ];
-    let described = |column: Column| Column { meaning: meaning(&column.key).into(), ..column };
-    Some(Table {
-        key: "sizes".into(),
-        title: "Huge pages by size".into(),
-        audience: if sizes.iter().all(|s| s.one_entry) {
-            Audience::Programs
-        } else {
-            Audience::Everyone
-        },
-        columns: columns.into_iter().map(described).collect(),
-        row_keys: None,
-        total: None,
-        note: "".into(),
-    })
+    let audience =
+        if sizes.iter().all(|s| s.one_entry) { Audience::Programs } else { Audience::Everyone };
+    Some(table("sizes", "Huge pages by size", audience, columns))
 }
 
 /// The mappings of the table.
@@ -162,34 +151,22 @@ impl<'a> Rows<'a> {
             "eligible" => self.eligible().is_err(),
             _ => false,
         };
-        let described = |column: Column| Column {
-            meaning: meaning(&column.key).into(),
-            audience: if nothing_of(&column.key) { Audience::Programs } else { column.audience },
-            ..column
+        let shown = |column: Column| {
+            if nothing_of(&column.key) { for_programs(column) } else { column }
         };
         let note = if self.eligible().is_err() && !rows.is_empty() {
             "Which mappings could be huge and are not is in smaps only: --full reads it."
         } else {
             ""
         };
-        Table {
-            key: "mappings".into(),
-            title: "Mappings that have huge pages or room for one".into(),
-            audience: Audience::Everyone,
-            columns: columns.into_iter().map(described).collect(),
-            row_keys: None,
-            total: None,
-            note: note.into(),
-        }
+        let title = "Mappings that have huge pages or room for one";
+        let columns = columns.into_iter().map(shown).collect();
+        Table { note: note.into(), ..table("mappings", title, Audience::Everyone, columns) }
     }
 }
 
 fn bloat_of(row: &Row<'_>) -> Bytes {
     row.bloat.as_ref().map_or(Bytes::ZERO, |bloat| bloat.bytes)
-}
-
-fn for_programs(column: Column) -> Column {
-    Column { audience: Audience::Programs, ..column }
 }
 
 /// Whether a whole huge page of anonymous memory fits into the mapping, and any of it is resident. Stacks have room
