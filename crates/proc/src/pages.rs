@@ -6,6 +6,7 @@
 
 mod census;
 pub(crate) mod entry;
+pub(crate) mod flags;
 mod frames;
 pub(crate) mod hugetlb;
 pub(crate) mod space;

@@ -3,26 +3,19 @@
 //! Their sizes are in `/proc/kpageflags`, by page frame, which takes CAP_SYS_ADMIN. Where the kernel counts none of
 //! a size on the whole machine, nobody needs to look.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 
 use pagewise_model::thp::{FolioSize, HugeMapping};
-use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Reading, Sharing};
+use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, Reading, Sharing};
 use pagewise_sys::pagemap_scan::{Categories, Region, Request};
 
 use super::KERNEL_HALF;
 use crate::pages::entry::{Word, frame};
+use crate::pages::flags::Flags;
 use crate::pages::space::Space;
 use crate::{Error, ProcRoot};
-
-/// Bits of a word of `/proc/kpageflags`.
-const HEAD: u64 = 1 << 15;
-const TAIL: u64 = 1 << 16;
-
-/// The most base pages of a folio that we look for the head of: 2 MiB of 4 KiB pages.
-const LARGEST: u64 = 512;
 
 /// How many page-table entries are read at once.
 const WORDS: usize = 8192;
@@ -48,7 +41,7 @@ pub(super) fn sizes(
     }
     if machine_has_others(Path::new(STATS), huge_size, huge) {
         match Flags::open(root.path()) {
-            Some(mut flags) => flags.survey(space, mappings, &mut sizes)?,
+            Some(flags) => survey(&flags, space, mappings, &mut sizes)?,
             None => {
                 let needs = "CAP_SYS_ADMIN, to see in which folios base pages lie";
                 return Ok(Err(Absent::NotPermitted(needs.into())));
@@ -80,114 +73,65 @@ fn folio_size(folder: &str) -> Option<Bytes> {
     kib.checked_mul(1 << 10).map(Bytes)
 }
 
-/// The open file, and the sizes of folios seen, by the frame of their head.
-struct Flags {
-    file: File,
-    known: HashMap<u64, u64>,
+/// Adds up what lies in large folios that base entries map.
+fn survey(
+    flags: &Flags,
+    space: &mut Space,
+    mappings: &[Mapping],
+    sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
+) -> Result<(), Error> {
+    let request = Request {
+        all_of: Categories::PRESENT,
+        report: Categories::FILE | Categories::PFNZERO | Categories::HUGE,
+        ..Request::default()
+    };
+    let is_anonymous = |mapping: &&Mapping| {
+        mapping.sharing == Sharing::Private
+            && mapping.backing() == Backing::Anonymous
+            && mapping.range.end <= KERNEL_HALF
+    };
+    let mut words = vec![Word::default(); WORDS];
+    for mapping in mappings.iter().filter(is_anonymous) {
+        let mut runs = Vec::new();
+        space.each_region(mapping.range, &request, |region: &Region| {
+            if region.categories == Categories::default() {
+                runs.push(AddrRange { start: region.start, end: region.end });
+            }
+        })?;
+        for run in runs {
+            count(flags, space, run, &mut words, sizes)?;
+        }
+    }
+    Ok(())
 }
 
-impl Flags {
-    fn open(root: &Path) -> Option<Flags> {
-        let file = File::open(root.join("kpageflags")).ok()?;
-        Some(Flags { file, known: HashMap::new() })
-    }
-
-    /// Adds up what lies in large folios that base entries map.
-    fn survey(
-        &mut self,
-        space: &mut Space,
-        mappings: &[Mapping],
-        sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
-    ) -> Result<(), Error> {
-        let request = Request {
-            all_of: Categories::PRESENT,
-            report: Categories::FILE | Categories::PFNZERO | Categories::HUGE,
-            ..Request::default()
-        };
-        let page_size = space.page_size();
-        let is_anonymous = |mapping: &&Mapping| {
-            mapping.sharing == Sharing::Private
-                && matches!(mapping.backing(), Backing::Anonymous)
-                && mapping.range.end <= KERNEL_HALF
-        };
-        let mut words = vec![Word::default(); WORDS];
-        for mapping in mappings.iter().filter(is_anonymous) {
-            let mut runs = Vec::new();
-            space.each_region(mapping.range, &request, |region: &Region| {
-                if region.categories == Categories::default() {
-                    runs.push(AddrRange { start: region.start, end: region.end });
+/// Adds up the folios of a run of pages.
+fn count(
+    flags: &Flags,
+    space: &mut Space,
+    mut run: AddrRange,
+    words: &mut [Word],
+    sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
+) -> Result<(), Error> {
+    let page_size = space.page_size();
+    while !run.is_empty() {
+        let most = page_size.pages(words.len() as u64).0;
+        let end = run.end.min(run.start.saturating_add(most));
+        let read = space.read_briskly(AddrRange { start: run.start, end }, words)?;
+        for frames in consecutive(read) {
+            let count = frames.end - frames.start;
+            let around = flags.around(frames.start, count);
+            for i in 0..usize::try_from(count).unwrap_or(0) {
+                let pages = around.folio(i);
+                if pages > 1 {
+                    let size = page_size.pages(pages.into());
+                    *sizes.entry((size, false)).or_default() += page_size.pages(1);
                 }
-            })?;
-            for run in runs {
-                self.count(space, run, &mut words, page_size, sizes)?;
             }
         }
-        Ok(())
+        run.start = end;
     }
-
-    fn count(
-        &mut self,
-        space: &mut Space,
-        mut run: AddrRange,
-        words: &mut [Word],
-        page_size: PageSize,
-        sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
-    ) -> Result<(), Error> {
-        while !run.is_empty() {
-            let most = page_size.pages(words.len() as u64).0;
-            let end = run.end.min(run.start.saturating_add(most));
-            let read = space.read(AddrRange { start: run.start, end }, words)?;
-            for frames in consecutive(read) {
-                self.add(frames, page_size, sizes);
-            }
-            run.start = end;
-        }
-        Ok(())
-    }
-
-    /// Adds the pages of frames that follow each other.
-    fn add(
-        &mut self,
-        frames: std::ops::Range<u64>,
-        page_size: PageSize,
-        sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
-    ) {
-        let flags = self.read(frames.start, frames.end);
-        for (frame, flags) in frames.zip(flags) {
-            if flags & (HEAD | TAIL) == 0 {
-                continue;
-            }
-            let pages = self.pages_of_folio(frame);
-            if pages > 1 {
-                *sizes.entry((page_size.pages(pages), false)).or_default() += page_size.pages(1);
-            }
-        }
-    }
-
-    /// How many base pages the folio has that a frame is in.
-    fn pages_of_folio(&mut self, frame: u64) -> u64 {
-        let from = frame.saturating_sub(LARGEST);
-        let before = self.read(from, frame + 1);
-        let back = before.iter().rev().take_while(|flags| *flags & TAIL != 0).count() as u64;
-        let head = frame.saturating_sub(back);
-        if let Some(&pages) = self.known.get(&head) {
-            return pages;
-        }
-        let after = self.read(head + 1, head + LARGEST);
-        let tails = after.iter().take_while(|flags| *flags & TAIL != 0).count() as u64;
-        let pages = 1 + tails;
-        self.known.insert(head, pages);
-        pages
-    }
-
-    /// The flags of frames; fewer where there is no such memory.
-    fn read(&self, start: u64, end: u64) -> Vec<u64> {
-        let count = usize::try_from(end.saturating_sub(start)).unwrap_or(0).min(WORDS);
-        let mut bytes = vec![0; count * 8];
-        let read = self.file.read_at(&mut bytes, start.saturating_mul(8)).unwrap_or(0);
-        let words = bytes[..read].as_chunks::<8>().0;
-        words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
-    }
+    Ok(())
 }
 
 /// Runs of frames that follow each other, as page-table entries name them.

@@ -1,0 +1,92 @@
+//! `/proc/kpageflags`: what kind of page each page frame holds. Needs CAP_SYS_ADMIN.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Bits of a word: admin-guide/mm/pagemap.rst.
+const HEAD: u64 = 1 << 15;
+const TAIL: u64 = 1 << 16;
+/// Merged with equal pages.
+pub(crate) const KSM: u64 = 1 << 21;
+/// The zero page.
+pub(crate) const ZERO_PAGE: u64 = 1 << 24;
+
+/// The largest folio that is told whole, in base pages: the huge pages of 4 KiB page tables.
+const LARGEST: u64 = 512;
+
+/// The open file.
+#[derive(Debug)]
+pub(crate) struct Flags(File);
+
+impl Flags {
+    pub(crate) fn open(root: &Path) -> Option<Flags> {
+        File::open(root.join("kpageflags")).ok().map(Flags)
+    }
+
+    /// The flags of frames in a row, with those of their neighbours where these are of the same folios.
+    pub(crate) fn around(&self, first: u64, count: u64) -> Around {
+        let own = words(&self.0, first, count);
+        let is = |word: Option<&u64>, bits: u64| word.is_some_and(|word| word & bits != 0);
+        let mut all = Vec::new();
+        if is(own.first(), TAIL) {
+            let before = first.min(LARGEST);
+            all = words(&self.0, first - before, before);
+        }
+        let before = all.len();
+        let after = if is(own.last(), HEAD | TAIL) { LARGEST } else { 0 };
+        all.extend(own);
+        all.extend(words(&self.0, first.saturating_add(count), after));
+        Around { words: all, before }
+    }
+}
+
+/// Flags of frames in a row and of their neighbours.
+#[derive(Debug)]
+pub(crate) struct Around {
+    words: Vec<u64>,
+    before: usize,
+}
+
+impl Around {
+    /// The flags of the `i`th of the frames; `None` of one without a struct page.
+    pub(crate) fn flags(&self, i: usize) -> Option<u64> {
+        self.words.get(self.before + i).copied()
+    }
+
+    /// How many base pages the folio has that the `i`th frame is a part of.
+    pub(crate) fn folio(&self, i: usize) -> u32 {
+        let at = self.before + i;
+        let is_tail = |word: &&u64| **word & TAIL != 0;
+        match self.words.get(at) {
+            Some(word) if word & (HEAD | TAIL) != 0 => {}
+            _ => return 1,
+        }
+        let back = self.words[..=at].iter().rev().take_while(is_tail).count();
+        let ahead = self.words[at + 1..].iter().take_while(is_tail).count();
+        u32::try_from(1 + back + ahead).unwrap_or(u32::MAX)
+    }
+}
+
+/// Words of a file with one a frame; fewer where there is no such memory.
+pub(crate) fn words(file: &File, first: u64, count: u64) -> Vec<u64> {
+    if count == 0 {
+        return Vec::new();
+    }
+    let mut bytes = vec![0; usize::try_from(count.saturating_mul(8)).unwrap_or(0)];
+    let read = file.read_at(&mut bytes, first.saturating_mul(8)).unwrap_or(0);
+    bytes[..read].as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folio_is_a_head_and_its_tails() {
+        let around = Around { words: vec![0, HEAD, TAIL, TAIL, TAIL, 0, HEAD, TAIL], before: 2 };
+        let sizes: Vec<u32> = (0..7).map(|i| around.folio(i)).collect();
+        assert_eq!(sizes, [4, 4, 4, 1, 2, 2, 1]);
+        assert_eq!((around.flags(0), around.flags(6)), (Some(TAIL), None));
+    }
+}
