@@ -166,10 +166,13 @@ fn total(snapshot: &Snapshot, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Fac
     facts_of("total", "Total", Shape::Columns, facts)
 }
 
+/// The verdict on what has none.
+const NONE: &str = "no huge pages";
+
 /// What to call a mapping, or a process, by how much of its huge pages is zero.
 fn judge(huge: Bytes, bloat: &Reading<Estimate>) -> &'static str {
     match bloat.as_ref().map(|bloat| bloat.bytes.fraction_of(huge)) {
-        _ if huge.is_zero() => "no huge pages",
+        _ if huge.is_zero() => NONE,
         Err(_) | Ok(None) => "unknown",
         Ok(Some(share)) if share >= SPARSE => "touched sparsely",
         Ok(Some(share)) if share > DENSE => "partly used",
@@ -188,18 +191,25 @@ fn verdict(huge: &HugePages, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Para
         ],
         _ => Vec::new(),
     };
-    pieces.push(Value::text(format!("{verdict}.")));
-    if let Ok(sizes) = &huge.sizes {
-        let smaller = sizes.iter().filter(|s| !s.one_entry).map(|s| s.resident).sum::<Bytes>();
-        if !smaller.is_zero() {
-            pieces.extend([
-                Value::text(" "),
-                Value::Bytes(smaller.0),
-                Value::text(
-                    " lies in large folios that base entries map; nobody looked for zeros in them.",
-                ),
-            ]);
-        }
+    match verdict {
+        NONE => pieces.extend([
+            Value::text("no huge page of "),
+            Value::Bytes(huge.huge_size.0),
+            Value::text("."),
+        ]),
+        _ => pieces.push(Value::text(format!("{verdict}."))),
+    }
+    let smaller = huge.sizes.iter().flatten().filter(|size| !size.one_entry);
+    let resident = smaller.clone().map(|size| size.resident).sum::<Bytes>();
+    if !resident.is_zero() {
+        let zero: Reading<Bytes> = smaller.map(|size| size.zero.clone()).sum();
+        pieces.extend([
+            Value::text(" "),
+            Value::Bytes(resident.0),
+            Value::text(" lies in large folios that base entries map; "),
+            Value::bytes(zero),
+            Value::text(" of it is zero."),
+        ]);
     }
     Paragraph { title: "Verdict".into(), pieces, audience: Audience::People }
 }

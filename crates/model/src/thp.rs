@@ -31,7 +31,7 @@ pub struct HugePages {
 }
 
 /// Anonymous memory in folios of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FolioSize {
     /// The bytes of a folio.
     pub size: Bytes,
@@ -39,6 +39,9 @@ pub struct FolioSize {
     pub one_entry: bool,
     /// How much of the process is resident in such folios.
     pub resident: Bytes,
+    /// How much of that is base pages that are zero in every byte.
+    #[serde(with = "plain")]
+    pub zero: Reading<Bytes>,
 }
 
 /// How the contents of huge pages are looked at.

@@ -83,7 +83,10 @@ pub fn scan(
         }
     }
     let found: Vec<HugeMapping> = found.into_iter().map(|(mapping, _)| mapping).collect();
-    let sizes = folios::sizes(root, &mut scanner.space, mappings, &found, Bytes(huge_size))?;
+    let buffer = std::mem::take(&mut scanner.reader.buffers[0]);
+    let zeros = (look == Look::Exact).then_some(folios::Zeros { pid, buffer });
+    let size = Bytes(huge_size);
+    let sizes = folios::sizes(root, &mut scanner.space, mappings, &found, size, zeros)?;
     Ok(Ok(HugePages { sizes, ..scanner.finish(found, look, begin) }))
 }
 

@@ -44,6 +44,7 @@ pub(super) fn sizes(huge: &HugePages) -> Option<Table> {
     let columns = vec![
         Column::new("size", "Size", Cells::Bytes(sizes.iter().map(|s| s.size.0).collect())),
         Column::new("rss", "Resident", Cells::Bytes(sizes.iter().map(|s| s.resident.0).collect())),
+        Column::bytes("bloat", "Bloat", sizes.iter().map(|s| s.zero.clone())),
         Column::new(
             "mapped",
             "Mapped by",

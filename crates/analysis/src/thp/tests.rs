@@ -80,7 +80,7 @@ fn sparse_dense_and_absent_huge_pages_are_told_apart() {
     assert!(words(&dense).contains("well used"));
     let none = report(huge(Vec::new()));
     assert_eq!(severity(&none), None);
-    assert!(words(&none).contains("no huge pages"));
+    assert!(words(&none).contains("no huge page of "));
 }
 
 #[test]

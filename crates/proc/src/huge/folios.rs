@@ -8,10 +8,10 @@ use std::fs;
 use std::path::Path;
 
 use pagewise_model::thp::{FolioSize, HugeMapping};
-use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, Reading, Sharing};
+use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Pid, Reading, Sharing};
 use pagewise_sys::pagemap_scan::{Categories, Region, Request};
 
-use super::KERNEL_HALF;
+use super::{KERNEL_HALF, count_one, index};
 use crate::pages::entry::{Word, frame};
 use crate::pages::flags::Flags;
 use crate::pages::space::Space;
@@ -33,24 +33,50 @@ pub(super) fn sizes(
     mappings: &[Mapping],
     found: &[HugeMapping],
     huge_size: Bytes,
+    mut zeros: Option<Zeros>,
 ) -> Result<Reading<Vec<FolioSize>>, Error> {
     let huge: Bytes = found.iter().map(|mapping| mapping.anonymous).sum();
+    let zero = found.iter().map(|mapping| mapping.zero).sum();
+    let page_size = space.page_size();
     let mut sizes = BTreeMap::new();
     if !huge.is_zero() {
-        sizes.insert((huge_size, true), huge);
+        let pages = page_size.count(huge);
+        sizes.insert((huge_size, true), Tally { pages, zero });
     }
     if machine_has_others(Path::new(STATS), huge_size, huge) {
         match Flags::open(root.path()) {
-            Some(flags) => survey(&flags, space, mappings, &mut sizes)?,
+            Some(flags) => survey(&flags, space, mappings, &mut zeros, &mut sizes)?,
             None => {
                 let needs = "CAP_SYS_ADMIN, to see in which folios base pages lie";
                 return Ok(Err(Absent::NotPermitted(needs.into())));
             }
         }
     }
-    let row = |((size, one_entry), resident)| FolioSize { size, one_entry, resident };
+    let unread = || Absent::NotCollected("a sample does not tell: leave --sample out".into());
+    let row = |((size, one_entry), tally): ((Bytes, bool), Tally)| FolioSize {
+        size,
+        one_entry,
+        resident: page_size.pages(tally.pages),
+        zero: zeros.as_ref().map(|_| page_size.pages(tally.zero)).ok_or_else(unread),
+    };
     Ok(Ok(sizes.into_iter().map(row).collect()))
 }
+
+/// Base pages in folios of one size.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    pages: u64,
+    zero: u64,
+}
+
+/// Reads pages and counts those that are zero.
+pub(super) struct Zeros {
+    pub(super) pid: Pid,
+    pub(super) buffer: Vec<u8>,
+}
+
+/// Folios by size, and by whether one entry maps them.
+type Sizes = BTreeMap<(Bytes, bool), Tally>;
 
 /// Whether any process of the machine may have large anonymous folios that no huge entry maps: those of other sizes,
 /// or more of the huge size than `huge`.
@@ -78,7 +104,8 @@ fn survey(
     flags: &Flags,
     space: &mut Space,
     mappings: &[Mapping],
-    sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
+    zeros: &mut Option<Zeros>,
+    sizes: &mut Sizes,
 ) -> Result<(), Error> {
     let request = Request {
         all_of: Categories::PRESENT,
@@ -99,7 +126,7 @@ fn survey(
             }
         })?;
         for run in runs {
-            count(flags, space, run, &mut words, sizes)?;
+            count(flags, space, run, &mut words, zeros, sizes)?;
         }
     }
     Ok(())
@@ -111,27 +138,48 @@ fn count(
     space: &mut Space,
     mut run: AddrRange,
     words: &mut [Word],
-    sizes: &mut BTreeMap<(Bytes, bool), Bytes>,
+    zeros: &mut Option<Zeros>,
+    sizes: &mut Sizes,
 ) -> Result<(), Error> {
     let page_size = space.page_size();
     while !run.is_empty() {
         let most = page_size.pages(words.len() as u64).0;
         let end = run.end.min(run.start.saturating_add(most));
         let read = space.read_briskly(AddrRange { start: run.start, end }, words)?;
+        let mut at = run.start;
         for frames in consecutive(read) {
             let count = frames.end - frames.start;
             let around = flags.around(frames.start, count);
-            for i in 0..usize::try_from(count).unwrap_or(0) {
-                let pages = around.folio(i);
+            let mut i = 0;
+            while i < count {
+                // Pages of one folio lie together.
+                let pages = around.folio(index(i));
+                let alike = (i + 1..count).take_while(|&i| around.folio(index(i)) == pages);
+                let length = 1 + alike.count() as u64;
+                let bytes = page_size.pages(length).0;
                 if pages > 1 {
-                    let size = page_size.pages(pages.into());
-                    *sizes.entry((size, false)).or_default() += page_size.pages(1);
+                    let tally = sizes.entry((page_size.pages(pages.into()), false)).or_default();
+                    tally.pages += length;
+                    tally.zero += zero_pages(zeros, page_size, at..at + bytes)?;
                 }
+                at += bytes;
+                i += length;
             }
         }
         run.start = end;
     }
     Ok(())
+}
+
+fn zero_pages(
+    zeros: &mut Option<Zeros>,
+    page_size: PageSize,
+    range: std::ops::Range<u64>,
+) -> Result<u64, Error> {
+    let Some(Zeros { pid, buffer }) = zeros else { return Ok(0) };
+    let counted = count_one(*pid, page_size, range, buffer);
+    let failed = |error| Error::of_process(error, *pid, "process_vm_readv".as_ref());
+    counted.map(|counted| counted.zero).map_err(failed)
 }
 
 /// Runs of frames that follow each other, as page-table entries name them.
