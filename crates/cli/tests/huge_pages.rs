@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use fixture::{is_root, json, number, pagewise, program, skip, sum};
+use fixture::{is_root, json, lacks, number, pagewise, program, skip, sum};
 
 const MIB: u64 = 1 << 20;
 const HUGE: u64 = 2 * MIB;
@@ -40,7 +40,7 @@ impl Running {
         let running = Running::start(Command::new(program("huge")).args(arguments));
         let huge = running.counter("AnonHugePages");
         if huge < mib * MIB {
-            skip(&format!("the machine gives {huge} bytes of huge pages instead of {mib} MiB"));
+            lacks(&format!("the machine gives {huge} bytes of huge pages instead of {mib} MiB"));
             return None;
         }
         Some(running)
@@ -248,7 +248,7 @@ fn split_pages_can_be_made_huge_again() {
     let arguments = ["16", "4", "default"];
     let small = Running::start(Command::new(program("huge")).args(arguments));
     if small.counter("AnonHugePages") > 0 {
-        return skip("the machine gives huge pages to those who do not ask");
+        return lacks("the machine gives huge pages to those who do not ask");
     }
     let plan = &thp(&small, &["--collapse"])["plan"];
     assert_eq!(number(plan, "ranges"), 8);
@@ -280,7 +280,7 @@ fn a_sparse_std_map_is_found_and_named() {
     }
     let running = Running::start(&mut Command::new(built));
     if running.facts["collapsed"] == 0 {
-        return skip("the kernel makes no huge pages on request");
+        return lacks("the kernel makes no huge pages on request");
     }
     let report = thp(&running, &[]);
     assert!(finds_bloat(&report));
@@ -323,7 +323,7 @@ fn smaller_huge_pages_are_told_by_size() {
         return;
     }
     let Some(setting) = Setting::change(ENABLED, "madvise") else {
-        return skip("this kernel has no huge pages of 64 KiB");
+        return lacks("this kernel has no huge pages of 64 KiB");
     };
     // Too small for one of 2 MiB.
     let running = Running::start(Command::new(program("huge")).args(["1", "64"]));
@@ -365,7 +365,7 @@ fn what_is_not_used_for_a_while_goes_to_swap() {
     if !is_root() {
         return;
     }
-    let Some(_swap) = Swap::on(128) else { return skip("a swap file cannot be used here") };
+    let Some(_swap) = Swap::on(128) else { return lacks("a swap file cannot be used here") };
     let big = Running::start(Command::new(program("big")).arg("64"));
     let page_out = ["--pageout", "--idle", "300ms"];
     let plan = &thp(&big, &page_out)["plan"];

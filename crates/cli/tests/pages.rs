@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use fixture::{Fixture, is_root, json, number, pagewise, program, skip};
+use fixture::{Fixture, is_root, json, lacks, number, pagewise, program};
 
 const PAGE: u64 = 4096;
 
@@ -168,7 +168,7 @@ fn writes_are_told_where_the_process_has_them_tracked() {
     let start = fixture.fact("tracked.start");
     if fixture.fact("tracked.on") == 0 {
         assert!(run_at(&report, start)["written"].is_null());
-        return skip("this kernel or C library cannot track writes");
+        return lacks("this kernel cannot track writes");
     }
     let written = run_at(&report, start);
     assert_eq!(
@@ -185,7 +185,7 @@ fn a_huge_page_is_one_run() {
     let start = fixture.fact("huge.start");
     let entry = fixture.smaps().into_iter().find(|e| (e.start..e.end).contains(&start)).unwrap();
     if entry.counter("AnonHugePages") == 0 {
-        return skip("the machine gives no huge pages");
+        return lacks("the machine gives no huge pages");
     }
     let report = pages(&fixture, &["--detail"]);
     let run = run_at(&report, start);
