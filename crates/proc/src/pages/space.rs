@@ -219,7 +219,7 @@ impl Space {
         }
         self.held = Duration::ZERO;
         if let Some(rests) = &self.rests {
-            rests.rest(self.pace.rest * 2);
+            rests.rest(self.pace.rest * 3);
         }
     }
 
