@@ -11,6 +11,7 @@ pub mod fragmentation;
 pub mod listing;
 pub mod machine;
 pub mod mapping;
+pub mod measured;
 pub mod name;
 pub mod object;
 pub mod page_map;

@@ -5,6 +5,7 @@
 pub mod borrow;
 pub mod madvise;
 pub mod pagemap_scan;
+pub mod perf_event;
 pub mod probe;
 pub mod procmap_query;
 mod ptrace;

@@ -1,0 +1,262 @@
+//! What commands cost: runs that were measured, with every value as it was read.
+//!
+//! Nothing here is summarised: an analysis makes medians and rates of it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::reading::plain;
+use crate::report::Label;
+use crate::{Absent, Bytes, Name, PageSize, Reading, Snapshot};
+
+/// A number that was counted, and for how much of the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    /// What was counted while the counter ran.
+    pub value: u64,
+    /// `None` for what is always counted. A counter of the CPU takes turns with others where there are more than fit.
+    pub share: Option<Share>,
+}
+
+/// For how long a counter should have counted, and did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Nanoseconds for which it was wanted.
+    pub enabled: u64,
+    /// Nanoseconds for which it ran.
+    pub running: u64,
+}
+
+impl Count {
+    /// A number that is always counted.
+    pub const fn exact(value: u64) -> Count {
+        Count { value, share: None }
+    }
+
+    /// The value for the whole time, as far as the part that was seen tells.
+    ///
+    /// # Errors
+    /// [`Absent::NeverScheduled`] for a counter that never ran: its 0 says nothing.
+    #[expect(clippy::cast_precision_loss, reason = "counts above 2^53 are not told apart by one")]
+    pub fn estimate(self) -> Reading<f64> {
+        match self.share {
+            None => Ok(self.value as f64),
+            Some(Share { running: 0, .. }) => Err(Absent::NeverScheduled),
+            Some(_) => Ok(self.value as f64 * self.scale()),
+        }
+    }
+
+    /// What [`Count::estimate`] multiplies by: 1 for a counter that ran all the time.
+    #[expect(clippy::cast_precision_loss, reason = "times are shorter than 2^53 ns, 104 days")]
+    pub fn scale(self) -> f64 {
+        match self.share {
+            Some(Share { enabled, running }) if 0 < running && running < enabled => {
+                enabled as f64 / running as f64
+            }
+            _ => 1.0,
+        }
+    }
+}
+
+/// What a number is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Nanoseconds; programs and people read seconds.
+    Nanos,
+    /// How many.
+    Count,
+    /// Bytes.
+    Bytes,
+}
+
+/// Whose events a number counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// The command and its children.
+    Process,
+    /// The command itself and its children, in user mode only.
+    ProcessUser,
+    /// Everything that ran on the machine meanwhile.
+    Machine,
+}
+
+impl Scope {
+    /// The name used in keys.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Scope::Process => "process",
+            Scope::ProcessUser => "process:user",
+            Scope::Machine => "machine",
+        }
+    }
+}
+
+/// Where a number comes from: what goes together on a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// A clock and `getrusage`.
+    Rusage,
+    /// Samples of `/proc` while it ran.
+    Sampled,
+    /// Counted by the kernel.
+    Software,
+    /// A tracepoint.
+    Tracepoint,
+    /// Counted by the CPU.
+    Hardware,
+    /// `/proc/vmstat` and `/proc/interrupts`.
+    Machine,
+}
+
+/// One thing that was measured in each run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metric {
+    /// The name: `minflt`.
+    pub name: Label,
+    /// What its numbers are of.
+    pub unit: Unit,
+    /// Whose.
+    pub scope: Scope,
+    /// Where from.
+    pub origin: Origin,
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// It exited with this status.
+    Exited(i32),
+    /// A signal killed it.
+    Killed(i32),
+}
+
+impl Ending {
+    /// The exit status that a shell reports.
+    pub const fn status(self) -> i32 {
+        match self {
+            Ending::Exited(status) => status,
+            Ending::Killed(signal) => 128 + signal,
+        }
+    }
+}
+
+/// One run of a command.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// When it began, in nanoseconds since the first run did.
+    pub at: u64,
+    /// How it ended.
+    pub ending: Ending,
+    /// What the kernel says was resident at the peak before the program began: `peak_res` cannot be lower.
+    pub floor: Bytes,
+    /// One a [`Metric`], in their order.
+    #[serde(with = "plain_each")]
+    pub values: Vec<Reading<Count>>,
+    /// The command as it was when a sample found the most PSS; only where that was asked for.
+    pub at_peak: Option<Box<Snapshot>>,
+}
+
+/// A command and its runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Arm {
+    /// The program and its arguments.
+    pub command: Vec<Name>,
+    /// In the order they were made.
+    pub runs: Vec<Run>,
+}
+
+/// How and where runs were made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Conditions {
+    /// `uname -r` of the machine.
+    pub kernel: Name,
+    /// Its base page size.
+    pub page_size: PageSize,
+    /// How many CPUs the commands could run on.
+    pub cpus: usize,
+    /// The one that they were pinned to.
+    pub pinned: Option<u32>,
+    /// Runs before the first that counts, for each command.
+    pub warmups: u32,
+    /// Nanoseconds between two samples of `/proc`.
+    pub sampled_every: Option<u64>,
+    /// `scaling_governor` of the CPU; absent where none is chosen, as in virtual machines.
+    #[serde(with = "plain")]
+    pub governor: Reading<Name>,
+    /// Seconds since 1970, when the first run began.
+    pub unix_seconds: u64,
+    /// Whether runs are missing since the user interrupted them.
+    pub interrupted: bool,
+}
+
+/// Commands that were run and measured. With two, their runs took turns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// How and where.
+    pub conditions: Conditions,
+    /// What was measured.
+    pub metrics: Vec<Metric>,
+    /// The command, and the one it is compared with.
+    pub arms: Vec<Arm>,
+}
+
+/// [`plain`] for each of a list.
+mod plain_each {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::{Count, plain};
+    use crate::Reading;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(transparent)]
+    struct One(#[serde(with = "plain")] Reading<Count>);
+
+    pub(super) fn serialize<S: Serializer>(
+        values: &[Reading<Count>],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values.iter().cloned().map(One))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<Reading<Count>>, D::Error> {
+        let values = Vec::<One>::deserialize(deserializer)?;
+        Ok(values.into_iter().map(|One(value)| value).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_that_took_turns_is_scaled_and_one_that_never_ran_says_nothing() {
+        let count =
+            |enabled, running| Count { value: 100, share: Some(Share { enabled, running }) };
+        assert_eq!(Count::exact(7).estimate(), Ok(7.0));
+        assert_eq!(count(1000, 1000).estimate(), Ok(100.0));
+        assert_eq!(count(1000, 250).estimate(), Ok(400.0));
+        assert_eq!(count(1000, 0).estimate(), Err(Absent::NeverScheduled));
+        assert_eq!(count(0, 0).estimate(), Err(Absent::NeverScheduled));
+        // The kernel's two clocks may differ by a little.
+        assert_eq!(count(1000, 1001).scale(), 1.0);
+    }
+
+    #[test]
+    fn runs_survive_json_with_their_gaps() {
+        let run = Run {
+            at: 5,
+            ending: Ending::Killed(9),
+            floor: Bytes::kib(600),
+            values: vec![Ok(Count::exact(1)), Err(Absent::NeverScheduled)],
+            at_peak: None,
+        };
+        let json = serde_json::to_string(&run).unwrap();
+        assert_eq!(serde_json::from_str::<Run>(&json).unwrap(), run, "{json}");
+        assert_eq!(run.ending.status(), 137);
+    }
+}

@@ -1,0 +1,381 @@
+//! `perf_event_open`: counters of the CPU, of the kernel, and of its tracepoints.
+
+use std::ffi::{CStr, c_int, c_ulong};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `PERF_TYPE_*` of `linux/perf_event.h`; other numbers name a PMU, as its `type` in sysfs says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kind(pub u32);
+
+impl Kind {
+    /// A generic event of the CPU: `config` is a `PERF_COUNT_HW_*`.
+    pub const HARDWARE: Kind = Kind(0);
+    /// Counted by the kernel: `config` is a `PERF_COUNT_SW_*`.
+    pub const SOFTWARE: Kind = Kind(1);
+    /// A tracepoint: `config` is its `id` in tracefs.
+    pub const TRACEPOINT: Kind = Kind(2);
+    /// A generic event of a cache: `config` is cache | operation << 8 | result << 16.
+    pub const CACHE: Kind = Kind(3);
+    /// An event of the CPU by its own number: `config` is what the CPU's manual says.
+    pub const RAW: Kind = Kind(4);
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Event {
+    /// Who counts it.
+    pub kind: Kind,
+    /// Which event.
+    pub config: u64,
+    /// More of it, for a PMU that needs more.
+    pub config1: u64,
+    /// Still more.
+    pub config2: u64,
+}
+
+impl Event {
+    /// An event that `config` alone names.
+    pub const fn new(kind: Kind, config: u64) -> Event {
+        Event { kind, config, config1: 0, config2: 0 }
+    }
+}
+
+/// Whose events are counted, wherever it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// Those of the thread that opens the counter.
+    ThisThread,
+    /// Those of this thread.
+    Thread(u32),
+}
+
+/// When and where a counter counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mode {
+    /// New threads and children of the counted thread count too, and theirs.
+    pub inherit: bool,
+    /// Does not count before [`Counter::enable`], or before an `exec` where `enable_on_exec` says so.
+    pub disabled: bool,
+    /// Starts at the next `exec` of the counted thread; for an inherited counter of the child's.
+    pub enable_on_exec: bool,
+    /// Counts in user mode only: what anyone may count while `kernel.perf_event_paranoid` is 2.
+    pub exclude_kernel: bool,
+}
+
+/// `perf_event_attr` of `linux/perf_event.h`, as large as it was in Linux 4.1.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    breakpoint_type: u32,
+    config1: u64,
+    config2: u64,
+    branch_sample_type: u64,
+    sample_regs_user: u64,
+    sample_stack_user: u32,
+    clock_id: i32,
+    sample_regs_interrupted: u64,
+    aux_watermark: u32,
+    sample_max_stack: u16,
+    reserved: u16,
+}
+
+/// `PERF_ATTR_SIZE_VER5`.
+const ATTRIBUTES_SIZE: u32 = 112;
+const _: () = assert!(size_of::<Attributes>() == ATTRIBUTES_SIZE as usize);
+
+/// The bits of `flags`, from the first.
+mod flag {
+    pub(super) const DISABLED: u64 = 1 << 0;
+    pub(super) const INHERIT: u64 = 1 << 1;
+    pub(super) const EXCLUDE_KERNEL: u64 = 1 << 5;
+    pub(super) const EXCLUDE_HYPERVISOR: u64 = 1 << 6;
+    pub(super) const ENABLE_ON_EXEC: u64 = 1 << 12;
+}
+
+/// Bits of `read_format`: what comes before or beside a count.
+const FORMAT_TOTAL_TIME_ENABLED: u64 = 1 << 0;
+const FORMAT_TOTAL_TIME_RUNNING: u64 = 1 << 1;
+const FORMAT_GROUP: u64 = 1 << 3;
+
+const FLAG_FD_CLOEXEC: c_ulong = 1 << 3;
+
+/// `_IO('$', n)`, and `_IOW('$', 6, char *)`.
+const IOC_ENABLE: c_ulong = 0x2400;
+const IOC_DISABLE: c_ulong = 0x2401;
+const IOC_RESET: c_ulong = 0x2403;
+const IOC_SET_FILTER: c_ulong = 0x4008_2406;
+/// Makes an ioctl of a leader one of its whole group.
+const IOC_FLAG_GROUP: c_ulong = 1;
+
+/// What a counter says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// How many, while it ran.
+    pub value: u64,
+    /// For how many nanoseconds it should have counted.
+    pub enabled: u64,
+    /// For how many it did: fewer where more counters are wanted than the CPU has.
+    pub running: u64,
+}
+
+/// An open counter. Closing it is dropping it; of a group, the leader last.
+#[derive(Debug)]
+pub struct Counter {
+    fd: OwnedFd,
+    group: bool,
+}
+
+impl Counter {
+    /// Opens a counter that is read alone, in the group of `leader` or as a leader. A group is counted together or not
+    /// at all.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EOPNOTSUPP`, `ENODEV`: nobody here counts that; `EACCES`, `EPERM`: not for us; `EINVAL`: not so;
+    /// `EMFILE`; `ENOSYS`: the kernel has no such call; `ESRCH`.
+    pub fn open(
+        event: Event,
+        whose: Whose,
+        mode: Mode,
+        leader: Option<&Counter>,
+    ) -> io::Result<Counter> {
+        Counter::open_as(event, whose, mode, leader, false)
+    }
+
+    /// Opens the leader of a group that is read in one call with [`Counter::read_group`]. Its members are opened so
+    /// too, with it as their leader.
+    ///
+    /// # Errors
+    /// As [`Counter::open`]; `EINVAL` together with `inherit` before Linux 4.3.
+    pub fn open_in_group(
+        event: Event,
+        whose: Whose,
+        mode: Mode,
+        leader: Option<&Counter>,
+    ) -> io::Result<Counter> {
+        Counter::open_as(event, whose, mode, leader, true)
+    }
+
+    fn open_as(
+        event: Event,
+        whose: Whose,
+        mode: Mode,
+        leader: Option<&Counter>,
+        group: bool,
+    ) -> io::Result<Counter> {
+        let bits = [
+            (mode.disabled, flag::DISABLED),
+            (mode.inherit, flag::INHERIT),
+            (mode.exclude_kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HYPERVISOR),
+            (mode.enable_on_exec, flag::ENABLE_ON_EXEC),
+        ];
+        let attributes = Attributes {
+            kind: event.kind.0,
+            size: ATTRIBUTES_SIZE,
+            config: event.config,
+            config1: event.config1,
+            config2: event.config2,
+            read_format: FORMAT_TOTAL_TIME_ENABLED
+                | FORMAT_TOTAL_TIME_RUNNING
+                | if group { FORMAT_GROUP } else { 0 },
+            flags: bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit),
+            ..Attributes::default()
+        };
+        let thread = match whose {
+            Whose::ThisThread => 0,
+            Whose::Thread(tid) => {
+                libc::pid_t::try_from(tid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?
+            }
+        };
+        let leader = leader.map_or(-1, |leader| leader.fd.as_raw_fd());
+        const ANY_CPU: c_int = -1;
+        // SAFETY: the call reads as many bytes as `size` says from its first argument, which is a struct of that size.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_perf_event_open,
+                &raw const attributes,
+                thread,
+                ANY_CPU,
+                leader,
+                FLAG_FD_CLOEXEC,
+            )
+        };
+        let Ok(fd @ 0..) = c_int::try_from(fd) else {
+            return Err(io::Error::last_os_error());
+        };
+        // SAFETY: the kernel has just made this descriptor for us.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Counter { fd, group })
+    }
+
+    /// Reads a counter that was opened alone, with what its inherited ones counted.
+    ///
+    /// # Errors
+    /// Those of `read`; `UnexpectedEof` for a pinned counter that could not run.
+    pub fn read(&self) -> io::Result<Counted> {
+        let mut words = [0; 3];
+        self.read_words(&mut words)?;
+        let [value, enabled, running] = words;
+        Ok(Counted { value, enabled, running })
+    }
+
+    /// Reads a whole group from its leader in one call: the values in the order of opening.
+    ///
+    /// # Errors
+    /// Those of `read`; `InvalidData` where the group has not as many members as `values`, or was opened alone.
+    pub fn read_group(&self, values: &mut [u64]) -> io::Result<Times> {
+        /// A group of more does not fit any CPU.
+        const MOST: usize = 16;
+        const HEAD: usize = 3;
+        if !self.group || values.len() > MOST {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut words = [0; HEAD + MOST];
+        let words = &mut words[..HEAD + values.len()];
+        self.read_words(words)?;
+        if words[0] != values.len() as u64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        values.copy_from_slice(&words[HEAD..]);
+        Ok(Times { enabled: words[1], running: words[2] })
+    }
+
+    fn read_words(&self, words: &mut [u64]) -> io::Result<()> {
+        let mut bytes = [0; 19 * size_of::<u64>()];
+        let bytes = &mut bytes[..size_of_val(words)];
+        let read = rustix::io::read(&self.fd, &mut *bytes)?;
+        if read != bytes.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(size_of::<u64>())) {
+            *word = u64::from_ne_bytes(bytes.try_into().expect("each chunk is a word long"));
+        }
+        Ok(())
+    }
+
+    /// Starts counting; of a group's leader, the whole group.
+    ///
+    /// # Errors
+    /// Those of `ioctl`.
+    pub fn enable(&self) -> io::Result<()> {
+        self.control(IOC_ENABLE)
+    }
+
+    /// Stops counting; of a group's leader, the whole group.
+    ///
+    /// # Errors
+    /// Those of `ioctl`.
+    pub fn disable(&self) -> io::Result<()> {
+        self.control(IOC_DISABLE)
+    }
+
+    /// Sets the value to 0, not the times; of a group's leader, all values of the group.
+    ///
+    /// # Errors
+    /// Those of `ioctl`.
+    pub fn reset(&self) -> io::Result<()> {
+        self.control(IOC_RESET)
+    }
+
+    fn control(&self, request: c_ulong) -> io::Result<()> {
+        // SAFETY: these requests take a number and touch no memory of ours.
+        match unsafe { libc::ioctl(self.fd.as_raw_fd(), request, IOC_FLAG_GROUP) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts only where a field of the tracepoint has a value: `reason == 4`.
+    ///
+    /// # Errors
+    /// `EINVAL` for an expression that the kernel does not understand, or an event that is no tracepoint.
+    pub fn set_filter(&self, expression: &CStr) -> io::Result<()> {
+        // SAFETY: the request reads a string that ends with NUL from its argument, which is one.
+        match unsafe { libc::ioctl(self.fd.as_raw_fd(), IOC_SET_FILTER, expression.as_ptr()) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl AsFd for Counter {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// How long a group should have counted, and did, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// As [`Counted::enabled`].
+    pub enabled: u64,
+    /// As [`Counted::running`].
+    pub running: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `PERF_COUNT_SW_PAGE_FAULTS_MIN`.
+    const MINOR_FAULTS: Event = Event::new(Kind::SOFTWARE, 5);
+    const OFF: Mode =
+        Mode { inherit: false, disabled: true, enable_on_exec: false, exclude_kernel: true };
+
+    fn touch(pages: usize) {
+        let page = usize::try_from(crate::system::page_size()).unwrap();
+        let mut region = crate::region::Region::map(pages * page, page).unwrap();
+        region.advise(crate::madvise::Advice::NoHugePage).unwrap();
+        for byte in region.bytes().iter_mut().step_by(page) {
+            *byte = 1;
+        }
+    }
+
+    #[test]
+    fn faults_are_counted_while_it_is_on() {
+        let counter = Counter::open(MINOR_FAULTS, Whose::ThisThread, OFF, None).unwrap();
+        touch(10);
+        assert_eq!(counter.read().unwrap().value, 0);
+        counter.enable().unwrap();
+        touch(100);
+        counter.disable().unwrap();
+        let counted = counter.read().unwrap();
+        assert!((100..110).contains(&counted.value), "{counted:?}");
+        assert!(counted.enabled > 0 && counted.running == counted.enabled, "{counted:?}");
+        counter.reset().unwrap();
+        assert_eq!(counter.read().unwrap().value, 0);
+    }
+
+    #[test]
+    fn a_group_is_switched_and_read_together() {
+        let leader = Counter::open_in_group(MINOR_FAULTS, Whose::ThisThread, OFF, None).unwrap();
+        let all_faults = Event::new(Kind::SOFTWARE, 2);
+        let _member =
+            Counter::open_in_group(all_faults, Whose::ThisThread, OFF, Some(&leader)).unwrap();
+        leader.enable().unwrap();
+        touch(50);
+        leader.disable().unwrap();
+        let mut values = [0; 2];
+        leader.read_group(&mut values).unwrap();
+        assert!((50..60).contains(&values[0]) && values[1] == values[0], "{values:?}");
+        assert!(leader.read_group(&mut [0]).is_err(), "a group of two is not one");
+        assert!(leader.read_group(&mut [0; 17]).is_err());
+    }
+
+    #[test]
+    fn what_nobody_counts_is_an_error() {
+        for event in [Event::new(Kind(u32::MAX), 0), Event::new(Kind::SOFTWARE, 1 << 40)] {
+            assert!(Counter::open(event, Whose::ThisThread, OFF, None).is_err(), "{event:?}");
+        }
+        let gone = Counter::open(MINOR_FAULTS, Whose::Thread(u32::MAX), OFF, None);
+        assert_eq!(gone.unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+}
