@@ -3,6 +3,8 @@
 //! One file an interface. Errors are what the kernel answered, as [`std::io::Error`].
 
 pub mod borrow;
+pub mod interrupt;
+pub mod launch;
 pub mod madvise;
 pub mod pagemap_scan;
 pub mod perf_event;
@@ -15,3 +17,4 @@ pub mod rest;
 pub mod system;
 pub mod thp;
 pub mod trace;
+pub mod tracefs;

@@ -5,7 +5,7 @@
 //! cost it a round trip to us. Its child processes run untraced.
 
 mod signals;
-mod start;
+pub(crate) mod start;
 pub(crate) mod wait;
 
 use std::collections::BTreeMap;

@@ -20,7 +20,7 @@ use crate::system::{euid, has_capability};
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// A program and its arguments, in the form that `execv` takes.
-pub(super) struct Image {
+pub(crate) struct Image {
     path: CString,
     arguments: Vec<CString>,
 }
@@ -30,10 +30,21 @@ impl Image {
     ///
     /// # Errors
     /// `ENOENT`, `EACCES` where only files that may not be executed have its name; a NUL in a word.
-    pub(super) fn find(program: &OsStr, arguments: &[OsString]) -> io::Result<Image> {
+    pub(crate) fn find(program: &OsStr, arguments: &[OsString]) -> io::Result<Image> {
         let words = std::iter::once(program.to_owned()).chain(arguments.iter().cloned());
         let arguments = words.map(c_string).collect::<Result<_, _>>()?;
         Ok(Image { path: c_string(find(program)?.into_os_string())?, arguments })
+    }
+
+    /// The file to execute.
+    pub(crate) fn path(&self) -> &CString {
+        &self.path
+    }
+
+    /// The words, and the null pointer after them. They are the image's.
+    pub(crate) fn argv(&self) -> Vec<*const c_char> {
+        let words = self.arguments.iter().map(|word| word.as_ptr());
+        words.chain(std::iter::once(ptr::null())).collect()
     }
 
     /// Whether executing it raises privileges that a tracer without CAP_SYS_PTRACE would take away.
@@ -48,9 +59,7 @@ impl Image {
     /// Makes a child that waits for [`Newborn::go`] and then executes the program.
     pub(super) fn fork(&self) -> io::Result<Newborn> {
         let (ours, theirs) = UnixStream::pair()?;
-        let mut argv: Vec<*const c_char> =
-            self.arguments.iter().map(|word| word.as_ptr()).collect();
-        argv.push(ptr::null());
+        let argv = self.argv();
         // SAFETY: the child calls only async-signal-safe functions until it executes or exits, so
         // locks that other threads hold now do not matter.
         match unsafe { libc::fork() } {

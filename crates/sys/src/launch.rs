@@ -1,0 +1,437 @@
+//! Running a command again and again under a small process of its own, with what each run cost.
+//!
+//! The kernel gives a new program the peak RSS of the process that it replaces, so a command started by a large program
+//! seems to be as large. [`Launcher::start`] forks a process that holds little and does nothing but start the command:
+//!
+//! ```text
+//! we ── start ──► launcher ── launch ──► child, held ── exec ──► command
+//!                                        └ counters are opened on it
+//! ```
+//!
+//! The command has our standard streams, process group and terminal.
+
+use std::ffi::{CString, OsStr, OsString, c_char, c_int};
+use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::ptr::{self, NonNull};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::thread::CpuSet;
+
+use crate::trace::Ending;
+use crate::trace::start::Image;
+
+/// What the kernel counted for a process and those of its children that it waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time in user mode.
+    pub user: Duration,
+    /// CPU time in the kernel.
+    pub system: Duration,
+    /// The largest peak RSS of them in bytes: of one, not of all together.
+    pub max_rss: u64,
+    /// Page faults that needed no I/O.
+    pub minor_faults: u64,
+    /// Page faults that waited for I/O.
+    pub major_faults: u64,
+    /// Blocks of 512 bytes read for them.
+    pub blocks_in: u64,
+    /// Blocks of 512 bytes that they made dirty.
+    pub blocks_out: u64,
+    /// Times that one waited.
+    pub voluntary_switches: u64,
+    /// Times that one was preempted.
+    pub involuntary_switches: u64,
+}
+
+impl Usage {
+    /// Of the calling thread, or of the calling process and all its threads, as `who` says: a `RUSAGE_*`.
+    fn read(who: c_int) -> libc::rusage {
+        let mut usage = zeroed();
+        // SAFETY: the call writes one `rusage` to its last argument, which points to one.
+        unsafe { libc::getrusage(who, &raw mut usage) };
+        usage
+    }
+
+    fn of(usage: &libc::rusage) -> Usage {
+        let count = |n: libc::c_long| u64::try_from(n).unwrap_or(0);
+        let time = |t: libc::timeval| {
+            let micros = u64::try_from(t.tv_usec).unwrap_or(0);
+            Duration::from_secs(u64::try_from(t.tv_sec).unwrap_or(0))
+                + Duration::from_micros(micros)
+        };
+        Usage {
+            user: time(usage.ru_utime),
+            system: time(usage.ru_stime),
+            max_rss: count(usage.ru_maxrss).saturating_mul(1 << 10),
+            minor_faults: count(usage.ru_minflt),
+            major_faults: count(usage.ru_majflt),
+            blocks_in: count(usage.ru_inblock),
+            blocks_out: count(usage.ru_oublock),
+            voluntary_switches: count(usage.ru_nvcsw),
+            involuntary_switches: count(usage.ru_nivcsw),
+        }
+    }
+
+    /// What was added since `before`; the peak stays what it is.
+    #[must_use]
+    pub fn since(self, before: Usage) -> Usage {
+        Usage {
+            user: self.user.saturating_sub(before.user),
+            system: self.system.saturating_sub(before.system),
+            max_rss: self.max_rss,
+            minor_faults: self.minor_faults.saturating_sub(before.minor_faults),
+            major_faults: self.major_faults.saturating_sub(before.major_faults),
+            blocks_in: self.blocks_in.saturating_sub(before.blocks_in),
+            blocks_out: self.blocks_out.saturating_sub(before.blocks_out),
+            voluntary_switches: self.voluntary_switches.saturating_sub(before.voluntary_switches),
+            involuntary_switches: self
+                .involuntary_switches
+                .saturating_sub(before.involuntary_switches),
+        }
+    }
+}
+
+/// How one run went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// How the command ended.
+    pub ending: Ending,
+    /// From before `exec` until its end was known.
+    pub wall: Duration,
+    /// What it used since `exec`.
+    pub usage: Usage,
+    /// The peak RSS of the process that became the command: [`Usage::max_rss`] cannot be lower.
+    pub floor: u64,
+}
+
+/// What the launcher and its child write, in memory that they share with us.
+#[repr(C)]
+struct Board {
+    pid: libc::pid_t,
+    /// Why the command could not be executed; 0 where it was.
+    errno: c_int,
+    status: c_int,
+    begun: libc::timespec,
+    ended: libc::timespec,
+    before: libc::rusage,
+    after: libc::rusage,
+}
+
+/// What the launcher is told and tells us: that there shall be, and is, a child; that it has ended.
+const LAUNCH: u8 = b'L';
+const ENDED: u8 = b'E';
+/// What the child is told: to execute, or to end.
+const EXECUTE: u8 = b'X';
+const LEAVE: u8 = b'Q';
+
+/// Two ends of a channel; the second is the other process's.
+type Channel = (UnixStream, UnixStream);
+
+/// A process that starts a command whenever it is told to. Dropping it ends it; a command that runs is not waited for.
+#[derive(Debug)]
+pub struct Launcher {
+    pid: libc::pid_t,
+    channel: UnixStream,
+    child: UnixStream,
+    board: NonNull<Board>,
+}
+
+impl Launcher {
+    /// Forks the launcher for a command. A name without a slash is searched for in `PATH`. With `cpu`, the command runs on
+    /// that CPU alone. Best done early: what this process holds by then is the floor of every peak RSS.
+    /// A Ctrl-C ends the launcher as well, unless [`crate::interrupt`] notes it.
+    ///
+    /// # Errors
+    /// `ENOENT` where there is no such program, `EACCES` where it cannot be executed: what a shell answers with exit code
+    /// 127 and 126. `EINVAL` for a CPU that there is not.
+    pub fn start(
+        program: &OsStr,
+        arguments: &[OsString],
+        cpu: Option<u32>,
+    ) -> io::Result<Launcher> {
+        let image = Image::find(program, arguments)?;
+        let board = map_board()?;
+        let (channel, child): (Channel, Channel) = (UnixStream::pair()?, UnixStream::pair()?);
+        let argv = image.argv();
+        // SAFETY: the child calls only async-signal-safe functions until it exits, so locks that other threads hold now
+        // do not matter.
+        let pid = match unsafe { libc::fork() } {
+            -1 => return Err(io::Error::last_os_error()),
+            0 => {
+                let ours = [channel.0.as_raw_fd(), child.0.as_raw_fd()];
+                let place = Place {
+                    channel: channel.1.as_raw_fd(),
+                    child: child.1.as_raw_fd(),
+                    board: board.as_ptr(),
+                };
+                serve(image.path(), &argv, ours, place)
+            }
+            pid => pid,
+        };
+        let launcher = Launcher { pid, channel: channel.0, child: child.0, board };
+        if let Some(cpu) = cpu {
+            launcher.pin(cpu)?;
+        }
+        Ok(launcher)
+    }
+
+    fn pin(&self, cpu: u32) -> io::Result<()> {
+        let mut set = CpuSet::new();
+        let cpu = usize::try_from(cpu).ok().filter(|cpu| *cpu < CpuSet::MAX_CPU);
+        set.set(cpu.ok_or(io::Error::from_raw_os_error(libc::EINVAL))?);
+        let pid = rustix::process::Pid::from_raw(self.pid);
+        Ok(rustix::thread::sched_setaffinity(pid, &set)?)
+    }
+
+    /// Makes a process for the command, hands its id to `prepare` while it is held, and lets it execute: counters that
+    /// are opened on it with `enable_on_exec` count the command from its first instruction, and its children with
+    /// `inherit`. Where `prepare` fails, the command is not executed.
+    ///
+    /// # Errors
+    /// Those of `prepare`; `EAGAIN` and others of `fork`; `UnexpectedEof` where the launcher was killed.
+    pub fn launch<E: From<io::Error>>(
+        &mut self,
+        prepare: impl FnOnce(u32) -> Result<(), E>,
+    ) -> Result<Running<'_>, E> {
+        self.channel.write_all(&[LAUNCH])?;
+        if self.hear()? != LAUNCH {
+            return Err(io::Error::from_raw_os_error(self.board().errno).into());
+        }
+        let pid = self.child_id().unsigned_abs();
+        let prepared = prepare(pid);
+        self.child.write_all(&[if prepared.is_ok() { EXECUTE } else { LEAVE }])?;
+        if let Err(error) = prepared {
+            self.hear()?;
+            return Err(error);
+        }
+        Ok(Running { pid, launcher: self })
+    }
+
+    fn hear(&mut self) -> io::Result<u8> {
+        let mut word = [0];
+        self.channel.read_exact(&mut word)?;
+        Ok(word[0])
+    }
+
+    fn child_id(&self) -> libc::pid_t {
+        // SAFETY: the board is mapped while `self` lives.
+        let pid = unsafe { &raw const (*self.board.as_ptr()).pid };
+        // SAFETY: the launcher wrote it before it told us that there is a child, and does not before it is told again.
+        unsafe { pid.read_volatile() }
+    }
+
+    /// What is on the board after an end. Both sides use it only in turns: each hears of the other's writing through the channel.
+    fn board(&self) -> Board {
+        // SAFETY: the memory is mapped while `self` lives and holds a struct of numbers, all zero at first.
+        unsafe { self.board.as_ptr().read_volatile() }
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.channel.shutdown(std::net::Shutdown::Both);
+        // SAFETY: this ends a child of ours that has not been waited for, so the id is still its own.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        // SAFETY: a null status is not written.
+        unsafe { libc::waitpid(self.pid, ptr::null_mut(), 0) };
+        // SAFETY: this is what was mapped, and no pointer to it outlives `self`.
+        unsafe { libc::munmap(self.board.as_ptr().cast(), size_of::<Board>()) };
+    }
+}
+
+/// A command that was started.
+#[derive(Debug)]
+pub struct Running<'a> {
+    pid: u32,
+    launcher: &'a mut Launcher,
+}
+
+impl Running<'_> {
+    /// The process id of the command. Before its `exec`, for some microseconds, it is still a copy of the launcher.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Waits for its end until the deadline; `None` where it runs on.
+    ///
+    /// # Errors
+    /// What `exec` answered, where it could not be executed; `UnexpectedEof` where the launcher was killed.
+    pub fn wait(&mut self, deadline: Option<Instant>) -> io::Result<Option<Outcome>> {
+        if !self.has_news(deadline)? {
+            return Ok(None);
+        }
+        self.launcher.hear()?;
+        let board = self.launcher.board();
+        if board.errno != 0 {
+            return Err(io::Error::from_raw_os_error(board.errno));
+        }
+        let before = Usage::of(&board.before);
+        Ok(Some(Outcome {
+            ending: ending(board.status),
+            wall: time(board.ended).saturating_sub(time(board.begun)),
+            usage: Usage::of(&board.after).since(before),
+            floor: before.max_rss,
+        }))
+    }
+
+    /// Sleeps until the launcher has something to say; `false` where the deadline passed or a signal came.
+    fn has_news(&self, deadline: Option<Instant>) -> io::Result<bool> {
+        let channel = &self.launcher.channel;
+        let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = timeout.and_then(|left| rustix::time::Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::new(channel, PollFlags::IN)], timeout.as_ref()) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn ending(status: c_int) -> Ending {
+    if libc::WIFSIGNALED(status) {
+        Ending::Killed { signal: libc::WTERMSIG(status), core: libc::WCOREDUMP(status) }
+    } else {
+        Ending::Exited(libc::WEXITSTATUS(status))
+    }
+}
+
+fn time(at: libc::timespec) -> Duration {
+    let nanos = u64::try_from(at.tv_nsec).unwrap_or(0);
+    Duration::from_secs(u64::try_from(at.tv_sec).unwrap_or(0)) + Duration::from_nanos(nanos)
+}
+
+fn map_board() -> io::Result<NonNull<Board>> {
+    // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+    let start = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            size_of::<Board>(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(NonNull::new(start.cast()).expect("the kernel maps nothing at 0"))
+}
+
+fn zeroed() -> libc::rusage {
+    // SAFETY: a struct of numbers, for which all zero is a value.
+    unsafe { MaybeUninit::<libc::rusage>::zeroed().assume_init() }
+}
+
+fn now() -> libc::timespec {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one `timespec` to its last argument, which points to one.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now
+}
+
+/// What the launcher has of ours.
+#[derive(Clone, Copy)]
+struct Place {
+    channel: RawFd,
+    child: RawFd,
+    board: *mut Board,
+}
+
+/// The launcher's part, until our end of the channel is closed. No allocation, no lock, no unwinding, here and in the
+/// child: another thread of the parent may have been inside any of these when it forked.
+fn serve(path: &CString, argv: &[*const c_char], ours: [RawFd; 2], place: Place) -> ! {
+    for fd in ours {
+        // SAFETY: the parent's ends are not used here; closing them lets us notice the parent's death.
+        unsafe { libc::close(fd) };
+    }
+    let Place { channel, child, board } = place;
+    while read_word(channel).is_some() {
+        // SAFETY: the board is mapped and ours until we write to the channel.
+        unsafe { (*board).errno = 0 };
+        // SAFETY: this process has one thread.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            if read_word(child) == Some(EXECUTE) {
+                execute(path, argv, board);
+            }
+            leave(127);
+        }
+        if pid == -1 {
+            let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
+            // SAFETY: as above.
+            unsafe { (*board).errno = errno };
+            say(channel, ENDED);
+            continue;
+        }
+        // SAFETY: as above; the child does not write this member.
+        unsafe { (*board).pid = pid };
+        say(channel, LAUNCH);
+        wait_for(pid, board);
+        say(channel, ENDED);
+    }
+    leave(0)
+}
+
+/// Waits for the end of the command, and writes down when and how it was and what it used.
+fn wait_for(pid: libc::pid_t, board: *mut Board) {
+    let mut status = 0;
+    let mut usage = zeroed();
+    // SAFETY: both pointers are to what the call writes there.
+    while unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) } == -1 {
+        if io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+            break;
+        }
+    }
+    let now = now();
+    // SAFETY: the board is mapped, and nobody else writes this member.
+    unsafe { (*board).ended = now };
+    // SAFETY: as above.
+    unsafe { (*board).status = status };
+    // SAFETY: as above.
+    unsafe { (*board).after = usage };
+}
+
+/// The child's part: returns only where the command cannot be executed.
+fn execute(path: &CString, argv: &[*const c_char], board: *mut Board) {
+    // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not expect to be started so.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let usage = Usage::read(libc::RUSAGE_SELF);
+    // SAFETY: the board is mapped, and nobody else writes this member.
+    unsafe { (*board).before = usage };
+    let now = now();
+    // SAFETY: as above.
+    unsafe { (*board).begun = now };
+    // SAFETY: `path` and the words of `argv` end with NUL, `argv` itself with a null pointer. A path with a slash makes
+    // `execvp` search nothing; it hands a file without a header to the shell.
+    unsafe { libc::execvp(path.as_ptr(), argv.as_ptr()) };
+    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOEXEC);
+    // SAFETY: as above; the launcher's parent reads it after our end.
+    unsafe { (*board).errno = errno };
+}
+
+/// Ends this process without running anything that was registered in the one it was forked from.
+fn leave(status: c_int) -> ! {
+    // SAFETY: the call takes a number and does not return.
+    unsafe { libc::_exit(status) }
+}
+
+/// The next word from the other end; `None` once that is closed.
+fn read_word(channel: RawFd) -> Option<u8> {
+    let mut word = 0_u8;
+    // SAFETY: `word` is one writable byte.
+    match unsafe { libc::read(channel, (&raw mut word).cast(), 1) } {
+        1 => Some(word),
+        -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => read_word(channel),
+        _ => None,
+    }
+}
+
+fn say(channel: RawFd, word: u8) {
+    // SAFETY: `word` is one readable byte. Where nobody listens any more, the next read says so.
+    unsafe { libc::send(channel, (&raw const word).cast(), 1, libc::MSG_NOSIGNAL) };
+}

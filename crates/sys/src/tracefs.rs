@@ -1,0 +1,95 @@
+//! tracefs: where the kernel says which tracepoints it has. Found where it is mounted, else opened without being mounted.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{CWD, Mode, OFlags, openat, statfs};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+/// Where it is mounted, if it is.
+const PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+
+/// `TRACEFS_MAGIC` of `linux/magic.h`.
+const MAGIC: i64 = 0x7472_6163;
+
+/// An open tracefs.
+#[derive(Debug)]
+pub struct TraceFs {
+    folder: OwnedFd,
+}
+
+impl TraceFs {
+    /// Opens it. Where it is not mounted, a file system of our own is made that nobody else sees and that is gone with
+    /// the value: the machine stays as it is.
+    ///
+    /// # Errors
+    /// `EACCES` or `EPERM` where we may not; `ENODEV` where the kernel has none.
+    pub fn open() -> io::Result<TraceFs> {
+        let mounted =
+            PLACES.iter().find(|place| statfs(**place).is_ok_and(|fs| fs.f_type == MAGIC));
+        let folder = match mounted {
+            Some(place) => openat(CWD, *place, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?,
+            None => detached()?,
+        };
+        Ok(TraceFs { folder })
+    }
+
+    /// All of a file: `events/tlb/tlb_flush/id`.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none; `EACCES`.
+    pub fn read(&self, path: &str) -> io::Result<Vec<u8>> {
+        let file = openat(&self.folder, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut text = Vec::new();
+        File::from(file).read_to_end(&mut text)?;
+        Ok(text)
+    }
+
+    /// The names in a folder: `events/tlb`.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none; `EACCES`.
+    pub fn list(&self, path: &str) -> io::Result<Vec<Vec<u8>>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = openat(&self.folder, path, flags, Mode::empty())?;
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::new(folder)? {
+            let entry = entry?;
+            names.push(entry.file_name().to_bytes().to_vec());
+        }
+        names.retain(|name| name != b"." && name != b"..");
+        Ok(names)
+    }
+}
+
+/// A tracefs that is mounted nowhere.
+fn detached() -> io::Result<OwnedFd> {
+    let context = fsopen("tracefs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::{CapabilitySet, has_capability};
+
+    #[test]
+    fn a_tracepoint_has_its_number_mounted_or_not_and_nothing_gets_mounted() {
+        let mounts = || std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let before = mounts();
+        if !has_capability(CapabilitySet::SYS_ADMIN) {
+            assert!(TraceFs::open().is_err() || before.contains("tracefs"));
+            return;
+        }
+        let tracefs = TraceFs::open().unwrap();
+        let id = tracefs.read("events/exceptions/page_fault_user/id").unwrap();
+        assert!(std::str::from_utf8(&id).unwrap().trim().parse::<u64>().unwrap() > 0);
+        let reasons = tracefs.list("events/tlb").unwrap();
+        assert!(reasons.iter().any(|name| name == b"tlb_flush"), "{reasons:?}");
+        assert_eq!(mounts(), before);
+        let missing = tracefs.read("events/no/such/id").unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+}
