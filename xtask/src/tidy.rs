@@ -36,11 +36,12 @@ const IMPURE: &[(&str, &[&str])] = &[
     ("model", &["fs", "env", "net", "process", "time::Instant", "time::SystemTime"]),
     ("analysis", &["fs", "env", "net", "process", "time"]),
     ("view", &["fs", "env", "net", "process", "time"]),
+    ("stats", &["fs", "env", "net", "process", "time"]),
 ];
 
 /// The crates that must not print.
 const SILENT: &[&str] =
-    &["model", "sys", "proc", "repair", "measure", "heaplog", "sim", "analysis", "view"];
+    &["model", "sys", "proc", "repair", "measure", "heaplog", "stats", "sim", "analysis", "view"];
 
 const PRINTS: &[&str] = &["print!", "println!", "eprint!", "eprintln!", "dbg!"];
 

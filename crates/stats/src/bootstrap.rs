@@ -1,0 +1,257 @@
+//! 95 % intervals of a median and of a ratio of medians, by the bootstrap.
+//!
+//! Both are percentile intervals, with the tails of the median's expanded (Hesterberg, "What teachers
+//! should know about the bootstrap", 2015). The resampled median of few values takes few values
+//! itself, and the plain interval of normal samples held the true median in 88 % for n = 7 and 92 %
+//! for n = 15; with its ends where a t interval would end it holds in 95 % or more. A ratio of two
+//! medians takes many more values, and its plain interval is right: it calls two samples of the same
+//! different in 5 % of cases for n = 10; expanded it would miss differences, at 1.5 %.
+//!
+//! BCa and the studentised bootstrap divide by a spread that is 0 where values are tied, as counts
+//! are; a smoothed bootstrap ends where no value was seen. `tests/calibration.rs` counts how often
+//! the intervals hold.
+
+use fastrand::Rng;
+
+use crate::normal::{student_975, upper_tail};
+use crate::summary::{median_of_sorted, sorted};
+
+/// No interval of fewer values: even from the smallest to the largest, four values hold the true
+/// median in 87.5 % only (1 - 2/2^n); five in 93.75 %.
+const FEWEST: usize = 5;
+
+const RESAMPLES: usize = 10_000;
+/// Of many values fewer resamples are taken, to draw this many values in all,
+const DRAWS: usize = 10_000_000;
+/// but at least these, which leave some twenty beyond each end.
+const FEWEST_RESAMPLES: usize = 1_000;
+
+/// The share of the resamples beyond each end of a 95 % interval.
+const TAIL: f64 = 0.025;
+
+/// Any fixed number: the same values give the same interval.
+const SEED: u64 = 0x7061_6765;
+
+/// Where the truth lies, with 95 % confidence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    /// The lower end.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+}
+
+/// How two medians compare.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratio {
+    /// The median of the first over the median of the second.
+    pub median: f64,
+    /// Where the true ratio lies; an interval without 1 tells the two apart.
+    pub interval: Option<Interval>,
+}
+
+/// The 95 % interval of the median of what `values` are a sample of; `None` for fewer than five.
+///
+/// Holds the true median in 95 to 99 % (94 % for five values), more often where values are tied. Assumes that the values do not depend on each other: see [`crate::drift`].
+///
+/// # Complexity
+/// O(n) a resample: 10,000 resamples up to 1,000 values, 1,000 from 10,000 values on.
+pub fn median_interval(values: &[f64]) -> Option<Interval> {
+    let mut side = Side::of(values)?;
+    let n = values.len();
+    interval(n, expanded_tail(n), |rng| {
+        side.forget();
+        (0..n).for_each(|_| side.draw(rng.usize(..n)));
+        side.median()
+    })
+}
+
+/// How the median of `a` compares with that of `b`, from rounds of which each measured both.
+///
+/// The round `(a[i], b[i])` is drawn as one, so a machine that slows down for both of them widens
+/// no interval. Where the lengths differ there are no rounds, and each is resampled for itself.
+///
+/// `None` where a value is negative or not finite, or the median of `b` is 0. There is no interval
+/// for fewer than five values on either side, nor where `b` is so often 0 that its upper end is infinite.
+///
+/// Two samples of the same are told apart in 3 to 5 % of cases, in 6 or 7 % below ten rounds, and
+/// hardly ever where values are tied.
+///
+/// ```
+/// let ratio = pagewise_stats::ratio_of_medians(&[2.0, 2.1, 2.0], &[1.0, 1.0, 1.1]).unwrap();
+/// assert_eq!(ratio.median, 2.0);
+/// assert!(ratio.interval.is_none(), "three rounds are too few");
+/// ```
+///
+/// # Complexity
+/// O(n) a resample, of which there are as many as for [`median_interval`].
+pub fn ratio_of_medians(a: &[f64], b: &[f64]) -> Option<Ratio> {
+    let (mut a, mut b) = (Side::of(a)?, Side::of(b)?);
+    if a.sorted[0] < 0.0 || b.sorted[0] < 0.0 {
+        return None;
+    }
+    let (above, below) = (median_of_sorted(&a.sorted), median_of_sorted(&b.sorted));
+    if below == 0.0 {
+        return None;
+    }
+    let (n, m) = (a.sorted.len(), b.sorted.len());
+    let interval = interval(n.min(m), TAIL, |rng| {
+        a.forget();
+        b.forget();
+        for _ in 0..n {
+            let round = rng.usize(..n);
+            a.draw(round);
+            if n == m {
+                b.draw(round);
+            }
+        }
+        if n != m {
+            (0..m).for_each(|_| b.draw(rng.usize(..m)));
+        }
+        // Nothing against nothing is no difference.
+        if a.median() == b.median() { 1.0 } else { a.median() / b.median() }
+    });
+    Some(Ratio { median: above / below, interval })
+}
+
+/// The interval of a statistic of `n` values, of which `resampled` draws one; `tail` of the draws lie
+/// beyond each end.
+fn interval(n: usize, tail: f64, mut resampled: impl FnMut(&mut Rng) -> f64) -> Option<Interval> {
+    if n < FEWEST {
+        return None;
+    }
+    let mut rng = Rng::with_seed(SEED);
+    let resamples = (DRAWS / n).clamp(FEWEST_RESAMPLES, RESAMPLES);
+    let mut found: Vec<f64> = (0..resamples).map(|_| resampled(&mut rng)).collect();
+    found.sort_unstable_by(f64::total_cmp);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a probability times a few thousand, rounded down"
+    )]
+    let beyond = (tail * resamples as f64) as usize;
+    let interval = Interval { low: found[beyond], high: found[resamples - 1 - beyond] };
+    interval.high.is_finite().then_some(interval)
+}
+
+/// The tail of a normal interval that ends where a t interval of `n` values would.
+fn expanded_tail(n: usize) -> f64 {
+    let n = n as f64;
+    upper_tail((n / (n - 1.0)).sqrt() * student_975(n - 1.0))
+}
+
+/// The values of one side, and how often a resample has drawn each.
+///
+/// Counting by rank finds the median of a resample by one walk, without sorting it.
+struct Side {
+    sorted: Vec<f64>,
+    /// The place of each value in `sorted`.
+    rank: Vec<usize>,
+    drawn: Vec<usize>,
+}
+
+impl Side {
+    fn of(values: &[f64]) -> Option<Side> {
+        let sorted = sorted(values)?;
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_unstable_by(|&a, &b| values[a].total_cmp(&values[b]));
+        let mut rank = vec![0; values.len()];
+        order.iter().enumerate().for_each(|(place, &index)| rank[index] = place);
+        Some(Side { drawn: vec![0; values.len()], sorted, rank })
+    }
+
+    fn forget(&mut self) {
+        self.drawn.fill(0);
+    }
+
+    fn draw(&mut self, index: usize) {
+        self.drawn[self.rank[index]] += 1;
+    }
+
+    /// The median of what was drawn, which is as many as there are values.
+    fn median(&self) -> f64 {
+        let n = self.sorted.len();
+        let (lower, left) = self.place_of((n - 1) / 2, 0, 0);
+        let (upper, _) = self.place_of(n / 2, lower, left);
+        self.sorted[lower].midpoint(self.sorted[upper])
+    }
+
+    /// Where in `sorted` the draw number `number` in order of size is, from 0, looking from `place`
+    /// on, before which `passed` were drawn; and how many were drawn before it.
+    fn place_of(&self, number: usize, mut place: usize, mut passed: usize) -> (usize, usize) {
+        while passed + self.drawn[place] <= number {
+            passed += self.drawn[place];
+            place += 1;
+        }
+        (place, passed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIVE: [f64; 5] = [3.0, 1.0, 2.0, 5.0, 4.0];
+
+    #[test]
+    fn four_values_have_a_median_but_no_interval() {
+        assert!(median_interval(&FIVE[..4]).is_none());
+        assert!(median_interval(&FIVE).is_some());
+        let ratio = ratio_of_medians(&FIVE[..4], &FIVE[..4]).unwrap();
+        assert_eq!(ratio, Ratio { median: 1.0, interval: None });
+    }
+
+    #[test]
+    fn counts_that_never_vary_are_told_apart_by_one() {
+        let ratio = ratio_of_medians(&[102.0; 6], &[100.0; 6]).unwrap();
+        assert_eq!(ratio.interval, Some(Interval { low: 1.02, high: 1.02 }));
+    }
+
+    #[test]
+    fn nothing_has_no_ratio_to_nothing() {
+        assert!(ratio_of_medians(&FIVE, &[0.0; 5]).is_none());
+        assert!(ratio_of_medians(&[0.0; 5], &[0.0; 5]).is_none());
+        let none = ratio_of_medians(&[0.0; 5], &FIVE).unwrap();
+        assert_eq!(none.interval, Some(Interval { low: 0.0, high: 0.0 }));
+    }
+
+    #[test]
+    fn a_median_that_may_as_well_be_nothing_bounds_no_ratio() {
+        let ratio = ratio_of_medians(&FIVE, &[0.0, 0.0, 1.0, 1.0, 1.0]).unwrap();
+        assert_eq!(ratio, Ratio { median: 3.0, interval: None });
+    }
+
+    #[test]
+    fn values_below_zero_and_values_that_are_none_have_no_ratio() {
+        for broken in [-1.0, f64::NAN, f64::INFINITY] {
+            let values = [1.0, 2.0, 3.0, 4.0, broken];
+            assert!(ratio_of_medians(&values, &FIVE).is_none(), "{broken}");
+            assert!(ratio_of_medians(&FIVE, &values).is_none(), "{broken}");
+        }
+        assert!(ratio_of_medians(&[], &FIVE).is_none());
+    }
+
+    #[test]
+    fn sides_of_unequal_length_are_compared_all_the_same() {
+        let ratio = ratio_of_medians(&FIVE, &[1.0; 7]).unwrap();
+        assert_eq!(ratio.median, 3.0);
+        assert_eq!(ratio.interval.map(|interval| interval.low), Some(1.0));
+    }
+
+    #[test]
+    fn rounds_that_rise_together_have_a_narrower_interval_than_the_same_values_shuffled() {
+        let a: Vec<f64> = (10..30).map(f64::from).collect();
+        let shuffled: Vec<f64> = (0..20_u32).map(|i| f64::from(10 + i * 7 % 20)).collect();
+        let width = |b: &[f64]| {
+            let interval = ratio_of_medians(&a, b).unwrap().interval.unwrap();
+            interval.high - interval.low
+        };
+        assert_eq!(width(&a), 0.0);
+        assert!(width(&shuffled) > 0.3);
+    }
+
+    #[test]
+    fn the_same_values_give_the_same_interval() {
+        assert_eq!(median_interval(&FIVE), median_interval(&FIVE));
+    }
+}

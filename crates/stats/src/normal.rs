@@ -1,0 +1,95 @@
+//! Tails of the normal distribution, and quantiles of Student's t from them.
+
+use std::f64::consts::{FRAC_1_SQRT_2, PI};
+
+/// The standard normal quantile at 97.5 %.
+const Z_975: f64 = 1.959_963_984_540_054;
+
+/// The probability of more than `z` under the standard normal distribution, for `z >= 0`.
+pub(crate) fn upper_tail(z: f64) -> f64 {
+    erfc(z * FRAC_1_SQRT_2) / 2.0
+}
+
+/// The complementary error function, for `x >= 0`, to about 13 digits.
+fn erfc(x: f64) -> f64 {
+    if x < 2.0 { 1.0 - erf_by_series(x) } else { erfc_by_fraction(x) }
+}
+
+/// `2/sqrt(pi) exp(-x^2)` times the sum of `2^k x^(2k+1) / (2k+1)!!`: every term is positive, so
+/// nothing cancels (Abramowitz and Stegun 7.1.6).
+fn erf_by_series(x: f64) -> f64 {
+    let mut term = x;
+    let mut sum = x;
+    let mut odd = 1.0;
+    while term > sum * f64::EPSILON {
+        odd += 2.0;
+        term *= 2.0 * x * x / odd;
+        sum += term;
+    }
+    2.0 / PI.sqrt() * (-x * x).exp() * sum
+}
+
+/// The continued fraction `exp(-x^2)/sqrt(pi) / (x + (1/2)/(x + 1/(x + (3/2)/(x + ..))))`
+/// (Abramowitz and Stegun 7.1.14). Sixty levels are more than x = 2 needs.
+fn erfc_by_fraction(x: f64) -> f64 {
+    let denominator = (1..=60).rev().fold(x, |below, level| x + f64::from(level) / 2.0 / below);
+    (-x * x).exp() / PI.sqrt() / denominator
+}
+
+/// Student's t at 97.5 % for `freedom` degrees of freedom, by the expansion of Abramowitz and
+/// Stegun 26.7.5: 0.3 % too small at 4 degrees, exact to four digits from 8 on.
+pub(crate) fn student_975(freedom: f64) -> f64 {
+    let z = Z_975;
+    let expansion = [
+        (z.powi(3) + z) / 4.0,
+        (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0,
+        (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0,
+    ];
+    expansion.iter().rev().fold(0.0, |sum, term| (sum + term) / freedom) + z
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(found: f64, expected: f64, relative: f64) {
+        assert!((found - expected).abs() <= relative * expected, "{found} is not {expected}");
+    }
+
+    /// `python3 -c 'from scipy.stats import norm; print([(z, norm.sf(z)) for z in (0, .1, 1, 1.96, 2.8, 2.9, 5, 9)])'`
+    #[test]
+    fn tails_are_those_of_scipy() {
+        for (z, expected) in [
+            (0.0, 0.5),
+            (0.1, 0.460_172_162_722_971),
+            (1.0, 0.158_655_253_931_457_05),
+            (1.96, 0.024_997_895_148_220_435),
+            (2.8, 0.002_555_130_330_427_933_3),
+            (2.9, 0.001_865_813_300_384_037_7),
+            (5.0, 2.866_515_718_791_933e-7),
+            (9.0, 1.128_588_405_953_842e-19),
+        ] {
+            close(upper_tail(z), expected, 1e-12);
+        }
+    }
+
+    #[test]
+    fn tails_fall_to_nothing_and_never_below() {
+        assert_eq!(upper_tail(1e300), 0.0);
+        assert_eq!(upper_tail(f64::INFINITY), 0.0);
+    }
+
+    /// `python3 -c 'from scipy.stats import t; print([(n, t.ppf(.975, n)) for n in (4, 5, 9, 19, 99)])'`
+    #[test]
+    fn quantiles_of_t_are_those_of_scipy() {
+        for (freedom, expected, relative) in [
+            (4.0, 2.776_445_105_197_794, 4e-3),
+            (5.0, 2.570_581_836_314_739, 2e-3),
+            (9.0, 2.262_157_162_798_205, 2e-4),
+            (19.0, 2.093_024_054_408_31, 1e-5),
+            (99.0, 1.984_216_951_586_417, 1e-6),
+        ] {
+            close(student_975(freedom), expected, relative);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What is typical of some values, how far they spread, and which stand out.
+
+/// The modified z-score above which a value stands out (Iglewicz and Hoaglin, 1993).
+const OUTLYING: f64 = 3.5;
+
+/// What makes the MAD of normal values their standard deviation: 1 / 0.6745.
+const MAD_TO_SD: f64 = 1.482_602_218_505_602;
+
+/// What makes the mean absolute deviation of normal values their standard deviation: sqrt(pi / 2).
+const MEAN_DEVIATION_TO_SD: f64 = 1.253_314_137_315_5;
+
+/// Values that mostly agree to the last digit do not stand out by less than this share of the median.
+const NEGLIGIBLE: f64 = 0.01;
+
+/// What is typical of some values, and how far they spread. In the unit of the values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// How many values there are.
+    pub n: usize,
+    /// The middle one, or the mean of the middle two.
+    pub median: f64,
+    /// The median of the distances to the median. Unscaled: 0.67 standard deviations where values are normal.
+    pub mad: f64,
+    /// The sum divided by `n`. One disturbed run moves it; the median stays.
+    pub mean: f64,
+    /// The standard deviation, with `n - 1` below; `None` for one value, which says nothing about spread.
+    pub sd: Option<f64>,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Summary {
+    /// Summarises `values`; `None` where there are none, or one is not finite.
+    ///
+    /// # Complexity
+    /// O(n log n).
+    pub fn of(values: &[f64]) -> Option<Summary> {
+        let sorted = sorted(values)?;
+        let n = sorted.len();
+        // Added up in order of size, so that the order of the runs changes no digit.
+        let mean = sorted.iter().sum::<f64>() / n as f64;
+        let squares: f64 = sorted.iter().map(|value| (value - mean).powi(2)).sum();
+        let median = median_of_sorted(&sorted);
+        Some(Summary {
+            n,
+            median,
+            mad: mad(&sorted, median),
+            // The mean of equal values may be off by its last digit; their bounds are not.
+            mean: mean.clamp(sorted[0], sorted[n - 1]),
+            sd: (n > 1).then(|| (squares / (n - 1) as f64).sqrt()),
+            min: sorted[0],
+            max: sorted[n - 1],
+        })
+    }
+}
+
+/// Which values stand out from the rest, by index: those whose modified z-score is above 3.5.
+///
+/// The score is the distance to the median over the scaled MAD. Where more than half of the values
+/// are equal the MAD is 0 and everything else would stand out, so there the mean absolute deviation
+/// takes its place, and what is within 1 % of the median never stands out. Fewer than three values
+/// have none that stand out, nor have values of which one is not finite.
+///
+/// ```
+/// assert_eq!(pagewise_stats::outliers(&[10.0, 10.1, 9.9, 10.2, 17.0]), [4]);
+/// assert!(pagewise_stats::outliers(&[5.0, 5.0, 5.0, 5.0, 5.01]).is_empty());
+/// ```
+pub fn outliers(values: &[f64]) -> Vec<usize> {
+    let Some(sorted) = sorted(values).filter(|sorted| sorted.len() > 2) else {
+        return Vec::new();
+    };
+    let median = median_of_sorted(&sorted);
+    let limit = match mad(&sorted, median) {
+        0.0 => least_outlying_of_equals(&sorted, median),
+        mad => OUTLYING * MAD_TO_SD * mad,
+    };
+    let outlying = values.iter().enumerate().filter(|(_, value)| (*value - median).abs() > limit);
+    outlying.map(|(index, _)| index).collect()
+}
+
+/// How far from the median a value must be to stand out, where most values are the median.
+fn least_outlying_of_equals(sorted: &[f64], median: f64) -> f64 {
+    let deviations: f64 = sorted.iter().map(|value| (value - median).abs()).sum();
+    let spread = MEAN_DEVIATION_TO_SD * deviations / sorted.len() as f64;
+    (OUTLYING * spread).max(NEGLIGIBLE * median.abs())
+}
+
+/// The values in order of size; `None` where there are none, or one is not finite.
+pub(crate) fn sorted(values: &[f64]) -> Option<Vec<f64>> {
+    if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
+        return None;
+    }
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    Some(sorted)
+}
+
+/// The median of values in order, of which there is at least one.
+pub(crate) fn median_of_sorted(sorted: &[f64]) -> f64 {
+    sorted[(sorted.len() - 1) / 2].midpoint(sorted[sorted.len() / 2])
+}
+
+/// The median distance to `median`.
+fn mad(sorted: &[f64], median: f64) -> f64 {
+    let mut distances: Vec<f64> = sorted.iter().map(|value| (value - median).abs()).collect();
+    distances.sort_unstable_by(f64::total_cmp);
+    median_of_sorted(&distances)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_value_and_no_number_have_no_summary() {
+        assert!(Summary::of(&[]).is_none());
+        assert!(Summary::of(&[1.0, f64::NAN]).is_none());
+        assert!(Summary::of(&[1.0, f64::NEG_INFINITY]).is_none());
+    }
+
+    #[test]
+    fn one_value_has_no_standard_deviation() {
+        assert_eq!(Summary::of(&[7.0]).unwrap().sd, None);
+        assert_eq!(Summary::of(&[7.0, 7.0]).unwrap().sd, Some(0.0));
+    }
+
+    #[test]
+    fn one_disturbed_run_moves_the_mean_but_not_the_median() {
+        let summary = Summary::of(&[1.0, 1.0, 1.0, 1.0, 101.0]).unwrap();
+        assert_eq!((summary.median, summary.mean), (1.0, 21.0));
+    }
+
+    #[test]
+    fn a_count_that_is_off_by_one_in_a_thousand_does_not_stand_out_but_by_a_tenth_does() {
+        let counts = |last| [1000.0, 1000.0, 1000.0, 1000.0, 1000.0, 1000.0, last];
+        assert!(outliers(&counts(1001.0)).is_empty());
+        assert_eq!(outliers(&counts(1100.0)), [6]);
+        assert_eq!(outliers(&counts(900.0)), [6]);
+    }
+
+    #[test]
+    fn the_one_run_with_a_major_fault_stands_out() {
+        assert_eq!(outliers(&[0.0, 0.0, 3.0, 0.0, 0.0, 0.0]), [2]);
+    }
+
+    #[test]
+    fn two_values_do_not_say_which_of_them_is_odd() {
+        assert!(outliers(&[1.0, 1000.0]).is_empty());
+        assert!(outliers(&[]).is_empty());
+    }
+}
