@@ -5,6 +5,7 @@ mod blocks;
 pub mod define;
 pub mod diff;
 pub mod doctor;
+pub mod events;
 pub mod explain;
 pub mod filter;
 mod findings;
@@ -17,6 +18,7 @@ pub mod ps;
 pub mod pss;
 pub mod quadrants;
 pub mod sections;
+pub mod stat;
 pub mod thp;
 
 #[cfg(test)]

@@ -98,6 +98,25 @@ pub(crate) enum Command {
     ///   pagewise run --thp=never -- redis-server
     #[command(verbatim_doc_comment)]
     Run(Run),
+    /// Run a command once or often, and say what it costs: time, faults, misses, shootdowns, memory
+    ///
+    /// The report goes to standard error, JSON and CSV to standard output; the command has all of
+    /// standard input and output as without us. Its exit status is ours.
+    ///
+    /// Examples:
+    ///   pagewise stat -- make -j2
+    ///   pagewise stat -n 10 --warmup 1 --cpu 1 -- ./bench
+    ///   pagewise stat -n auto --vs './bench-old 100' -- ./bench-new 100
+    ///   pagewise stat --events cycles,instructions,tlb:tlb_flush -- ./bench
+    #[command(verbatim_doc_comment)]
+    Stat(Stat),
+    /// List what can be counted here, and say why the rest cannot
+    ///
+    /// Examples:
+    ///   pagewise events
+    ///   pagewise events compaction:
+    #[command(verbatim_doc_comment)]
+    Events(Events),
     /// Say how much free memory can be had in huge pages, and what the kernel did to make some
     ///
     /// Examples:
@@ -349,6 +368,79 @@ pub(crate) enum ThpArg {
     Madvise,
     /// All that the system's settings allow, whatever was set for this shell
     Always,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Events {
+    /// Only events, and also tracepoints, whose name has these letters
+    #[arg(value_name = "LETTERS")]
+    pub(crate) like: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stat {
+    /// How often to run it: a number, or `auto` until the median wall time is known well enough
+    #[arg(short = 'n', long = "runs", value_name = "N|auto", default_value = "1", value_parser = how_often)]
+    pub(crate) runs: HowOften,
+    /// With `-n auto`: how far the 95 % interval may reach to each side
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = percent)]
+    pub(crate) precision: f64,
+    /// With `-n auto`: begin no run after this time
+    #[arg(long = "for", value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
+    pub(crate) time: Duration,
+    /// Runs beforehand that do not count
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) warmup: u32,
+    /// Stay on this CPU
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu: Option<u32>,
+    /// What to count: names and sets (`usual`, `all`, `none`, ..), `system:tracepoint`, `r1a2`, `cpu/event=0xd0/`; see `pagewise events`
+    #[arg(long, short, value_name = "EVENTS", default_value = "usual")]
+    pub(crate) events: String,
+    /// Compare with this command, by turns; words are split as a shell does, without a shell
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) vs: Option<String>,
+    /// Look at its memory every so often: peak PSS and quadrants
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10ms", value_parser = humantime::parse_duration)]
+    pub(crate) sample: Option<Duration>,
+    /// CSV: a row a metric
+    #[arg(long, help_heading = "Output", conflicts_with = "json")]
+    pub(crate) csv: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The command and its arguments
+    #[arg(
+        value_name = "COMMAND",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// `-n` of `stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HowOften {
+    Times(u32),
+    Auto,
+}
+
+fn how_often(text: &str) -> Result<HowOften, String> {
+    match (text, text.parse()) {
+        ("auto", _) => Ok(HowOften::Auto),
+        (_, Ok(n @ 1..)) => Ok(HowOften::Times(n)),
+        _ => Err("expected a number from 1, or `auto`".to_owned()),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).parse::<f64>();
+    number
+        .ok()
+        .filter(|n| *n > 0.0 && *n <= 100.0)
+        .ok_or_else(|| "expected per cent above 0".to_owned())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -1,6 +1,7 @@
 //! How output looks, resolved from options, the environment and the terminal.
 
 use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
 
 use pagewise_view::text::{Style, Units};
 
@@ -21,14 +22,25 @@ pub(crate) struct Look {
 }
 
 impl Look {
+    /// For what goes to standard output.
     pub(crate) fn resolve(args: &args::Look) -> Look {
-        let terminal = io::stdout().is_terminal();
+        Look::on(args, &io::stdout())
+    }
+
+    /// For what goes to standard error, since standard output is a command's.
+    pub(crate) fn on_stderr(args: &args::Look) -> Look {
+        Look::on(args, &io::stderr())
+    }
+
+    fn on(args: &args::Look, out: &(impl IsTerminal + AsFd)) -> Look {
+        let terminal = out.is_terminal();
         let color = match args.color {
             args::When::Always => true,
             args::When::Never => false,
             args::When::Auto => terminal && !is_set("NO_COLOR") && !is_dumb(),
         };
-        let width = args.width.or_else(|| terminal.then(terminal_width).flatten().map(clamp));
+        let width =
+            args.width.or_else(|| terminal.then(|| terminal_width(out)).flatten().map(clamp));
         let units = args.units.map(|unit| match unit {
             args::UnitArg::Human => Units::Human,
             args::UnitArg::Kib => Units::KiB,
@@ -57,8 +69,8 @@ fn clamp(columns: u16) -> u16 {
     columns.clamp(NARROWEST, WIDEST)
 }
 
-fn terminal_width() -> Option<u16> {
-    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+fn terminal_width(out: &impl AsFd) -> Option<u16> {
+    let size = rustix::termios::tcgetwinsize(out).ok()?;
     (size.ws_col != 0).then_some(size.ws_col)
 }
 

@@ -31,6 +31,8 @@ fn main() -> ExitCode {
         Command::Pages(args) => commands::pages::run(&args, &look),
         Command::Thp(args) => commands::thp::run(&args, &look),
         Command::Run(args) => commands::run::run(&args),
+        Command::Stat(args) => commands::stat::run(&args, &Look::on_stderr(&cli.look)),
+        Command::Events(args) => commands::events::run(&args, &look),
         Command::Fragmentation(args) => commands::fragmentation::run(&args, &look),
         Command::Doctor(args) => commands::doctor::run(&args, &look),
         Command::HugePageSubject => commands::thp::be_the_subject(),
@@ -61,6 +63,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 fn hint(error: &anyhow::Error) -> Option<String> {
     let proc = error.downcast_ref::<pagewise_proc::Error>().and_then(|error| error.hint());
     proc.or_else(|| error.downcast_ref::<pagewise_repair::Error>().and_then(|error| error.hint()))
+        .or_else(|| error.downcast_ref::<pagewise_measure::Error>().and_then(|error| error.hint()))
 }
 
 /// No error message may steer the terminal, whatever a file or a process is called.

@@ -6,8 +6,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use pagewise_model::Report;
+use pagewise_model::report::Table;
 use pagewise_view::text::Units;
-use pagewise_view::{html, json, text};
+use pagewise_view::{csv, html, json, text};
 
 use crate::args;
 use crate::look::Look;
@@ -36,6 +37,31 @@ pub(crate) fn emit(
         Some(path) => into_file(path, |out| draw(out, &look.for_file())),
         None if output.html.is_some() && !output.json => Ok(()),
         None => to_stdout(|out| draw(out, look)),
+    }
+}
+
+/// [`emit`] for commands that run another one: what people read goes to standard error, so that standard output is the
+/// other's alone.
+pub(crate) fn emit_beside(
+    report: &Report,
+    output: &args::Output,
+    look: &Look,
+    usual: Units,
+) -> anyhow::Result<()> {
+    let goes_to_stderr = output.output.is_none() && output.html.is_none() && !output.json;
+    if !goes_to_stderr {
+        return emit(report, output, look, usual);
+    }
+    let mut out = BufWriter::with_capacity(BUFFER, io::stderr().lock());
+    let drawn = text::write(report, &look.style(output.long, usual), &mut out);
+    drawn.and_then(|()| out.flush()).context("cannot write to standard error")
+}
+
+/// Writes a table as CSV to standard output or where the options say.
+pub(crate) fn emit_csv(table: &Table, output: &args::Output) -> anyhow::Result<()> {
+    match &output.output {
+        Some(path) => into_file(path, |out| csv::write(table, out)),
+        None => to_stdout(|out| csv::write(table, out)),
     }
 }
 

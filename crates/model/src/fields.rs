@@ -7,7 +7,7 @@ pub struct Field {
     pub name: &'static str,
     /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`, `meminfo`, `vmstat`;
     /// `hugepages stats` for `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`;
-    /// `pagewise` for what we compute.
+    /// `stat` for what runs of commands are measured by; `pagewise` for what else we compute.
     pub source: &'static str,
     /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the form of what is no number.
     pub unit: &'static str,
@@ -727,6 +727,227 @@ fields! {
             "";
         "split_deferred" "count" "6.11"
             "Pages queued to be split."
+            "";
+    }
+    "stat" {
+        "wall" "s" ""
+            "Time from the start of a run to its end."
+            "It includes waiting.";
+        "user" "s" ""
+            "CPU time in user mode, of the command and the children it waited for."
+            "";
+        "sys" "s" ""
+            "CPU time in the kernel, of the command and the children it waited for."
+            "";
+        "peak_res" "bytes" ""
+            "The most that was resident at once in the largest process of a run (ru_maxrss)."
+            "Not the sum of its processes; and never less than the process that started it had.";
+        "minflt" "count" ""
+            "Page faults that needed no I/O, of the command and the children it waited for."
+            "Faults of exec itself are in it, and not in page_faults.";
+        "majflt" "count" ""
+            "Page faults that waited for I/O, of the command and the children it waited for."
+            "";
+        "inblock" "count" ""
+            "Blocks of 512 bytes that were read from disk for it."
+            "";
+        "oublock" "count" ""
+            "Blocks of 512 bytes that it made dirty in files on disk."
+            "Counted when the page gets dirty, written or not.";
+        "nvcsw" "count" ""
+            "Times that it waited: voluntary context switches."
+            "";
+        "nivcsw" "count" ""
+            "Times that it was preempted: involuntary context switches."
+            "";
+        "peak_pss" "bytes" ""
+            "The most PSS of the command and its descendants together that a sample saw."
+            "What lies between two samples is not seen.";
+        "peak_pss_anon" "bytes" ""
+            "The part of peak_pss that is anonymous memory."
+            "";
+        "peak_pss_file" "bytes" ""
+            "The part of peak_pss that is pages of files."
+            "";
+        "peak_pss_shmem" "bytes" ""
+            "The part of peak_pss that is shared memory and tmpfs."
+            "";
+        "peak_private_anon" "bytes" ""
+            "Resident private anonymous pages of the command near its peak."
+            "Of the command itself, without its children.";
+        "peak_private_file" "bytes" ""
+            "Resident private pages of files of the command near its peak."
+            "Of the command itself, without its children.";
+        "peak_shared_anon" "bytes" ""
+            "Resident shared anonymous pages of the command near its peak."
+            "Of the command itself, without its children.";
+        "peak_shared_file" "bytes" ""
+            "Resident shared pages of files of the command near its peak."
+            "Of the command itself, without its children.";
+        "cpus_used" "ratio" ""
+            "CPU time over wall time: how many CPUs it kept busy."
+            "";
+        "faults_per_mib" "per MiB" ""
+            "Page faults over peak_res: 256 where each page of 4 KiB is touched once."
+            "Far below that, huge pages or fault-around are in play; far above, memory is given back and taken again.";
+        "faults_per_s" "per s" ""
+            "Page faults a second of wall time."
+            "";
+        "shootdowns_per_s" "per s" ""
+            "TLB shootdowns that the command caused, a second of wall time."
+            "";
+        "tlb_shootdowns_per_s" "per s" ""
+            "Interrupts that CPUs got to flush their TLBs, a second of wall time."
+            "Of the whole machine.";
+        "ipc" "ratio" ""
+            "Instructions a cycle."
+            "";
+        "l1d_read_miss_rate" "ratio" ""
+            "l1d_read_misses over l1d_reads."
+            "On Intel prefetched lines count as misses.";
+        "l1d_write_miss_rate" "ratio" ""
+            "l1d_write_misses over l1d_writes."
+            "";
+        "dtlb_read_miss_rate" "ratio" ""
+            "dtlb_read_misses over dtlb_reads."
+            "";
+        "dtlb_write_miss_rate" "ratio" ""
+            "dtlb_write_misses over dtlb_writes."
+            "";
+        "llc_read_miss_rate" "ratio" ""
+            "llc_read_misses over llc_reads."
+            "";
+        "task_clock" "s" ""
+            "CPU time of all threads, by the scheduler's clock."
+            "";
+        "page_faults" "count" ""
+            "Page faults of all kinds."
+            "";
+        "minor_faults" "count" ""
+            "Page faults that needed no I/O."
+            "";
+        "major_faults" "count" ""
+            "Page faults that waited for I/O."
+            "";
+        "context_switches" "count" ""
+            "Times a thread left its CPU."
+            "";
+        "cpu_migrations" "count" ""
+            "Times a thread went on on another CPU."
+            "";
+        "alignment_faults" "count" ""
+            "Unaligned accesses that the kernel mended: none on x86."
+            "";
+        "emulation_faults" "count" ""
+            "Instructions that the kernel carried out in the CPU's place."
+            "";
+        "cycles" "count" ""
+            "CPU cycles, while not halted."
+            "";
+        "instructions" "count" ""
+            "Instructions that were completed."
+            "";
+        "l1d_reads" "count" ""
+            "Loads that asked the level 1 data cache."
+            "";
+        "l1d_read_misses" "count" ""
+            "Loads that missed it: Intel counts every line that is filled, for prefetches too."
+            "";
+        "l1d_writes" "count" ""
+            "Stores that asked the level 1 data cache."
+            "";
+        "l1d_write_misses" "count" ""
+            "Stores that missed it: few CPUs count them."
+            "";
+        "l1d_prefetches" "count" ""
+            "Prefetches into the level 1 data cache: few CPUs count them."
+            "";
+        "l1d_prefetch_misses" "count" ""
+            "Prefetches that were not there yet: few CPUs count them."
+            "";
+        "dtlb_reads" "count" ""
+            "Loads that asked the data TLB."
+            "";
+        "dtlb_read_misses" "count" ""
+            "Loads that missed the data TLB: Intel counts those that missed its second level too, and so walked."
+            "";
+        "dtlb_writes" "count" ""
+            "Stores that asked the data TLB."
+            "";
+        "dtlb_write_misses" "count" ""
+            "Stores that missed the data TLB, as loads do."
+            "";
+        "page_walks_read" "count" ""
+            "Page walks that loads made necessary and that found a page."
+            "";
+        "page_walks_write" "count" ""
+            "Page walks that stores made necessary and that found a page."
+            "";
+        "llc_reads" "count" ""
+            "Loads that asked the last-level cache."
+            "";
+        "llc_read_misses" "count" ""
+            "Loads that it did not have."
+            "";
+        "page_fault_user" "count" ""
+            "Page faults of code in user mode."
+            "";
+        "page_fault_kernel" "count" ""
+            "Page faults of system calls, as of read() into fresh memory."
+            "";
+        "tlb_flush_task_switch" "count" ""
+            "TLB flushes since another address space came onto the CPU."
+            "";
+        "tlb_flush_remote_received" "count" ""
+            "TLB flushes that another CPU asked this one for."
+            "Counted for whatever ran here then: the flush may have been for another process.";
+        "tlb_flush_local" "count" ""
+            "TLB flushes of a range, on the CPU that changed it."
+            "";
+        "tlb_flush_local_mm" "count" ""
+            "TLB flushes of the address space, on the CPU that changed it."
+            "";
+        "tlb_flush_remote_sent" "count" ""
+            "TLB shootdowns caused: it made other CPUs flush, and waited."
+            "";
+        "mm_page_alloc" "count" ""
+            "Blocks of pages that the kernel allocated for it."
+            "";
+        "mm_compaction_begin" "count" ""
+            "Times that it had to compact memory itself."
+            "";
+        "mm_direct_reclaim_begin" "count" ""
+            "Times that it had to reclaim memory itself to get some."
+            "";
+        "tlb_shootdowns" "count" ""
+            "Interrupts that CPUs got to flush their TLBs: the TLB row of /proc/interrupts."
+            "Of the whole machine; one shootdown interrupts every CPU that the process runs on.";
+        "median" "value" ""
+            "The middle value of all runs."
+            "";
+        "mad" "value" ""
+            "The median distance to the median."
+            "Unscaled: 0.67 standard deviations where values are normal.";
+        "sd" "value" ""
+            "The standard deviation, with n - 1 below."
+            "One disturbed run moves it much.";
+        "mean" "value" ""
+            "The sum over the number of runs."
+            "One disturbed run moves it; the median stays.";
+        "ratio" "ratio" ""
+            "The median of A over that of B."
+            "";
+        "verdict" "text" ""
+            "What the 95 % interval of the ratio says of A."
+            "Cannot tell is not the same as equal.";
+        "scope" "text" ""
+            "Whose events are counted: process, process:user (user mode only), or machine."
+            "";
+        "origin" "text" ""
+            "Who counts: the kernel (software), a tracepoint, or the CPU (hardware)."
+            "";
+        "usual" "flag" ""
+            "Whether stat counts it unless told otherwise."
             "";
     }
     "pagewise" {

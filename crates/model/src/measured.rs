@@ -203,6 +203,48 @@ pub struct Measurement {
     pub arms: Vec<Arm>,
 }
 
+/// An event, and whether it can be counted here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Countable {
+    /// What chooses it.
+    pub name: Name,
+    /// Who counts it.
+    pub origin: Origin,
+    /// Whether `stat` counts it unless told otherwise.
+    pub usual: bool,
+    /// Whose events can be counted, or why none can.
+    #[serde(with = "plain")]
+    pub scope: Reading<Scope>,
+}
+
+/// A performance monitoring unit, as the kernel describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pmu {
+    /// Its name: `cpu`.
+    pub name: Name,
+    /// What its events are called.
+    pub events: Vec<Name>,
+    /// The terms of which others can be made.
+    pub terms: Vec<Name>,
+}
+
+/// What can be counted on a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Survey {
+    /// `uname -r` of the machine.
+    pub kernel: Name,
+    /// `kernel.perf_event_paranoid`.
+    #[serde(with = "plain")]
+    pub paranoid: Reading<i64>,
+    /// Events with a name of ours, and what else was asked for.
+    pub events: Vec<Countable>,
+    /// The machine's PMUs.
+    pub pmus: Vec<Pmu>,
+    /// How many tracepoints there are.
+    #[serde(with = "plain")]
+    pub tracepoints: Reading<u64>,
+}
+
 /// [`plain`] for each of a list.
 mod plain_each {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -143,6 +143,8 @@ pub enum Value {
     Name(Name),
     /// How many a second. JSON: a number.
     Rate(f64),
+    /// A number that need not be whole: a mean count, a ratio. JSON: a number.
+    Number(f64),
     /// A share from 0 to 1, drawn as a bar to scale. JSON: a number.
     Bar(f64),
     /// Several values. JSON: an array; drawn one after the other.

@@ -32,6 +32,7 @@ pub mod swaps;
 pub mod target;
 mod text;
 pub mod threads;
+pub mod tree;
 pub mod users;
 pub mod vmstat;
 

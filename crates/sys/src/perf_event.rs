@@ -94,11 +94,15 @@ const _: () = assert!(size_of::<Attributes>() == ATTRIBUTES_SIZE as usize);
 
 /// The bits of `flags`, from the first.
 mod flag {
-    pub(super) const DISABLED: u64 = 1 << 0;
-    pub(super) const INHERIT: u64 = 1 << 1;
-    pub(super) const EXCLUDE_KERNEL: u64 = 1 << 5;
-    pub(super) const EXCLUDE_HYPERVISOR: u64 = 1 << 6;
-    pub(super) const ENABLE_ON_EXEC: u64 = 1 << 12;
+    const fn bit(at: u32) -> u64 {
+        1_u64 << at
+    }
+
+    pub(super) const DISABLED: u64 = bit(0);
+    pub(super) const INHERIT: u64 = bit(1);
+    pub(super) const EXCLUDE_KERNEL: u64 = bit(5);
+    pub(super) const EXCLUDE_HYPERVISOR: u64 = bit(6);
+    pub(super) const ENABLE_ON_EXEC: u64 = bit(12);
 }
 
 /// Bits of `read_format`: what comes before or beside a count.

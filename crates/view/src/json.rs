@@ -56,6 +56,14 @@ pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writer.out.write_all(&writer.buffer)
 }
 
+/// One value as JSON.
+pub(crate) fn of(value: &Value) -> String {
+    let mut nowhere = io::sink();
+    let mut writer = Writer { out: &mut nowhere, buffer: Vec::new(), depth: 0 };
+    writer.value(value);
+    String::from_utf8_lossy(&writer.buffer).into_owned()
+}
+
 /// The members of an object, in order of first appearance.
 type Members<'r> = Vec<(&'r str, Node<'r>)>;
 
@@ -293,13 +301,21 @@ impl Writer<'_> {
                 }
                 self.number(n.unsigned_abs());
             }
-            Value::Share(number) | Value::Rate(number) | Value::Bar(number)
+            Value::Number(number)
+                if number.is_finite() && number.fract() == 0.0 && number.abs() < 1e15 =>
+            {
+                self.buffer.extend_from_slice(format!("{number:.0}").as_bytes());
+            }
+            Value::Share(number)
+            | Value::Rate(number)
+            | Value::Number(number)
+            | Value::Bar(number)
                 if number.is_finite() =>
             {
                 // `Debug` writes 1e-300 with an exponent, `Display` with 300 zeros.
                 self.buffer.extend_from_slice(format!("{number:?}").as_bytes());
             }
-            Value::Share(_) | Value::Rate(_) | Value::Bar(_) => {
+            Value::Share(_) | Value::Rate(_) | Value::Number(_) | Value::Bar(_) => {
                 self.buffer.extend_from_slice(b"null")
             }
             Value::Flag(flag) => self.buffer.extend_from_slice(flag.to_string().as_bytes()),

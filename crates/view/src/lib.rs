@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod cells;
+pub mod csv;
 mod footnotes;
 pub mod html;
 pub mod json;

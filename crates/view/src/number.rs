@@ -190,6 +190,64 @@ pub(crate) fn push_rate(out: &mut String, rate: f64) {
     });
 }
 
+/// Pushes a number with four digits that count, whole ones all and in threes: `0.01234`, `12.34`, `1,234`, `1,010,665,367`.
+pub(crate) fn push_number(out: &mut String, number: f64) {
+    if !number.is_finite() {
+        out.push('?');
+        return;
+    }
+    let is_whole = number.abs() < 1e15 && (number.fract() == 0.0 || number.abs() >= 1000.0);
+    let text = if is_whole { format!("{number:.0}") } else { with_four_digits(number) };
+    push_in_threes(out, &text);
+}
+
+/// Four digits from the first that is not 0, without zeros at the end.
+fn with_four_digits(number: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, reason = "the logarithm of a double is below 400")]
+    let magnitude = number.abs().log10().floor() as i32;
+    if !(-6..15).contains(&magnitude) {
+        return format!("{number:.3e}");
+    }
+    let decimals = usize::try_from(3 - magnitude).unwrap_or(0);
+    let text = format!("{number:.decimals$}");
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+/// Pushes digits with a comma before every third from the point.
+fn push_in_threes(out: &mut String, text: &str) {
+    let whole = text.find(|c: char| c != '-' && !c.is_ascii_digit()).unwrap_or(text.len());
+    for (at, c) in text.char_indices() {
+        if c != '-'
+            && at > 0
+            && at < whole
+            && (whole - at).is_multiple_of(3)
+            && !text[..at].ends_with('-')
+        {
+            out.push(',');
+        }
+        out.push(c);
+    }
+}
+
+/// Pushes a measured time with four digits that count: `1.234 ms`, `12.34 s`, `3 min 20 s`.
+pub(crate) fn push_seconds(out: &mut String, ns: u64) {
+    let unit = SPANS.iter().find(|span| span.rest.is_none() && ns >= span.ns);
+    match unit {
+        Some(span) if ns < 120 * SECOND => {
+            #[expect(clippy::cast_precision_loss, reason = "four digits are shown")]
+            let number = ns as f64 / span.ns as f64;
+            out.push_str(&with_four_digits(number));
+            out.push(' ');
+            out.push_str(span.name);
+        }
+        _ => push_nanos(out, ns),
+    }
+}
+
 /// How many columns a full bar takes.
 const BAR: u32 = 16;
 
@@ -270,6 +328,48 @@ mod tests {
         assert_eq!(bar(0.5), "████████");
         assert_eq!(bar(1.0), "████████████████");
         assert_eq!((bar(7.0), bar(-1.0), bar(f64::NAN)), (bar(1.0), bar(0.0), bar(0.0)));
+    }
+
+    #[test]
+    fn a_number_has_four_digits_that_count_and_all_whole_ones() {
+        let cases: &[(f64, &str)] = &[
+            (0.0, "0"),
+            (5.0, "5"),
+            (-7.0, "-7"),
+            (999.5, "999.5"),
+            (1234.5, "1,234"),
+            (-123456.0, "-123,456"),
+            (1010665367.0, "1,010,665,367"),
+            (12.3456, "12.35"),
+            (0.012345, "0.01235"),
+            (1.5e-9, "1.500e-9"),
+            (f64::MAX, "1.798e308"),
+            (0.1, "0.1"),
+            (f64::NAN, "?"),
+        ];
+        for &(number, text) in cases {
+            let mut out = String::new();
+            push_number(&mut out, number);
+            assert_eq!(out, text);
+        }
+    }
+
+    #[test]
+    fn a_measured_time_has_four_digits_that_count() {
+        let cases: &[(u64, &str)] = &[
+            (0, "0 ns"),
+            (850, "850 ns"),
+            (1_234_567, "1.235 ms"),
+            (12_340_000_000, "12.34 s"),
+            (2_000_000, "2 ms"),
+            (119_960_000_000, "120 s"),
+            (200 * SECOND, "3 min 20 s"),
+        ];
+        for &(ns, text) in cases {
+            let mut out = String::new();
+            push_seconds(&mut out, ns);
+            assert_eq!(out, text);
+        }
     }
 
     #[test]

@@ -94,8 +94,10 @@ impl Wording<'_> {
             }
             Value::Share(share) => number::push_share(out, *share),
             Value::Rate(rate) => number::push_rate(out, *rate),
+            Value::Number(number) => number::push_number(out, *number),
             Value::Bar(share) => number::push_bar(out, *share),
-            Value::Nanos(ns) | Value::Seconds(ns) => number::push_nanos(out, *ns),
+            Value::Nanos(ns) => number::push_nanos(out, *ns),
+            Value::Seconds(ns) => number::push_seconds(out, *ns),
             Value::Flag(flag) => out.push_str(if *flag { "yes" } else { "no" }),
             Value::Text(text) | Value::Picture(text) => out.push_str(&clean(text.as_bytes())),
             Value::Name(name) => out.push_str(&clean(name.as_bytes())),

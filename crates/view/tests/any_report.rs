@@ -131,7 +131,12 @@ fn value(value_: &Value) -> Json {
             let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
             serde_json::from_str(&text).unwrap()
         }
-        Value::Share(number) | Value::Rate(number) | Value::Bar(number) => json!(number),
+        Value::Number(number) if number.fract() == 0.0 && number.abs() < 1e15 => {
+            serde_json::from_str(&format!("{number:.0}")).unwrap()
+        }
+        Value::Share(number) | Value::Rate(number) | Value::Number(number) | Value::Bar(number) => {
+            json!(number)
+        }
         Value::Flag(flag) => json!(flag),
         Value::Text(text) | Value::Picture(text) => json!(text),
         Value::Name(name) => match std::str::from_utf8(name.as_bytes()) {

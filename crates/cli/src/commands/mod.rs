@@ -3,6 +3,7 @@
 pub(crate) mod define;
 pub(crate) mod diff;
 pub(crate) mod doctor;
+pub(crate) mod events;
 pub(crate) mod explain;
 pub(crate) mod fragmentation;
 pub(crate) mod maps;
@@ -11,4 +12,5 @@ pub(crate) mod ps;
 pub(crate) mod run;
 pub(crate) mod run_command;
 pub(crate) mod shell;
+pub(crate) mod stat;
 pub(crate) mod thp;

@@ -133,11 +133,12 @@ impl Page<'_> {
             }
             Cell::Other(Value::Change(n)) => n.to_string(),
             Cell::Other(Value::Nanos(n) | Value::Seconds(n)) => n.to_string(),
-            Cell::Other(Value::Share(number) | Value::Rate(number) | Value::Bar(number))
-                if number.is_finite() =>
-            {
-                number.to_string()
-            }
+            Cell::Other(
+                Value::Share(number)
+                | Value::Rate(number)
+                | Value::Number(number)
+                | Value::Bar(number),
+            ) if number.is_finite() => number.to_string(),
             _ => return,
         };
         self.html.push_str(&format!(" data-v=\"{number}\""));

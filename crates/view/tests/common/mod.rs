@@ -420,6 +420,7 @@ fn any_value() -> impl Strategy<Value = Value> {
         any::<f64>().prop_map(Value::Share),
         (0.0..1.0).prop_map(Value::Share),
         any::<f64>().prop_map(Value::Rate),
+        any::<f64>().prop_map(Value::Number),
         any::<f64>().prop_map(Value::Bar),
         any::<u64>().prop_map(Value::Nanos),
         any::<u64>().prop_map(Value::Seconds),

@@ -1,0 +1,275 @@
+//! One row a metric: its values in all runs and what they come to. Those that follow from others are made here.
+
+use pagewise_model::measured::{Arm, Count, Measurement, Metric, Origin, Run, Scope, Unit};
+use pagewise_model::report::{Label, Value};
+use pagewise_model::{Absent, Quadrant, Reading};
+use pagewise_stats::Summary;
+
+use crate::quadrants::{Quadrants, quadrants};
+
+/// What the numbers of a row are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nanoseconds.
+    Time,
+    Count,
+    Bytes,
+    /// One number over another of its kind, or anything without a unit.
+    Ratio,
+    PerSecond,
+    PerMebibyte,
+}
+
+impl Kind {
+    /// The unit, for programs.
+    pub(super) const fn key(self) -> &'static str {
+        match self {
+            Kind::Time => "s",
+            Kind::Count => "count",
+            Kind::Bytes => "bytes",
+            Kind::Ratio => "ratio",
+            Kind::PerSecond => "per_s",
+            Kind::PerMebibyte => "per_mib",
+        }
+    }
+
+    /// A number of it.
+    pub(super) fn value(self, number: f64) -> Value {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a cast of a double ends at the bounds, and none of these is negative"
+        )]
+        let whole = number.round() as u64;
+        match self {
+            Kind::Time => Value::Seconds(whole),
+            Kind::Bytes => Value::Bytes(whole),
+            Kind::PerSecond => Value::Rate(number),
+            Kind::Count | Kind::Ratio | Kind::PerMebibyte => Value::Number(number),
+        }
+    }
+}
+
+/// What goes together on a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Section {
+    From(Origin),
+    /// Made of other rows.
+    Derived,
+}
+
+/// One metric over all runs.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) name: Label,
+    pub(super) kind: Kind,
+    pub(super) scope: Scope,
+    pub(super) section: Section,
+    /// One a run.
+    pub(super) readings: Vec<Reading<f64>>,
+    /// By how much the counts of a run were scaled at the most, since the counter took turns with others.
+    pub(super) scale: f64,
+}
+
+impl Row {
+    /// The values there are, in the order of the runs.
+    pub(super) fn values(&self) -> Vec<f64> {
+        self.readings.iter().filter_map(|reading| reading.clone().ok()).collect()
+    }
+
+    /// What they come to, or why there are none.
+    pub(super) fn summary(&self) -> Reading<Summary> {
+        Summary::of(&self.values()).ok_or_else(|| self.absence())
+    }
+
+    fn absence(&self) -> Absent {
+        let first = self.readings.iter().find_map(|reading| reading.clone().err());
+        first.unwrap_or_else(|| Absent::NotCollected("no run was made".into()))
+    }
+
+    /// Whether nothing was counted in any run.
+    pub(super) fn is_zero(&self) -> bool {
+        self.summary().is_ok_and(|summary| summary.max == 0.0)
+    }
+}
+
+/// The rows of one command.
+#[derive(Clone, Debug)]
+pub(super) struct Rows(Vec<Row>);
+
+impl Rows {
+    pub(super) fn of(measurement: &Measurement, arm: &Arm) -> Rows {
+        let measured = measurement.metrics.iter().enumerate();
+        let mut rows: Vec<Row> =
+            measured.map(|(at, metric)| measured_row(metric, &counts(arm, at))).collect();
+        if measurement.conditions.sampled_every.is_some() {
+            rows.extend(quadrant_rows(arm));
+        }
+        let derived: Vec<Row> = DERIVED.iter().filter_map(|derived| derived.row(&rows)).collect();
+        rows.extend(derived);
+        Rows(rows)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Row> {
+        self.0.iter()
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<&Row> {
+        self.0.iter().find(|row| row.name == name)
+    }
+}
+
+/// The metric at a place, in every run.
+fn counts(arm: &Arm, at: usize) -> Vec<Reading<Count>> {
+    let missing = || Err(Absent::NotCollected("a saved run has no value here".into()));
+    arm.runs.iter().map(|run| run.values.get(at).cloned().unwrap_or_else(missing)).collect()
+}
+
+fn measured_row(metric: &Metric, counts: &[Reading<Count>]) -> Row {
+    let kind = match metric.unit {
+        Unit::Nanos => Kind::Time,
+        Unit::Count => Kind::Count,
+        Unit::Bytes => Kind::Bytes,
+    };
+    let scales = counts.iter().filter_map(|count| count.as_ref().ok()).map(|count| count.scale());
+    Row {
+        name: metric.name.clone(),
+        kind,
+        scope: metric.scope,
+        section: Section::From(metric.origin),
+        readings: counts.iter().map(|count| count.clone()?.estimate()).collect(),
+        scale: scales.fold(1.0, f64::max),
+    }
+}
+
+/// The quadrants page by page, of the snapshots near the peak.
+fn quadrant_rows(arm: &Arm) -> impl Iterator<Item = Row> {
+    let each: Vec<Reading<Quadrants>> = arm.runs.iter().map(at_peak).collect();
+    let names = ["peak_private_anon", "peak_private_file", "peak_shared_anon", "peak_shared_file"];
+    (0..Quadrant::ALL.len()).zip(names).map(move |(at, name)| Row {
+        name: name.into(),
+        kind: Kind::Bytes,
+        scope: Scope::Process,
+        section: Section::From(Origin::Sampled),
+        readings: each.iter().map(|quadrants| resident(quadrants, at)).collect(),
+        scale: 1.0,
+    })
+}
+
+/// The quadrants of a run near its peak.
+pub(super) fn at_peak(run: &Run) -> Reading<Quadrants> {
+    let ended = "the command ended before the first sample: choose a shorter --sample";
+    let snapshot = run.at_peak.as_ref();
+    snapshot.ok_or_else(|| Absent::NotCollected(ended.into())).and_then(|at| quadrants(at))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes above 2^53 are not told apart by a byte")]
+fn resident(quadrants: &Reading<Quadrants>, at: usize) -> Reading<f64> {
+    let cells = quadrants.as_ref().map_err(Clone::clone)?;
+    cells.effective[at].resident.clone().map(|bytes| bytes.0 as f64)
+}
+
+/// A number that follows from two others of the same run.
+struct Derived {
+    name: &'static str,
+    kind: Kind,
+    above: &'static [&'static str],
+    below: &'static str,
+    /// What the quotient is multiplied by, to be of the kind.
+    times: f64,
+}
+
+const NANOS_PER_SECOND: f64 = 1e9;
+const MEBIBYTE: f64 = 1_048_576.0;
+
+const fn derived(
+    name: &'static str,
+    kind: Kind,
+    above: &'static [&'static str],
+    below: &'static str,
+    times: f64,
+) -> Derived {
+    Derived { name, kind, above, below, times }
+}
+
+use Kind::{PerMebibyte, PerSecond, Ratio};
+
+const DERIVED: &[Derived] = &[
+    derived("cpus_used", Ratio, &["user", "sys"], "wall", 1.0),
+    derived("faults_per_mib", PerMebibyte, &["minflt", "majflt"], "peak_res", MEBIBYTE),
+    derived("faults_per_s", PerSecond, &["minflt", "majflt"], "wall", NANOS_PER_SECOND),
+    derived("shootdowns_per_s", PerSecond, &["tlb_flush_remote_sent"], "wall", NANOS_PER_SECOND),
+    derived("tlb_shootdowns_per_s", PerSecond, &["tlb_shootdowns"], "wall", NANOS_PER_SECOND),
+    derived("ipc", Ratio, &["instructions"], "cycles", 1.0),
+    derived("l1d_read_miss_rate", Ratio, &["l1d_read_misses"], "l1d_reads", 1.0),
+    derived("l1d_write_miss_rate", Ratio, &["l1d_write_misses"], "l1d_writes", 1.0),
+    derived("dtlb_read_miss_rate", Ratio, &["dtlb_read_misses"], "dtlb_reads", 1.0),
+    derived("dtlb_write_miss_rate", Ratio, &["dtlb_write_misses"], "dtlb_writes", 1.0),
+    derived("llc_read_miss_rate", Ratio, &["llc_read_misses"], "llc_reads", 1.0),
+];
+
+impl Derived {
+    /// The row, where all that it is made of was asked for.
+    fn row(&self, rows: &[Row]) -> Option<Row> {
+        let find = |name: &str| rows.iter().find(|row| row.name == name);
+        let above: Vec<&Row> = self.above.iter().map(|name| find(name)).collect::<Option<_>>()?;
+        let below = find(self.below)?;
+        let readings = (0..below.readings.len()).map(|run| self.reading(&above, below, run));
+        Some(Row {
+            name: self.name.into(),
+            kind: self.kind,
+            scope: above[0].scope,
+            section: match above[0].scope {
+                Scope::Machine => Section::From(Origin::Machine),
+                Scope::Process | Scope::ProcessUser => Section::Derived,
+            },
+            readings: readings.collect(),
+            scale: 1.0,
+        })
+    }
+
+    fn reading(&self, above: &[&Row], below: &Row, run: usize) -> Reading<f64> {
+        let mut sum = 0.0;
+        for row in above {
+            sum += row.readings[run].clone()?;
+        }
+        match below.readings[run].clone()? {
+            0.0 => Err(Absent::NotCollected(format!("{} is 0 there", self.below).into())),
+            below => Ok(sum / below * self.times),
+        }
+    }
+}
+
+/// The rows as programs read them: one object each.
+pub(super) fn metrics(rows: &Rows) -> Value {
+    Value::List(rows.iter().map(record).collect())
+}
+
+fn record(row: &Row) -> Value {
+    let mut members: Vec<(Label, Value)> = vec![("name".into(), Value::Text(row.name.clone()))];
+    match row.summary() {
+        Err(absent) => members.push(("absent".into(), Value::text(absent.to_string()))),
+        Ok(summary) => {
+            let value = |number| row.kind.value(number);
+            members.extend([
+                ("unit".into(), Value::text(row.kind.key())),
+                ("scope".into(), Value::text(row.scope.key())),
+                ("median".into(), value(summary.median)),
+                ("mad".into(), value(summary.mad)),
+                ("mean".into(), value(summary.mean)),
+                ("sd".into(), summary.sd.map_or(Value::None, value)),
+                ("min".into(), value(summary.min)),
+                ("max".into(), value(summary.max)),
+                ("n".into(), Value::Count(summary.n as u64)),
+                (
+                    "values".into(),
+                    Value::List(row.readings.iter().map(|r| Value::of(r.clone(), value)).collect()),
+                ),
+            ]);
+            if row.scale > 1.0 {
+                members.push(("scaled".into(), Value::Number(row.scale)));
+            }
+        }
+    }
+    Value::Record(members)
+}

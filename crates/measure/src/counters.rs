@@ -1,0 +1,154 @@
+//! Counters of chosen events, opened on a process before it executes and read after its end.
+
+use std::ffi::CString;
+use std::io;
+
+use pagewise_model::measured::{Count, Metric, Scope, Share};
+use pagewise_model::{Absent, Reading};
+use pagewise_sys::perf_event::{Counted, Counter, Mode, Whose};
+
+use crate::events::{Catalogue, Known, Wanted};
+use crate::why;
+
+/// Events, and for each how it is counted here or why it is not.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    chosen: Vec<Chosen>,
+}
+
+#[derive(Debug)]
+struct Chosen {
+    wanted: Wanted,
+    how: Reading<Way>,
+}
+
+/// How an event is counted.
+#[derive(Debug)]
+struct Way {
+    known: Known,
+    user_mode_only: bool,
+    /// Counts nothing, and is open as long as we are: closing the last counter of a tracepoint makes the kernel wait until
+    /// nobody is in it, for some milliseconds each time.
+    _keeper: Counter,
+}
+
+impl Counters {
+    /// Tries each event once, on ourselves.
+    pub(crate) fn of(wanted: Vec<Wanted>, catalogue: &Catalogue) -> Counters {
+        let chosen = wanted.into_iter().map(|wanted| {
+            let how = way(&wanted, catalogue);
+            Chosen { wanted, how }
+        });
+        Counters { chosen: chosen.collect() }
+    }
+
+    /// Each event, and why it is not counted where it is not.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&Wanted, Reading<Scope>)> {
+        self.chosen.iter().map(|chosen| {
+            let how = chosen.how.as_ref().map_err(Clone::clone);
+            (&chosen.wanted, how.map(|way| scope(way.user_mode_only)))
+        })
+    }
+
+    pub(crate) fn metrics(&self) -> impl Iterator<Item = Metric> {
+        self.each().map(|(wanted, scope)| Metric {
+            name: wanted.name.clone(),
+            unit: wanted.unit,
+            scope: scope.unwrap_or(Scope::Process),
+            origin: wanted.origin(),
+        })
+    }
+
+    /// Opens all on a process that has not yet executed its program.
+    pub(crate) fn open(&self, pid: u32) -> Opened {
+        let mut counters: Vec<Reading<Counter>> = Vec::with_capacity(self.chosen.len());
+        let mut leader: Option<(u8, usize)> = None;
+        for (at, chosen) in self.chosen.iter().enumerate() {
+            let group = chosen.wanted.group;
+            let led_by = leader.filter(|(led, _)| group > 0 && *led == group);
+            let led_by = led_by.and_then(|(_, at)| counters[at].as_ref().ok());
+            let counter = match &chosen.how {
+                Ok(way) => open(way, pid, led_by),
+                Err(absent) => Err(absent.clone()),
+            };
+            if led_by.is_none() && counter.is_ok() {
+                leader = Some((group, at));
+            }
+            counters.push(counter);
+        }
+        Opened { counters }
+    }
+}
+
+fn scope(user_mode_only: bool) -> Scope {
+    if user_mode_only { Scope::ProcessUser } else { Scope::Process }
+}
+
+/// Finds how to count an event: in user mode and in the kernel where that is allowed, else in user mode only.
+fn way(wanted: &Wanted, catalogue: &Catalogue) -> Reading<Way> {
+    let known = catalogue.find(&wanted.how)?;
+    let of_the_cpu = wanted.origin() == pagewise_model::measured::Origin::Hardware;
+    let explain = |error: &io::Error| why::event(error, of_the_cpu, catalogue.pmus());
+    let attempt = |user_mode_only| open_on(known, Whose::ThisThread, mode(user_mode_only), None);
+    match attempt(false) {
+        Ok(keeper) => Ok(Way { known, user_mode_only: false, _keeper: keeper }),
+        Err(error) if is_refusal(&error) && wanted.is_in_kernel() => Err(why::user_mode_only()),
+        Err(error) if is_refusal(&error) => match attempt(true) {
+            Ok(keeper) => Ok(Way { known, user_mode_only: true, _keeper: keeper }),
+            Err(error) => Err(explain(&error)),
+        },
+        Err(error) => Err(explain(&error)),
+    }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}
+
+/// Counts from the next `exec` on, in children too.
+fn mode(user_mode_only: bool) -> Mode {
+    Mode { inherit: true, disabled: true, enable_on_exec: true, exclude_kernel: user_mode_only }
+}
+
+fn open(way: &Way, pid: u32, leader: Option<&Counter>) -> Reading<Counter> {
+    let open = |leader| open_on(way.known, Whose::Thread(pid), mode(way.user_mode_only), leader);
+    // A group that does not fit the CPU is better counted in parts than not at all.
+    let opened =
+        open(leader).or_else(|error| if leader.is_some() { open(None) } else { Err(error) });
+    opened.map_err(|error| Absent::NotSupported(error.to_string().into()))
+}
+
+fn open_on(
+    known: Known,
+    whose: Whose,
+    mode: Mode,
+    leader: Option<&Counter>,
+) -> io::Result<Counter> {
+    let counter = Counter::open(known.event, whose, mode, leader)?;
+    if let Some(filter) = known.filter {
+        counter.set_filter(&CString::new(filter)?)?;
+    }
+    Ok(counter)
+}
+
+/// Counters of one run.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    counters: Vec<Reading<Counter>>,
+}
+
+impl Opened {
+    /// What each counted in the command and its children.
+    pub(crate) fn read(self) -> Vec<Reading<Count>> {
+        let read = |counter: Reading<Counter>| {
+            let counted = counter?.read();
+            counted.map(count).map_err(|error| Absent::NotSupported(error.to_string().into()))
+        };
+        self.counters.into_iter().map(read).collect()
+    }
+}
+
+fn count(counted: Counted) -> Count {
+    let Counted { value, enabled, running } = counted;
+    Count { value, share: Some(Share { enabled, running }) }
+}

@@ -1,0 +1,51 @@
+//! Why nothing could be measured.
+
+use std::ffi::OsString;
+use std::io;
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A word that chooses no event.
+    #[error("no event is called {word}")]
+    UnknownEvent {
+        /// The word.
+        word: String,
+    },
+    /// A command cannot be run.
+    #[error("cannot run {}: {error}", program.display())]
+    NotRun {
+        /// The program.
+        program: OsString,
+        /// What the kernel answered.
+        error: io::Error,
+    },
+    /// A command cannot be kept on a CPU.
+    #[error("cannot run on CPU {cpu}: {error}")]
+    NotPinned {
+        /// The CPU.
+        cpu: u32,
+        /// What the kernel answered.
+        error: io::Error,
+    },
+    /// The process that starts the command went away.
+    #[error("the process that starts the command went away")]
+    LauncherGone,
+    /// A counter cannot be read any more.
+    #[error("cannot read a counter: {0}")]
+    Counter(io::Error),
+}
+
+impl Error {
+    /// What the reader can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::UnknownEvent { .. } => Some("`pagewise events` lists them".to_owned()),
+            Error::NotPinned { .. } => {
+                Some("`cat /proc/self/status` lists those allowed as Cpus_allowed_list".to_owned())
+            }
+            _ => None,
+        }
+    }
+}

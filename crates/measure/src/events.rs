@@ -1,0 +1,440 @@
+//! The events that can be counted, one row each, and the words that choose them.
+
+use pagewise_model::measured::{Countable, Origin, Pmu, Survey, Unit};
+use pagewise_model::report::Label;
+use pagewise_model::{Name, Reading};
+use pagewise_sys::perf_event::{Event, Kind};
+use pagewise_sys::system::kernel_release;
+use pagewise_sys::tracefs::TraceFs;
+
+use crate::counters::Counters;
+use crate::error::Error;
+use crate::pmu::{Pmus, Terms};
+use crate::why;
+
+/// An event with a name of ours.
+#[derive(Debug)]
+pub struct Row {
+    /// The name: `dtlb_read_misses`.
+    pub name: &'static str,
+    /// What is counted.
+    pub what: What,
+    /// What its numbers are of.
+    pub unit: Unit,
+    /// Events of the CPU with one number are counted together, so that their ratios hold; 0 for those counted alone.
+    pub group: u8,
+    /// Whether `stat` counts it unless told otherwise.
+    pub usual: bool,
+}
+
+/// How an event is named to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A `PERF_COUNT_SW_*`.
+    Software {
+        /// The number.
+        config: u64,
+        /// Whether it happens in the kernel, so that it cannot be counted in user mode only.
+        in_kernel: bool,
+    },
+    /// A `PERF_COUNT_HW_*`.
+    Hardware(u64),
+    /// A `PERF_COUNT_HW_CACHE_*` of each kind.
+    Cache(Cache, Operation, Outcome),
+    /// A tracepoint below `events` in tracefs, and which of its fields must have which value.
+    Tracepoint(&'static str, Option<&'static str>),
+    /// Page walks after reads or writes that missed every TLB: numbered by each maker in its own way.
+    PageWalks(Operation),
+}
+
+/// A cache as `perf_event_open` numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// The first level, for data.
+    L1d = 0,
+    /// The last level.
+    Llc = 2,
+    /// The TLB for data.
+    Dtlb = 3,
+}
+
+/// What is done to a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Loads.
+    Read = 0,
+    /// Stores.
+    Write = 1,
+    /// Loads ahead of need.
+    Prefetch = 2,
+}
+
+/// How it turns out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Any.
+    Access = 0,
+    /// Not found there.
+    Miss = 1,
+}
+
+const fn software(config: u64) -> What {
+    What::Software { config, in_kernel: false }
+}
+
+const fn in_kernel(config: u64) -> What {
+    What::Software { config, in_kernel: true }
+}
+
+macro_rules! rows {
+    ($($name:literal $what:expr, $unit:ident, $group:literal, $usual:literal;)*) => {
+        &[$(Row {
+            name: $name,
+            what: $what,
+            unit: Unit::$unit,
+            group: $group,
+            usual: $usual,
+        }),*]
+    };
+}
+
+use Cache::{Dtlb, L1d, Llc};
+use Operation::{Prefetch, Read, Write};
+use Outcome::{Access, Miss};
+use What::{Hardware, Tracepoint};
+
+/// Every event with a name of ours; `model::fields` says what each means. Numbers are those of `linux/perf_event.h`, reasons those of `enum tlb_flush_reason`.
+pub const EVENTS: &[Row] = rows! {
+    "task_clock" software(1), Nanos, 0, true;
+    "page_faults" software(2), Count, 0, true;
+    "minor_faults" software(5), Count, 0, false;
+    "major_faults" software(6), Count, 0, false;
+    "context_switches" in_kernel(3), Count, 0, true;
+    "cpu_migrations" in_kernel(4), Count, 0, true;
+    "alignment_faults" software(7), Count, 0, false;
+    "emulation_faults" software(8), Count, 0, false;
+
+    "cycles" Hardware(0), Count, 1, true;
+    "instructions" Hardware(1), Count, 1, true;
+    "l1d_reads" What::Cache(L1d, Read, Access), Count, 2, true;
+    "l1d_read_misses" What::Cache(L1d, Read, Miss), Count, 2, true;
+    "l1d_writes" What::Cache(L1d, Write, Access), Count, 3, true;
+    "l1d_write_misses" What::Cache(L1d, Write, Miss), Count, 3, true;
+    "l1d_prefetches" What::Cache(L1d, Prefetch, Access), Count, 4, true;
+    "l1d_prefetch_misses" What::Cache(L1d, Prefetch, Miss), Count, 4, true;
+    "dtlb_reads" What::Cache(Dtlb, Read, Access), Count, 5, true;
+    "dtlb_read_misses" What::Cache(Dtlb, Read, Miss), Count, 5, true;
+    "dtlb_writes" What::Cache(Dtlb, Write, Access), Count, 6, true;
+    "dtlb_write_misses" What::Cache(Dtlb, Write, Miss), Count, 6, true;
+    "page_walks_read" What::PageWalks(Read), Count, 7, true;
+    "page_walks_write" What::PageWalks(Write), Count, 7, true;
+    "llc_reads" What::Cache(Llc, Read, Access), Count, 8, true;
+    "llc_read_misses" What::Cache(Llc, Read, Miss), Count, 8, true;
+
+    "page_fault_user" Tracepoint("exceptions/page_fault_user", None), Count, 0, true;
+    "page_fault_kernel" Tracepoint("exceptions/page_fault_kernel", None), Count, 0, true;
+    "tlb_flush_task_switch" Tracepoint("tlb/tlb_flush", Some("reason == 0")), Count, 0, true;
+    "tlb_flush_remote_received" Tracepoint("tlb/tlb_flush", Some("reason == 1")), Count, 0, true;
+    "tlb_flush_local" Tracepoint("tlb/tlb_flush", Some("reason == 2")), Count, 0, true;
+    "tlb_flush_local_mm" Tracepoint("tlb/tlb_flush", Some("reason == 3")), Count, 0, true;
+    "tlb_flush_remote_sent" Tracepoint("tlb/tlb_flush", Some("reason == 4")), Count, 0, true;
+    "mm_page_alloc" Tracepoint("kmem/mm_page_alloc", None), Count, 0, true;
+    "mm_compaction_begin" Tracepoint("compaction/mm_compaction_begin", None), Count, 0, true;
+    "mm_direct_reclaim_begin" Tracepoint("vmscan/mm_vmscan_direct_reclaim_begin", None), Count, 0, true;
+};
+
+/// An event that was asked for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Its name: ours, or the words that chose it.
+    pub name: Label,
+    /// What its numbers are of.
+    pub unit: Unit,
+    /// As [`Row::group`].
+    pub group: u8,
+    /// How the kernel knows it.
+    pub how: How,
+}
+
+/// How the kernel knows an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    /// A row of [`EVENTS`].
+    Known(What),
+    /// A tracepoint below `events` in tracefs.
+    Tracepoint(String),
+    /// An event of the CPU by its number.
+    Raw(u64),
+    /// An event of a PMU, by its terms in sysfs.
+    Pmu(String, Terms),
+}
+
+impl Wanted {
+    fn of(row: &Row) -> Wanted {
+        Wanted {
+            name: row.name.into(),
+            unit: row.unit,
+            group: row.group,
+            how: How::Known(row.what),
+        }
+    }
+
+    /// Where its numbers come from.
+    pub fn origin(&self) -> Origin {
+        match &self.how {
+            How::Known(What::Software { .. }) => Origin::Software,
+            How::Known(What::Tracepoint(..)) | How::Tracepoint(_) => Origin::Tracepoint,
+            How::Known(_) | How::Raw(_) | How::Pmu(..) => Origin::Hardware,
+        }
+    }
+
+    /// Whether it happens in the kernel, so that counting in user mode only would find none.
+    pub(crate) fn is_in_kernel(&self) -> bool {
+        matches!(
+            self.how,
+            How::Known(What::Software { in_kernel: true, .. } | What::Tracepoint(..))
+                | How::Tracepoint(_)
+        )
+    }
+}
+
+/// The events that a list of words chooses.
+///
+/// The words, with commas between: names of [`EVENTS`]; sets of them (`usual`, `software`, `hardware`, `tracepoints`,
+/// `all`, `none`); tracepoints as `kmem:mm_page_free`; raw events of the CPU as `r01a2`; events of a PMU as
+/// `cpu/event=0xd0,umask=0x11/` or `cpu/mem-loads/`.
+///
+/// # Errors
+/// [`Error::UnknownEvent`].
+pub fn choose(words: &str) -> Result<Vec<Wanted>, Error> {
+    let mut chosen: Vec<Wanted> = Vec::new();
+    for word in split(words) {
+        for wanted in chosen_by(word)? {
+            if !chosen.iter().any(|have| have.name == wanted.name) {
+                chosen.push(wanted);
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+/// The words between commas; one between two slashes belongs to its PMU.
+fn split(words: &str) -> Vec<&str> {
+    let mut within = false;
+    let parts = words.split(|c| {
+        within ^= c == '/';
+        c == ',' && !within
+    });
+    parts.map(str::trim).filter(|word| !word.is_empty()).collect()
+}
+
+fn chosen_by(word: &str) -> Result<Vec<Wanted>, Error> {
+    let set =
+        |fits: fn(&Row) -> bool| Ok(EVENTS.iter().filter(|r| fits(r)).map(Wanted::of).collect());
+    match word {
+        "usual" => return set(|row| row.usual),
+        "all" => return set(|_| true),
+        "none" => return Ok(Vec::new()),
+        "software" => return set(|row| matches!(row.what, What::Software { .. })),
+        "tracepoints" => return set(|row| matches!(row.what, What::Tracepoint(..))),
+        "hardware" => return set(|row| row.group > 0),
+        _ => {}
+    }
+    if let Some(row) = EVENTS.iter().find(|row| row.name == word) {
+        return Ok(vec![Wanted::of(row)]);
+    }
+    let unknown = || Error::UnknownEvent { word: word.to_owned() };
+    let how = by_number(word).or_else(|| by_terms(word)).or_else(|| by_path(word));
+    let how = how.ok_or_else(unknown)?;
+    Ok(vec![Wanted { name: word.to_owned().into(), unit: Unit::Count, group: 0, how }])
+}
+
+/// `r01a2`
+fn by_number(word: &str) -> Option<How> {
+    let digits = word.strip_prefix('r')?;
+    u64::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+')).map(How::Raw)
+}
+
+/// `cpu/event=0xd0,umask=0x11/`
+fn by_terms(word: &str) -> Option<How> {
+    let (pmu, terms) = word.strip_suffix('/')?.split_once('/')?;
+    let is_name = !pmu.is_empty() && !pmu.starts_with('.');
+    Some(How::Pmu(pmu.to_owned(), Terms::parse(terms)?)).filter(|_| is_name)
+}
+
+/// `kmem:mm_page_free`
+fn by_path(word: &str) -> Option<How> {
+    let (system, name) = word.split_once(':')?;
+    let is_name = |word: &str| {
+        !word.is_empty()
+            && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+    };
+    (is_name(system) && is_name(name)).then(|| How::Tracepoint(format!("{system}/{name}")))
+}
+
+/// An event as the kernel takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub(crate) event: Event,
+    pub(crate) filter: Option<&'static str>,
+}
+
+/// What this machine has: tracepoints and PMUs.
+#[derive(Debug)]
+pub struct Catalogue {
+    tracefs: Reading<TraceFs>,
+    pmus: Pmus,
+}
+
+impl Catalogue {
+    /// That of the running machine.
+    pub fn open() -> Catalogue {
+        Catalogue {
+            tracefs: TraceFs::open().map_err(|error| why::tracefs(&error)),
+            pmus: Pmus::of_this_machine(),
+        }
+    }
+
+    /// How the kernel takes an event, or why there is none.
+    pub(crate) fn find(&self, how: &How) -> Reading<Known> {
+        let plain = |kind, config| Known { event: Event::new(kind, config), filter: None };
+        match how {
+            How::Known(What::Software { config, .. }) => Ok(plain(Kind::SOFTWARE, *config)),
+            How::Known(What::Hardware(config)) => Ok(plain(Kind::HARDWARE, *config)),
+            How::Known(What::Cache(cache, operation, outcome)) => {
+                let config = *cache as u64 | (*operation as u64) << 8 | (*outcome as u64) << 16;
+                Ok(plain(Kind::CACHE, config))
+            }
+            How::Known(What::Tracepoint(path, filter)) => {
+                Ok(Known { event: self.tracepoint(path)?, filter: *filter })
+            }
+            How::Known(What::PageWalks(operation)) => {
+                Ok(plain(Kind::RAW, self.pmus.page_walks(*operation)?))
+            }
+            How::Tracepoint(path) => Ok(Known { event: self.tracepoint(path)?, filter: None }),
+            How::Raw(config) => Ok(plain(Kind::RAW, *config)),
+            How::Pmu(pmu, terms) => Ok(Known { event: self.pmus.event(pmu, terms)?, filter: None }),
+        }
+    }
+
+    fn tracepoint(&self, path: &str) -> Reading<Event> {
+        let tracefs = self.tracefs.as_ref().map_err(Clone::clone)?;
+        let text = tracefs.read(&format!("events/{path}/id")).map_err(|e| why::tracepoint(&e))?;
+        let id = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
+        let id = id.ok_or_else(|| why::tracepoint(&std::io::ErrorKind::InvalidData.into()))?;
+        Ok(Event::new(Kind::TRACEPOINT, id))
+    }
+
+    /// Every tracepoint that has a number: `system:name`.
+    fn tracepoints(&self) -> Reading<Vec<String>> {
+        let tracefs = self.tracefs.as_ref().map_err(Clone::clone)?;
+        let list = |path: &str| {
+            let mut names: Vec<String> = tracefs
+                .list(path)
+                .map_err(|e| why::tracepoint(&e))?
+                .into_iter()
+                .filter_map(|name| String::from_utf8(name).ok())
+                .collect();
+            names.sort();
+            Ok(names)
+        };
+        let mut found = Vec::new();
+        for system in list("events")? {
+            // Files beside the folders switch all events of a folder.
+            let names = list(&format!("events/{system}")).unwrap_or_default();
+            let is_event = |name: &String| !is_switch(name);
+            found.extend(names.into_iter().filter(is_event).map(|name| format!("{system}:{name}")));
+        }
+        Ok(found)
+    }
+
+    /// The machine's PMUs.
+    pub(crate) fn pmus(&self) -> &Pmus {
+        &self.pmus
+    }
+}
+
+/// Files that switch the events of a folder, and folders of events that ftrace keeps for itself: these have no `id` that counts.
+fn is_switch(name: &str) -> bool {
+    ["enable", "filter", "header_page", "header_event"].contains(&name)
+}
+
+/// What can be counted here: every event with a name of ours and, where `like` is given, only those whose name has it, and
+/// the tracepoints that have it too. Each is tried.
+pub fn survey(like: Option<&str>) -> Survey {
+    let catalogue = Catalogue::open();
+    let fits = |name: &str| like.is_none_or(|like| name.contains(like));
+    let mut wanted: Vec<Wanted> =
+        EVENTS.iter().filter(|row| fits(row.name)).map(Wanted::of).collect();
+    let tracepoints = catalogue.tracepoints();
+    if like.is_some() {
+        let names = tracepoints.iter().flatten().filter(|name| fits(name));
+        wanted.extend(names.filter_map(|name| chosen_by(name).ok()).flatten());
+    }
+    let counters = Counters::of(wanted, &catalogue);
+    let events = counters.each().map(|(wanted, scope)| Countable {
+        name: wanted.name.as_ref().into(),
+        origin: wanted.origin(),
+        usual: EVENTS.iter().any(|row| row.usual && row.name == wanted.name),
+        scope,
+    });
+    let names = |names: Vec<String>| names.iter().map(|name| name.as_str().into()).collect();
+    let pmus = &catalogue.pmus;
+    Survey {
+        kernel: Name::new(&kernel_release()),
+        paranoid: why::paranoid(),
+        events: events.collect(),
+        pmus: pmus
+            .names()
+            .into_iter()
+            .map(|pmu| Pmu {
+                events: names(pmus.events(&pmu)),
+                terms: names(pmus.terms(&pmu)),
+                name: pmu.as_str().into(),
+            })
+            .collect(),
+        tracepoints: tracepoints.map(|names| names.len() as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(words: &str) -> Vec<String> {
+        choose(words).unwrap().into_iter().map(|wanted| wanted.name.into_owned()).collect()
+    }
+
+    #[test]
+    fn words_choose_rows_sets_tracepoints_and_raw_events() {
+        assert_eq!(names("cycles, page_faults ,cycles"), ["cycles", "page_faults"]);
+        assert_eq!(names("none"), [""; 0]);
+        assert_eq!(names("all").len(), EVENTS.len());
+        let hows = |words| choose(words).unwrap().into_iter().map(|w| w.how).collect::<Vec<_>>();
+        assert_eq!(hows("r1a2"), [How::Raw(0x1a2)]);
+        assert_eq!(hows("kmem:mm_page_free"), [How::Tracepoint("kmem/mm_page_free".into())]);
+        let terms = Terms::parse("event=0xd0,umask=0x11").unwrap();
+        let pmu = How::Pmu("cpu".into(), terms);
+        assert_eq!(hows("cpu/event=0xd0,umask=0x11/,r0"), [pmu, How::Raw(0)]);
+    }
+
+    #[test]
+    fn what_is_no_event_is_an_error_that_names_it() {
+        for word in
+            ["no_such_event", "r", "rxyz", "r+1", "/x/", "../x/", "a:../../b", "a:b:c", "cpu/x"]
+        {
+            let error = choose(&format!("cycles,{word}")).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_event_has_one_name_and_a_meaning_and_groups_fit_any_cpu() {
+        for (at, row) in EVENTS.iter().enumerate() {
+            assert!(EVENTS[..at].iter().all(|other| other.name != row.name), "{}", row.name);
+            let meant = pagewise_model::fields::named(row.name).next();
+            assert!(meant.is_some_and(|field| field.source == "stat"), "{}", row.name);
+            assert!(row.group == 0 || EVENTS.iter().filter(|r| r.group == row.group).count() <= 4);
+        }
+    }
+}

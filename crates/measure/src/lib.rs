@@ -1,0 +1,14 @@
+//! What commands and regions of code cost: counters of the CPU and of the kernel, page faults, `getrusage`, and what the
+//! whole machine counted meanwhile. Makes models and summarises nothing.
+#![forbid(unsafe_code)]
+
+mod counters;
+mod error;
+pub mod events;
+mod machine;
+mod pmu;
+pub mod runner;
+mod sampled;
+mod why;
+
+pub use error::Error;

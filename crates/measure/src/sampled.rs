@@ -1,0 +1,108 @@
+//! What a running command and its children have in memory, looked at every so often.
+
+use std::time::{Duration, Instant};
+
+use pagewise_model::machine::Moment;
+use pagewise_model::measured::{Count, Metric, Origin, Scope, Unit};
+use pagewise_model::{Absent, Bytes, Counter, Pid, Reading, Smaps, Snapshot};
+use pagewise_proc::capture::{Request, Wish, capture};
+use pagewise_proc::{ProcRoot, smaps, tree};
+
+/// The sums that are kept, by counter of `smaps_rollup`: all at the moment with the most PSS.
+const KEPT: &[(&str, Counter)] = &[
+    ("peak_pss", Counter::Pss),
+    ("peak_pss_anon", Counter::PssAnon),
+    ("peak_pss_file", Counter::PssFile),
+    ("peak_pss_shmem", Counter::PssShmem),
+];
+
+/// A command that has grown by this part since it was last looked at closely is, again.
+const STEP: u64 = 16;
+/// How long after a close look there is no other, as a multiple of the time it took.
+const REST: u32 = 10;
+
+pub(crate) fn metrics() -> impl Iterator<Item = Metric> {
+    KEPT.iter().map(|(name, _)| Metric {
+        name: (*name).into(),
+        unit: Unit::Bytes,
+        scope: Scope::Process,
+        origin: Origin::Sampled,
+    })
+}
+
+/// The highest of what was seen in one run.
+#[derive(Debug)]
+pub(crate) struct Sampler {
+    root: ProcRoot,
+    interval: Duration,
+    highest: Reading<Vec<Reading<Bytes>>>,
+    snapshot: Option<Box<Snapshot>>,
+    snapshot_pss: Bytes,
+    rest_until: Instant,
+}
+
+impl Sampler {
+    pub(crate) fn new(interval: Duration) -> Sampler {
+        let ended = "the command ended before the first sample: choose a shorter --sample";
+        Sampler {
+            root: ProcRoot::live(),
+            interval,
+            highest: Err(Absent::NotCollected(ended.into())),
+            snapshot: None,
+            snapshot_pss: Bytes::ZERO,
+            rest_until: Instant::now(),
+        }
+    }
+
+    /// When to look next.
+    pub(crate) fn next(&self) -> Instant {
+        Instant::now() + self.interval
+    }
+
+    /// Looks at a process and all that descend from it. One that ended meanwhile, or may not be read, is left out.
+    pub(crate) fn look(&mut self, pid: u32) {
+        let processes = tree::with_descendants(&self.root, Pid(pid));
+        let rollups: Vec<Smaps> = processes.iter().filter_map(|pid| self.rollup(*pid)).collect();
+        if rollups.is_empty() {
+            return;
+        }
+        let sum = |counter| {
+            rollups.iter().try_fold(Bytes::ZERO, |sum, rollup| Ok(sum + rollup.bytes(counter)?))
+        };
+        let sums: Vec<Reading<Bytes>> = KEPT.iter().map(|(_, counter)| sum(*counter)).collect();
+        let Ok(pss) = sums[0].clone() else { return };
+        let highest = self.highest.as_ref().ok().and_then(|sums| sums[0].clone().ok());
+        if highest.is_none_or(|highest| pss > highest) {
+            self.highest = Ok(sums);
+            self.look_closely(pid, pss);
+        }
+    }
+
+    fn rollup(&self, pid: Pid) -> Option<Smaps> {
+        smaps::parse_rollup(&self.root.read(pid, "smaps_rollup").ok()?)
+    }
+
+    /// Takes a snapshot of the command itself where it has grown by much since the last.
+    fn look_closely(&mut self, pid: u32, pss: Bytes) {
+        let grown = pss.saturating_sub(self.snapshot_pss);
+        let begin = Instant::now();
+        if grown.0 <= self.snapshot_pss.0 / STEP || begin < self.rest_until {
+            return;
+        }
+        let request = Request { wish: Wish::Auto, moment: Moment::AtPeak(pss), sums: true };
+        if let Ok(snapshot) = capture(&self.root, Pid(pid), &request) {
+            self.snapshot = Some(Box::new(snapshot));
+            self.snapshot_pss = pss;
+        }
+        self.rest_until = Instant::now() + begin.elapsed() * REST;
+    }
+
+    /// The values of [`metrics`], and the last snapshot.
+    pub(crate) fn finish(self) -> (Vec<Reading<Count>>, Option<Box<Snapshot>>) {
+        let values = match self.highest {
+            Ok(sums) => sums.into_iter().map(|sum| Ok(Count::exact(sum?.0))).collect(),
+            Err(absent) => KEPT.iter().map(|_| Err(absent.clone())).collect(),
+        };
+        (values, self.snapshot)
+    }
+}

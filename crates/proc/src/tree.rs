@@ -1,0 +1,67 @@
+//! `/proc/<pid>/task/<tid>/children`: a process and all that descend from it.
+
+use pagewise_model::Pid;
+
+use crate::ProcRoot;
+use crate::text::number;
+
+/// As many processes as anyone would call a command.
+const MOST: usize = 1 << 16;
+
+/// A process, its children, theirs, and so on; those that end meanwhile may be missing, and so are those whose parent has
+/// ended. Alone where the kernel lists no children (CONFIG_PROC_CHILDREN).
+pub fn with_descendants(root: &ProcRoot, pid: Pid) -> Vec<Pid> {
+    let mut found = vec![pid];
+    let mut at = 0;
+    while let Some(&parent) = found.get(at).filter(|_| at < MOST) {
+        for tid in root.tids(parent).unwrap_or_default() {
+            let children =
+                root.reading(parent, &format!("task/{tid}/children")).unwrap_or_default();
+            for child in parse(&children) {
+                if !found.contains(&child) {
+                    found.push(child);
+                }
+            }
+        }
+        at += 1;
+    }
+    found
+}
+
+fn parse(text: &[u8]) -> impl Iterator<Item = Pid> {
+    let words = text.split(u8::is_ascii_whitespace);
+    words.filter_map(|word| number(word).and_then(|n| u32::try_from(n).ok()).map(Pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn children_of_children_are_found() {
+        let script = "sh -c 'sleep 5; true' & sleep 5; true";
+        let mut shell =
+            Command::new("sh").args(["-c", script]).stdout(Stdio::null()).spawn().unwrap();
+        let pid = Pid(shell.id());
+        let root = ProcRoot::live();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(4);
+        let mut found = Vec::new();
+        while found.len() < 4 && std::time::Instant::now() < deadline {
+            found = with_descendants(&root, pid);
+        }
+        for Pid(pid) in found.iter().rev() {
+            Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+        }
+        shell.wait().unwrap();
+        assert_eq!(found.len(), 4, "the shell, a shell and a sleep, and a sleep");
+        assert_eq!(found[0], pid);
+    }
+
+    #[test]
+    fn what_is_gone_is_alone_and_no_words_are_no_children() {
+        assert_eq!(with_descendants(&ProcRoot::at("/no/such/proc"), Pid(7)), [Pid(7)]);
+        assert_eq!(parse(b"12 x 4294967296 13 \n").collect::<Vec<_>>(), [Pid(12), Pid(13)]);
+    }
+}
