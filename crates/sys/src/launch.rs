@@ -48,6 +48,16 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Of the calling thread alone (`RUSAGE_THREAD`); the peak RSS is that of its process.
+    pub fn of_this_thread() -> Usage {
+        Usage::of(&Usage::read(libc::RUSAGE_THREAD))
+    }
+
+    /// Of the calling process: all its threads, those that ended too (`RUSAGE_SELF`).
+    pub fn of_this_process() -> Usage {
+        Usage::of(&Usage::read(libc::RUSAGE_SELF))
+    }
+
     /// Of the calling thread, or of the calling process and all its threads, as `who` says: a `RUSAGE_*`.
     fn read(who: c_int) -> libc::rusage {
         let mut usage = zeroed();

@@ -3,11 +3,13 @@
 //! One file an interface. Errors are what the kernel answered, as [`std::io::Error`].
 
 pub mod borrow;
+pub mod cache;
 pub mod interrupt;
 pub mod launch;
 pub mod madvise;
 pub mod pagemap_scan;
 pub mod perf_event;
+pub mod perf_page;
 pub mod probe;
 pub mod procmap_query;
 mod ptrace;
