@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 mod address_map;
 mod blocks;
+pub mod calls;
 pub mod define;
 pub mod diff;
 pub mod doctor;

@@ -131,6 +131,14 @@ pub(crate) enum Command {
     ///   pagewise doctor postgres --profile latency
     #[command(verbatim_doc_comment)]
     Doctor(Doctor),
+    /// Record the memory system calls of a command or a process: brk, mmap, madvise and their kin
+    ///
+    /// Examples:
+    ///   pagewise syscalls -- true
+    ///   pagewise syscalls --calls all -o report -- make -j2
+    ///   pagewise syscalls 1234 --for 5s
+    #[command(verbatim_doc_comment)]
+    Syscalls(Syscalls),
     /// Have huge pages and wait: `thp --fix` tries on it what works on this kernel
     #[command(hide = true)]
     HugePageSubject,
@@ -535,6 +543,35 @@ pub(crate) enum ProfileArg {
     Latency,
     /// Many programs in little memory, at the cost of time
     Density,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Syscalls {
+    /// A pid, or a process name (exact, else part of one): recorded until Ctrl-C, or its end
+    #[arg(value_name = "TARGET", required_unless_present = "command")]
+    pub(crate) target: Option<String>,
+    /// Stop recording the process after this long
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "target")]
+    pub(crate) during: Option<Duration>,
+    /// How many calls of the time line to show, or `all`; JSON has all
+    #[arg(long, value_name = "N", default_value = "100", value_parser = limit)]
+    pub(crate) calls: Limit,
+    /// Run this command and record it, and all that it starts, until they have ended
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
+    pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// At most so many rows; `None` for all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit(pub(crate) Option<usize>);
+
+fn limit(text: &str) -> Result<Limit, String> {
+    match text {
+        "all" => Ok(Limit(None)),
+        number => number.parse().map(|n| Limit(Some(n))).map_err(|_| "a number or `all`".into()),
+    }
 }
 
 #[derive(Debug, Args)]

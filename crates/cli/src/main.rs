@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Command::Events(args) => commands::events::run(&args, &look),
         Command::Fragmentation(args) => commands::fragmentation::run(&args, &look),
         Command::Doctor(args) => commands::doctor::run(&args, &look),
+        Command::Syscalls(args) => commands::syscalls::run(args, &look),
         Command::HugePageSubject => commands::thp::be_the_subject(),
         Command::Completions { shell } => commands::shell::completions(shell),
         Command::Man { dir } => commands::shell::man(dir.as_deref()),

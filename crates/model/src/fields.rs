@@ -1230,6 +1230,66 @@ fields! {
         "elapsed_ns" "ns" ""
             "The time since the first reading."
             "";
+        "time" "s" ""
+            "When a call was made, from the start of the recording."
+            "As the recorder saw it: some microseconds late.";
+        "tid" "number" ""
+            "The thread id."
+            "";
+        "args" "text" ""
+            "The arguments of a call as a C program would write them, with the file behind a descriptor."
+            "Names in it were chosen by others: not to be trusted.";
+        "outcome" "text" ""
+            "What a call returned, or the name of its error."
+            "brk never fails: it returns the break as it is, moved or not.";
+        "result" "number" ""
+            "What a call returned; nothing where it failed."
+            "brk never fails: it returns the break as it is, moved or not.";
+        "error" "text" ""
+            "The name of the error of a call that failed."
+            "A call that a signal interrupts (ERESTART) is made again and counts twice.";
+        "errors" "count" ""
+            "How many calls failed."
+            "brk never does.";
+        "bytes" "bytes" ""
+            "The memory that calls name: the length that was asked for, or by how much the break moved."
+            "Not what was mapped or freed: munmap takes a range with holes, mprotect changes no size.";
+        "virt_change" "bytes" ""
+            "By how much calls changed VIRT: whole pages, less what was mapped there before."
+            "Reserved address space, not memory in use.";
+        "virt_otherwise" "bytes" ""
+            "By how much VIRT changed without a call: the stack that grows as it is touched."
+            "What the kernel says at the end, less what the calls add up to.";
+        "virt_start" "bytes" ""
+            "VIRT of a process when it came to be, or when the recording began."
+            "0 of a command: it begins with its program. A fork begins with a copy of its maker's.";
+        "virt_end" "bytes" ""
+            "VIRT of a process just before it ended, or when the recording did."
+            "";
+        "phase" "text" ""
+            "start-up from execve to the program's entry point (the dynamic linker at work), then program; exec is the kernel mapping it."
+            "Constructors of libraries run before the entry point; libraries that dlopen loads come after it.";
+        "caller" "text" ""
+            "The file whose code made the call: the dynamic linker, the C library, the program."
+            "The system call instruction's place: malloc is in the C library, whoever calls it.";
+        "by" "path" ""
+            "The file whose code made the call; nothing for code in no file."
+            "The system call instruction's place: malloc is in the C library, whoever calls it.";
+        "seconds" "s" ""
+            "From the start of a call to its end, by the clock."
+            "The cost of being stopped is in it: some microseconds a call.";
+        "calls" "count" ""
+            "How many memory calls."
+            "";
+        "parent" "number" ""
+            "The process that made it."
+            "";
+        "program" "path" ""
+            "The file of the program that a process ran last."
+            "";
+        "ending" "text" ""
+            "How a process ended."
+            "";
         "meaning" "text" ""
             "What a counter counts."
             "";

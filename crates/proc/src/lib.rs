@@ -1,7 +1,9 @@
 //! Sources: files of `/proc` and ELF headers to model values. Interprets nothing.
 #![forbid(unsafe_code)]
 
+pub mod auxv;
 pub mod buddyinfo;
+pub mod calls;
 pub mod capture;
 pub mod cgroup;
 pub mod elf;

@@ -1,9 +1,10 @@
 //! `/proc/<pid>/stat` and `/proc/<pid>/statm`.
 
 use pagewise_model::process::Statm;
-use pagewise_model::{Bytes, Name, PageSize, Pid};
+use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
 use crate::Error;
+use crate::root::PTRACE;
 use crate::text::number;
 
 /// The fields of `stat` that the model has a place for.
@@ -44,13 +45,27 @@ pub fn parse(text: &[u8]) -> Result<Stat, Error> {
     fields(text).ok_or_else(|| Error::parse("stat", 1, "pid (comm) state and numbers", text))
 }
 
-fn fields(text: &[u8]) -> Option<Stat> {
+/// Where the heap starts: field 47 (`start_brk`), which is 0 to those who may not trace the process.
+pub(crate) fn start_of_heap(text: &[u8]) -> Reading<u64> {
+    let (_, rest) = name_and_rest(text).ok_or(Absent::NotSupported("no stat line".into()))?;
+    let start = rest.get(47 - FIRST).copied().and_then(number);
+    start.filter(|&start| start != 0).ok_or_else(|| Absent::NotPermitted(PTRACE.into()))
+}
+
+/// The first field after the name, as proc(5) counts them.
+const FIRST: usize = 3;
+
+/// The name, and the fields after it.
+fn name_and_rest(text: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     let open = memchr::memchr(b'(', text)?;
     let close = memchr::memrchr(b')', text)?;
     let name = text.get(open + 1..close)?;
-    let rest: Vec<&[u8]> = text[close + 1..].trim_ascii().split(|&b| b == b' ').collect();
-    // Field 3 of proc(5) is the first after the name.
-    let at = |field: usize| rest.get(field - 3).copied();
+    Some((name, text[close + 1..].trim_ascii().split(|&b| b == b' ').collect()))
+}
+
+fn fields(text: &[u8]) -> Option<Stat> {
+    let (name, rest) = name_and_rest(text)?;
+    let at = |field: usize| rest.get(field - FIRST).copied();
     Some(Stat {
         name: Name::new(name),
         state: char::from(*at(3)?.first()?),

@@ -122,7 +122,7 @@ impl Borrowed {
         loop {
             ptrace::resume_to_syscall(self.tid, signal);
             signal = match next(self.tid, Instant::now() + PATIENCE)? {
-                Change::Signal(SYSCALL_STOP) => return Ok(()),
+                Change::Syscall => return Ok(()),
                 // A stop signal, which cannot be blocked: the process stops as a whole when we are done.
                 Change::Signal(signal) => signal,
                 _ => 0,
@@ -166,9 +166,6 @@ impl Drop for Borrowed {
         self.restore();
     }
 }
-
-/// How a stop at a system call shows under `PTRACE_O_TRACESYSGOOD`.
-const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
 /// Seizes a thread and stops it. Returns when it was stopped.
 fn stop(tid: Tid) -> io::Result<Instant> {

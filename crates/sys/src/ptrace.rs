@@ -25,14 +25,57 @@ const PTRACE_SETSIGMASK: Request = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: Request = 0x420f;
 /// `PTRACE_GET_SYSCALL_INFO` (Linux 5.3).
 const GET_SYSCALL_INFO: Request = 0x420e;
+/// `PTRACE_SYSCALL_INFO_ENTRY`, `_EXIT` and `_SECCOMP`.
+const ENTRY: u8 = 1;
+const EXIT: u8 = 2;
+const SECCOMP: u8 = 3;
 
-/// The head of `struct ptrace_syscall_info` of `linux/ptrace.h`: what is true of any stop.
+/// `struct ptrace_syscall_info` of `linux/ptrace.h`. What follows the head depends on `op`: the number and the six
+/// arguments of a call that begins, the value and the error flag of one that ends.
 #[repr(C)]
 #[derive(Default)]
 struct SyscallInfo {
     op: u8,
     pad: [u8; 3],
     arch: u32,
+    instruction_pointer: u64,
+    stack_pointer: u64,
+    words: [u64; 8],
+}
+
+/// How much of it is there of any stop.
+const SYSCALL_INFO_HEAD: usize = 24;
+
+/// Where in a system call a stopped thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In none: at a signal, at an event.
+    Outside,
+    /// Before it.
+    Entry {
+        /// Its number.
+        number: u64,
+        /// What was passed.
+        arguments: [u64; 6],
+    },
+    /// After it.
+    Exit {
+        /// What it returns, or the error number as the kernel returns it: negative.
+        value: i64,
+        /// Which of both.
+        is_error: bool,
+    },
+}
+
+/// A stopped thread, as `PTRACE_GET_SYSCALL_INFO` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct At {
+    /// `AUDIT_ARCH_*`: by which convention it makes the call.
+    pub(crate) architecture: u32,
+    /// The address of the instruction that comes next.
+    pub(crate) instruction: u64,
+    /// Where in the call.
+    pub(crate) place: Place,
 }
 
 /// Becomes the tracer of a running thread, without stopping it. `options` are `PTRACE_O_*`.
@@ -84,14 +127,67 @@ pub(crate) fn message(tid: Tid) -> io::Result<u64> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(message) }
 }
 
-/// The `AUDIT_ARCH_*` by which a stopped thread makes system calls; `None` before Linux 5.3.
-pub(crate) fn architecture(tid: Tid) -> Option<u32> {
+/// Where a stopped thread is, in a system call or outside of one; `None` before Linux 5.3.
+pub(crate) fn at(tid: Tid) -> Option<At> {
     let mut info = SyscallInfo::default();
     // SAFETY: this request writes at most as many bytes as its third argument says to its last,
     // which points to a plain struct of that size.
     let size =
         unsafe { libc::ptrace(GET_SYSCALL_INFO, tid, size_of::<SyscallInfo>(), &raw mut info) };
-    (size >= size_of::<SyscallInfo>() as libc::c_long).then_some(info.arch)
+    if size < SYSCALL_INFO_HEAD as libc::c_long {
+        return None;
+    }
+    let [first, second, ..] = info.words;
+    let place = match info.op {
+        ENTRY | SECCOMP => {
+            let mut arguments = [0; 6];
+            arguments.copy_from_slice(&info.words[1..7]);
+            Place::Entry { number: first, arguments }
+        }
+        EXIT => Place::Exit { value: first.cast_signed(), is_error: second.to_ne_bytes()[0] != 0 },
+        _ => Place::Outside,
+    };
+    Some(At { architecture: info.arch, instruction: info.instruction_pointer, place })
+}
+
+/// The `AUDIT_ARCH_*` by which a stopped thread makes system calls; `None` before Linux 5.3.
+pub(crate) fn architecture(tid: Tid) -> Option<u32> {
+    at(tid).map(|at| at.architecture)
+}
+
+/// Stops a stopped thread with a SIGTRAP when it is about to execute the instruction at `address`, by a debug
+/// register: its code stays as it is.
+///
+/// # Errors
+/// Where the machine has no such register to give, or `address` is not the thread's.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn break_at(tid: Tid, address: u64) -> io::Result<()> {
+    /// Local enable of register 0; its other bits say "execution", "one byte".
+    const ENABLE: u64 = 1;
+    poke_debug_register(tid, 0, address)?;
+    poke_debug_register(tid, 7, ENABLE)
+}
+
+/// As there is no such request here.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn break_at(_tid: Tid, _address: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Takes back [`break_at`].
+pub(crate) fn break_nowhere(tid: Tid) {
+    #[cfg(target_arch = "x86_64")]
+    let _ = poke_debug_register(tid, 7, 0);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = tid;
+}
+
+#[cfg(target_arch = "x86_64")]
+fn poke_debug_register(tid: Tid, register: usize, value: u64) -> io::Result<()> {
+    let offset = std::mem::offset_of!(libc::user, u_debugreg) + register * size_of::<u64>();
+    // SAFETY: this request takes an offset into the kernel's `struct user` and a number, and touches no memory of ours.
+    let done = unsafe { libc::ptrace(libc::PTRACE_POKEUSER, tid, offset, value) };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// The signals that a stopped thread has blocked; those of before `sigsuspend` and its kind while it is in one.

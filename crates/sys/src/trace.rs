@@ -2,8 +2,10 @@
 //!
 //! The command is seized (`PTRACE_SEIZE`), so its signals, group stops and exit status are as
 //! without us, and system calls are not stopped: only a new thread, an `exec`, a signal and an exit
-//! cost it a round trip to us. Its child processes run untraced.
+//! cost it a round trip to us. Its child processes run untraced. [`calls`] follows them too, and stops at system calls.
 
+pub mod calls;
+mod filter;
 mod signals;
 pub(crate) mod start;
 pub(crate) mod wait;
@@ -16,7 +18,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use start::Image;
+use start::{Image, NotExecuted};
 use wait::Change;
 
 use crate::ptrace::{self, Tid};
@@ -173,7 +175,7 @@ impl Traced {
     pub fn spawn(program: &OsStr, arguments: &[OsString]) -> io::Result<Traced> {
         let image = Image::find(program, arguments)?;
         let gains_privilege = image.gains_privilege_untraced();
-        let mut newborn = image.fork()?;
+        let mut newborn = image.fork(None)?;
         wait::begin();
         let mut traced = Traced {
             pid: newborn.pid,
@@ -187,9 +189,9 @@ impl Traced {
         traced.seize();
         newborn.go()?;
         traced.run_to_exec()?;
-        match newborn.exec_error() {
+        match newborn.failure() {
             None => Ok(traced),
-            Some(error) => {
+            Some(NotExecuted::Program(error) | NotExecuted::Filter(error)) => {
                 traced.finish()?;
                 Err(error)
             }
@@ -418,7 +420,9 @@ impl Traced {
                 Phase::Held(Resume::Continue(0))
             }
             Change::Exiting => Phase::Exiting(self.departure(tid)),
-            Change::Trap | Change::Ended(_) => Phase::Held(Resume::Continue(0)),
+            Change::Trap | Change::Syscall | Change::Filtered | Change::Ended(_) => {
+                Phase::Held(Resume::Continue(0))
+            }
         };
         self.threads.insert(tid, phase);
     }

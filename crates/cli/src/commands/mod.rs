@@ -13,4 +13,5 @@ pub(crate) mod run;
 pub(crate) mod run_command;
 pub(crate) mod shell;
 pub(crate) mod stat;
+pub(crate) mod syscalls;
 pub(crate) mod thp;

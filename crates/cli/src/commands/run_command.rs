@@ -165,7 +165,7 @@ fn sizes(snapshot: &Snapshot) -> (Bytes, Bytes) {
 }
 
 /// The command's own exit code; a signal's as a shell gives it.
-fn exit_code(ending: Ending) -> ExitCode {
+pub(crate) fn exit_code(ending: Ending) -> ExitCode {
     let code = match ending {
         Ending::Exited(status) => status,
         Ending::Killed { signal, .. } => 128 + signal,

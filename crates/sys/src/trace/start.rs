@@ -13,6 +13,7 @@ use std::ptr;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 use rustix::thread::CapabilitySet;
 
+use super::filter::Filter;
 use crate::ptrace::Tid;
 use crate::system::{euid, has_capability};
 
@@ -56,15 +57,15 @@ impl Image {
             && (is_set_id(path) || has_file_capabilities(path))
     }
 
-    /// Makes a child that waits for [`Newborn::go`] and then executes the program.
-    pub(super) fn fork(&self) -> io::Result<Newborn> {
+    /// Makes a child that waits for [`Newborn::go`], sets up the filter where there is one, and executes the program.
+    pub(super) fn fork(&self, filter: Option<&Filter>) -> io::Result<Newborn> {
         let (ours, theirs) = UnixStream::pair()?;
         let argv = self.argv();
         // SAFETY: the child calls only async-signal-safe functions until it executes or exits, so
         // locks that other threads hold now do not matter.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
-            0 => execute_when_told(&self.path, &argv, ours.as_raw_fd(), theirs.as_raw_fd()),
+            0 => execute_when_told(&self.path, &argv, filter, ours.as_raw_fd(), theirs.as_raw_fd()),
             pid => Ok(Newborn { pid, channel: ours }),
         }
     }
@@ -83,34 +84,59 @@ impl Newborn {
     }
 
     /// Why it could not execute; waits until that is known. `None` also where it was killed before.
-    pub(super) fn exec_error(mut self) -> Option<io::Error> {
+    pub(super) fn failure(mut self) -> Option<NotExecuted> {
         let mut errno = [0; 4];
         // Executing closes the child's end, as does its death.
         self.channel.read_exact(&mut errno).ok()?;
-        Some(io::Error::from_raw_os_error(c_int::from_ne_bytes(errno)))
+        let errno = c_int::from_ne_bytes(errno);
+        let error = io::Error::from_raw_os_error(errno.saturating_abs());
+        Some(if errno < 0 { NotExecuted::Filter(error) } else { NotExecuted::Program(error) })
     }
+}
+
+/// What kept a child from executing.
+pub(super) enum NotExecuted {
+    /// The program.
+    Program(io::Error),
+    /// The kernel did not take the filter.
+    Filter(io::Error),
 }
 
 /// The child's part. No allocation, no lock, no unwinding: another thread of the parent may have
 /// been inside any of these when it forked.
-fn execute_when_told(path: &CString, argv: &[*const c_char], parents: RawFd, ours: RawFd) -> ! {
+fn execute_when_told(
+    path: &CString,
+    argv: &[*const c_char],
+    filter: Option<&Filter>,
+    parents: RawFd,
+    ours: RawFd,
+) -> ! {
     // SAFETY: the parent's end is not used here; closing it lets us notice the parent's death.
     unsafe { libc::close(parents) };
     let mut word = 0_u8;
     // SAFETY: `word` is one writable byte.
     if unsafe { libc::read(ours, (&raw mut word).cast(), 1) } == 1 {
-        // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not
-        // expect to be started so.
-        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-        // SAFETY: `path` and the words of `argv` end with NUL, `argv` itself with a null pointer. A path
-        // with a slash makes `execvp` search nothing; it hands a file without a header to the shell.
-        unsafe { libc::execvp(path.as_ptr(), argv.as_ptr()) };
-        let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0).to_ne_bytes();
+        let errno = execute(path, argv, filter).to_ne_bytes();
         // SAFETY: `errno` is four readable bytes.
         unsafe { libc::write(ours, errno.as_ptr().cast(), errno.len()) };
     }
     // SAFETY: ends the child without running anything that was registered in the parent.
     unsafe { libc::_exit(127) }
+}
+
+/// Returns the error number where it does: of the program, or negative that of the filter.
+fn execute(path: &CString, argv: &[*const c_char], filter: Option<&Filter>) -> c_int {
+    let errno = |error: io::Error| error.raw_os_error().unwrap_or(0);
+    // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not
+    // expect to be started so.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    if let Some(Err(error)) = filter.map(Filter::install) {
+        return -errno(error);
+    }
+    // SAFETY: `path` and the words of `argv` end with NUL, `argv` itself with a null pointer. A path
+    // with a slash makes `execvp` search nothing; it hands a file without a header to the shell.
+    unsafe { libc::execvp(path.as_ptr(), argv.as_ptr()) };
+    errno(io::Error::last_os_error())
 }
 
 fn c_string(text: OsString) -> io::Result<CString> {

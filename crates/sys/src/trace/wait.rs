@@ -13,11 +13,14 @@ use std::time::Instant;
 
 use rustix::thread::{Timespec, futex};
 
-use super::Ending;
+use super::{Ending, signals};
 use crate::ptrace::Tid;
 
 /// `PTRACE_EVENT_STOP` of `linux/ptrace.h`.
 const EVENT_STOP: c_int = 128;
+
+/// How a stop at a system call shows under `PTRACE_O_TRACESYSGOOD`.
+const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
 /// What became of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +33,11 @@ pub(crate) enum Change {
     GroupStop,
     /// It stopped because it is new, was interrupted, or its group stop is over.
     Trap,
-    /// It made a task: a thread, or a process that is cloned like one.
+    /// It is at the start or the end of a system call (`PTRACE_O_TRACESYSGOOD`).
+    Syscall,
+    /// It is at the start of a system call that a filter picked out.
+    Filtered,
+    /// It made a task: a thread, or a process.
     Cloned,
     /// It executes another program.
     Execed,
@@ -44,8 +51,12 @@ impl Change {
             return Change::Ended(Ending::from_status(status));
         }
         match (status >> 16, libc::WSTOPSIG(status)) {
+            (0, SYSCALL_STOP) => Change::Syscall,
             (0, signal) => Change::Signal(signal),
-            (libc::PTRACE_EVENT_CLONE, _) => Change::Cloned,
+            (libc::PTRACE_EVENT_SECCOMP, _) => Change::Filtered,
+            (libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK, _) => {
+                Change::Cloned
+            }
             (libc::PTRACE_EVENT_EXEC, _) => Change::Execed,
             (libc::PTRACE_EVENT_EXIT, _) => Change::Exiting,
             (EVENT_STOP, libc::SIGTRAP) => Change::Trap,
@@ -143,5 +154,30 @@ pub(crate) fn take(tid: Tid) -> io::Result<Option<Change>> {
             error => Err(error),
         },
         _ => Ok(Some(Change::from_status(status))),
+    }
+}
+
+/// Waits, for as long as it takes, for what is new of any child or tracee of this thread, and takes it. `None` where
+/// a signal came first.
+///
+/// # Errors
+/// `ECHILD` where there is none.
+pub(super) fn any() -> io::Result<Option<(Tid, Change)>> {
+    let mut status = 0;
+    // SAFETY: `status` is an int that the call may fill in.
+    match unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) } {
+        -1 => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(None),
+            error => Err(error),
+        },
+        tid => Ok(Some((tid, Change::from_status(status)))),
+    }
+}
+
+/// Makes the kernel keep the ends of our children for us: we may have been started with SIGCHLD ignored.
+pub(super) fn keep_ends() {
+    if signals::action_of(libc::SIGCHLD).sa_sigaction == libc::SIG_IGN {
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     }
 }

@@ -1,0 +1,374 @@
+//! The memory calls of a command or a process: a time line in words, what each call did to VIRT, and the sums by
+//! call and by caller. What the dynamic linker did at start-up is told apart from the program.
+
+mod effect;
+mod replay;
+mod space;
+mod words;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pagewise_model::calls::{Ending, Recording, Stops};
+use pagewise_model::report::{
+    Audience, Block, Cells, Column, Facts, Label, Paragraph, Report, Shape, Table, Value,
+};
+use pagewise_model::{Absent, Name, Pid};
+
+use crate::blocks::{facts_of, for_programs, table};
+use crate::explain::fact;
+use replay::{Act, Phase, Played, Process, Row};
+
+/// What to show.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// So many calls of the time line; all where there is no limit.
+    pub limit: Option<usize>,
+}
+
+/// The calls as a report: `recording`, `totals`, `by_name`, `by_caller`, `processes` and `calls`.
+pub fn calls(recording: &Recording, options: &Options) -> Report {
+    let played = replay::play(recording);
+    let mut blocks = vec![
+        Block::Facts(about(recording, &played)),
+        Block::Facts(totals(recording, &played)),
+        Block::Table(by_name(&played.rows)),
+        Block::Table(by_caller(&played.rows)),
+        Block::Table(processes(&played.processes)),
+        Block::Table(time_line(&played, options)),
+    ];
+    blocks.extend(remarks(recording, &played).into_iter().map(Block::Text));
+    Report { schema: "pagewise.syscalls/1", title: title(recording, &played), blocks }
+}
+
+fn title(recording: &Recording, played: &Played<'_>) -> Vec<Value> {
+    let name = match (recording.command.first(), played.processes.first()) {
+        (Some(word), _) => word.clone(),
+        (None, Some(process)) => process.program.clone(),
+        (None, None) => Name::default(),
+    };
+    vec![
+        Value::text("Memory calls of "),
+        Value::Name(Name::new(name.base())),
+        Value::text(format!(" ({})", recording.pid)),
+    ]
+}
+
+/// What was recorded, and how.
+fn about(recording: &Recording, played: &Played<'_>) -> Facts {
+    let command = recording.command.iter().cloned().map(Value::Name).collect();
+    let stops = match recording.stops {
+        Stops::MemoryCalls => "memory calls",
+        Stops::EveryCall => "every system call",
+    };
+    let processes = u64::try_from(played.processes.len()).unwrap_or(u64::MAX);
+    facts_of(
+        "recording",
+        "",
+        Shape::Line,
+        vec![
+            fact("pid", "pid", Value::Count(recording.pid.0.into()), ""),
+            fact("command", "command", Value::List(command), "")
+                .hidden_if(recording.command.is_empty()),
+            fact("ending", "ended", ended(recording.ending), ""),
+            fact("seconds", "after", Value::Seconds(recording.took_ns), ""),
+            fact("processes", "processes", Value::Count(processes), "").hidden_if(processes < 2),
+            fact("stopped_at", "stopped at", Value::text(stops), ""),
+        ],
+    )
+}
+
+fn ended(ending: Option<Ending>) -> Value {
+    match ending {
+        None => Value::text("still running"),
+        Some(Ending::Exited(status)) => Value::text(format!("exit status {status}")),
+        Some(Ending::Killed(signal)) => Value::text(format!("killed by signal {signal}")),
+    }
+}
+
+/// Sums over all calls, and VIRT of the first process.
+fn totals(recording: &Recording, played: &Played<'_>) -> Facts {
+    let mut all = Sum::default();
+    for row in played.rows.iter().filter(|row| row.phase != Phase::Exec) {
+        all.add(row);
+    }
+    let first = played.processes.iter().find(|process| process.pid == recording.pid);
+    let virt_end = first.and_then(|process| process.virt_end);
+    let otherwise = first.and_then(|process| process.virt_otherwise);
+    facts_of(
+        "totals",
+        "",
+        Shape::Columns,
+        vec![
+            meant("calls", "CALLS", Value::Count(all.count)),
+            meant("errors", "ERRORS", Value::Count(all.errors)),
+            meant("virt_change", "VIRT", Value::Change(all.change)),
+            meant("virt_otherwise", "otherwise", otherwise.map_or_else(gone, Value::Change)),
+            meant("virt_end", "VIRT at the end", virt_end.map_or_else(gone, |n| Value::Bytes(n.0))),
+            meant("seconds", "TIME", Value::Seconds(all.nanos)),
+        ],
+    )
+}
+
+fn meant(key: &'static str, label: &'static str, value: Value) -> pagewise_model::report::Fact {
+    fact(key, label, value, crate::explain::meaning(key))
+}
+
+/// What stands for the VIRT of a process that was gone before it could be asked.
+fn gone() -> Value {
+    Value::Absent(Absent::Vanished)
+}
+
+/// Calls of one kind, added up.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    count: u64,
+    errors: u64,
+    bytes: u64,
+    change: i64,
+    nanos: u64,
+}
+
+impl Sum {
+    fn add(&mut self, row: &Row<'_>) {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(row.effect.bytes.unwrap_or(0));
+        self.change = self.change.saturating_add(row.effect.change.unwrap_or(0));
+        if let Act::Call(call) = row.act {
+            self.errors += u64::from(call.result.is_err());
+            self.nanos = self.nanos.saturating_add(call.took_ns);
+        }
+    }
+}
+
+/// Rows added up by a key, and the columns of the sums.
+fn sums<'r, K: Ord>(rows: &'r [Row<'_>], key: impl Fn(&'r Row<'_>) -> K) -> BTreeMap<K, Sum> {
+    let mut sums: BTreeMap<K, Sum> = BTreeMap::new();
+    for row in rows {
+        sums.entry(key(row)).or_default().add(row);
+    }
+    sums
+}
+
+fn sum_columns(sums: &[Sum]) -> Vec<Column> {
+    let each = || sums.iter();
+    let counts = |count: fn(&Sum) -> u64| Cells::Counts(each().map(count).collect());
+    let values = |value: fn(&Sum) -> Value| Cells::Values(each().map(value).collect());
+    vec![
+        Column {
+            meaning: "How often it was called.".into(),
+            ..Column::new("count", "COUNT", counts(|sum| sum.count))
+        },
+        Column::new("errors", "ERRORS", counts(|sum| sum.errors)),
+        Column::new("bytes", "BYTES", Cells::Bytes(each().map(|sum| sum.bytes).collect())),
+        Column::new("virt_change", "VIRT", values(|sum| Value::Change(sum.change))),
+        Column::new("seconds", "TIME", values(|sum| Value::Seconds(sum.nanos))),
+    ]
+}
+
+fn by_name(rows: &[Row<'_>]) -> Table {
+    let mut found: Vec<(&str, Sum)> = sums(rows, |row| name(row.act)).into_iter().collect();
+    found.sort_by_key(|(name, sum)| (std::cmp::Reverse(sum.count), *name));
+    let (names, found): (Vec<&str>, Vec<Sum>) = found.into_iter().unzip();
+    let names = names.into_iter().map(|name| Label::from(name.to_owned())).collect();
+    let mut columns = vec![Column {
+        meaning: "The system call; execve where a program was executed.".into(),
+        ..Column::new("name", "CALL", Cells::Labels(names))
+    }];
+    columns.extend(sum_columns(&found));
+    table("by_name", "By call", Audience::Everyone, columns)
+}
+
+fn by_caller(rows: &[Row<'_>]) -> Table {
+    let found = sums(rows, |row| (row.phase, &row.by));
+    let (callers, found): (Vec<(Phase, &Name)>, Vec<Sum>) = found.into_iter().unzip();
+    let phases = callers.iter().map(|(phase, _)| Label::from(phase.name())).collect();
+    let mut columns = vec![Column::new("phase", "PHASE", Cells::Labels(phases))];
+    columns.extend(sum_columns(&found));
+    columns.extend(callers_columns(&callers));
+    table("by_caller", "By phase and caller", Audience::Everyone, columns)
+}
+
+/// Whose code made the call: a path for programs, its last part for people.
+fn callers_columns(callers: &[(Phase, &Name)]) -> [Column; 2] {
+    let brief = |(phase, by): &(Phase, &Name)| match phase {
+        Phase::Exec => Value::text("the kernel"),
+        _ if by.is_empty() => Value::text("code in no file"),
+        _ => Value::Name(Name::new(by.base())),
+    };
+    let people = Column::new("caller", "BY", Cells::Values(callers.iter().map(brief).collect()));
+    let paths = callers.iter().map(|(_, by)| some_name(by)).collect();
+    [
+        Column { audience: Audience::People, ..people },
+        for_programs(Column::new("by", "BY", Cells::Values(paths))),
+    ]
+}
+
+fn some_name(name: &Name) -> Value {
+    if name.is_empty() { Value::None } else { Value::Name(name.clone()) }
+}
+
+fn processes(processes: &[Process]) -> Table {
+    let each = || processes.iter();
+    let values = |value: fn(&Process) -> Value| Cells::Values(each().map(value).collect());
+    let pids = each().map(|process| process.pid.0.into()).collect();
+    let columns = vec![
+        Column::new("pid", "PID", Cells::Counts(pids)),
+        Column::new("parent", "PARENT", values(|p| number(p.parent))),
+        Column::new("calls", "CALLS", Cells::Counts(each().map(|p| p.calls).collect())),
+        Column::new(
+            "virt_start",
+            "VIRT at first",
+            Cells::Bytes(each().map(|p| p.virt_start).collect()),
+        ),
+        Column::new("virt_change", "VIRT", values(|p| Value::Change(p.virt_change))),
+        Column::new(
+            "virt_otherwise",
+            "otherwise",
+            values(|p| p.virt_otherwise.map_or_else(gone, Value::Change)),
+        ),
+        Column::new(
+            "virt_end",
+            "at the end",
+            values(|p| p.virt_end.map_or_else(gone, |n| Value::Bytes(n.0))),
+        ),
+        Column::new("ending", "ENDED", values(|p| ended(p.ending))),
+        Column::new("program", "PROGRAM", values(|p| some_name(&p.program))),
+    ];
+    let audience = if processes.len() > 1 { Audience::Everyone } else { Audience::Programs };
+    table("processes", "Processes", audience, columns)
+}
+
+fn number(pid: Option<Pid>) -> Value {
+    pid.map_or(Value::None, |pid| Value::Count(pid.0.into()))
+}
+
+/// Every call in the order in which they were made.
+fn time_line(played: &Played<'_>, options: &Options) -> Table {
+    let all = &played.rows;
+    let shown = all.len().min(options.limit.unwrap_or(usize::MAX));
+    let rows = &all[..shown];
+    let several = |ids: BTreeSet<Pid>| {
+        if ids.len() > 1 { Audience::Everyone } else { Audience::Programs }
+    };
+    let for_those = |audience, column: Column| Column { audience, ..column };
+    let pids = several(rows.iter().map(|row| row.event.pid).collect());
+    let tids = several(rows.iter().map(|row| row.event.tid).collect());
+    let counts = |count: fn(&Row<'_>) -> u64| Cells::Counts(rows.iter().map(count).collect());
+    let values = |value: fn(&Row<'_>) -> Value| Cells::Values(rows.iter().map(value).collect());
+    let names = rows.iter().map(|row| Label::from(name(row.act))).collect();
+    let arguments = rows.iter().map(|row| arguments(row.act)).collect();
+    let callers: Vec<(Phase, &Name)> = rows.iter().map(|row| (row.phase, &row.by)).collect();
+    let [caller, by] = callers_columns(&callers);
+    let columns = vec![
+        Column::new("time", "AT", values(|row| Value::Seconds(row.event.time_ns))),
+        for_those(pids, Column::new("pid", "PID", counts(|row| row.event.pid.0.into()))),
+        for_those(tids, Column::new("tid", "TID", counts(|row| row.event.tid.0.into()))),
+        Column::new("phase", "PHASE", values(|row| Value::text(row.phase.name()))),
+        Column {
+            meaning: "The system call; execve where a program was executed.".into(),
+            ..Column::new("name", "CALL", Cells::Labels(names))
+        },
+        Column::new("args", "ARGUMENTS", Cells::Names(arguments)),
+        for_those(Audience::People, Column::new("outcome", "RESULT", values(outcome))),
+        for_programs(Column::new("result", "RESULT", values(result))),
+        for_programs(Column::new("error", "ERROR", values(error))),
+        Column::new(
+            "bytes",
+            "BYTES",
+            values(|row| row.effect.bytes.map_or(Value::None, Value::Bytes)),
+        ),
+        Column::new(
+            "virt_change",
+            "VIRT",
+            values(|row| row.effect.change.map_or(Value::None, Value::Change)),
+        ),
+        for_those(Audience::Long, Column::new("seconds", "TIME", values(seconds))),
+        for_those(Audience::Long, caller),
+        by,
+    ];
+    let note = match all.len() - shown {
+        0 => "".into(),
+        more => format!("{more} more: --calls all").into(),
+    };
+    Table { note, ..table("calls", "Time line", Audience::Everyone, columns) }
+}
+
+fn name(act: Act<'_>) -> &'static str {
+    match act {
+        Act::Call(call) => call.kind.name(),
+        Act::Executed(_) => "execve",
+    }
+}
+
+fn arguments(act: Act<'_>) -> Name {
+    match act {
+        Act::Call(call) => words::arguments(call),
+        Act::Executed(image) => {
+            let exe = image.exe.clone().unwrap_or_default();
+            Name::new(&[b"\"", exe.as_bytes(), b"\""].concat())
+        }
+    }
+}
+
+/// What people read: an address, a number, or the error.
+fn outcome(row: &Row<'_>) -> Value {
+    match row.act {
+        Act::Executed(_) => Value::Count(0),
+        Act::Call(call) => match call.result {
+            Err(number) => Value::text(words::error(number)),
+            Ok(address) if words::returns_an_address(call.kind) => Value::Address(address),
+            Ok(value) => Value::Count(value),
+        },
+    }
+}
+
+fn result(row: &Row<'_>) -> Value {
+    match row.act {
+        Act::Executed(_) => Value::Count(0),
+        Act::Call(call) => call.result.map_or(Value::None, Value::Count),
+    }
+}
+
+fn error(row: &Row<'_>) -> Value {
+    match row.act {
+        Act::Executed(_) => Value::None,
+        Act::Call(call) => {
+            call.result.map_or_else(|number| Value::text(words::error(number)), |_| Value::None)
+        }
+    }
+}
+
+fn seconds(row: &Row<'_>) -> Value {
+    match row.act {
+        Act::Executed(_) => Value::None,
+        Act::Call(call) => Value::Seconds(call.took_ns),
+    }
+}
+
+/// What a reader must know to read the numbers right.
+fn remarks(recording: &Recording, played: &Played<'_>) -> Vec<Paragraph> {
+    let mut remarks = Vec::new();
+    let foreign = played.processes.iter().filter(|process| !process.is_native).count();
+    if foreign > 0 {
+        remarks.push(format!(
+            "The calls of {foreign} processes are not recorded: they ran programs of another architecture (32-bit)."
+        ));
+    }
+    if recording.ending.is_some() && !recording.left.is_empty() {
+        let left = recording.left.len();
+        remarks.push(match recording.stops {
+            Stops::MemoryCalls => {
+                format!("{left} processes that the command had left behind were ended.")
+            }
+            Stops::EveryCall => {
+                format!("{left} processes that the command had left behind run on.")
+            }
+        });
+    }
+    let paragraph = |text: String| Paragraph {
+        title: "".into(),
+        pieces: vec![Value::text(text)],
+        audience: Audience::People,
+    };
+    remarks.into_iter().map(paragraph).collect()
+}

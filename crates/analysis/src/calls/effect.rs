@@ -1,0 +1,217 @@
+//! What a call does to an address space, from its arguments and its result.
+
+use pagewise_model::calls::{About, Call, Image, Kind, MAP_ANONYMOUS, Recording};
+use pagewise_model::{AddrRange, Name};
+
+use super::space::Space;
+use super::words::{MAP_FIXED, MAP_HUGETLB, MREMAP_DONTUNMAP, SHM_REMAP, huge_size};
+
+/// What a call did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Effect {
+    /// The memory that it names; `None` where it names none or failed.
+    pub(super) bytes: Option<u64>,
+    /// By how much VIRT changed; `None` where that is not known.
+    pub(super) change: Option<i64>,
+}
+
+/// The sizes that lengths are rounded up to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rounding {
+    page: u64,
+    /// Huge pages of the size that is meant where none is named.
+    huge: u64,
+}
+
+impl Rounding {
+    pub(super) fn of(recording: &Recording) -> Rounding {
+        let page = recording.page_size.bytes();
+        let huge = recording.huge_page.as_ref().map_or(page, |huge| huge.0);
+        Rounding { page, huge }
+    }
+
+    fn up(self, bytes: u64) -> u64 {
+        bytes.checked_next_multiple_of(self.page).unwrap_or(u64::MAX)
+    }
+
+    /// The range of whole pages at an address.
+    fn range(self, start: u64, bytes: u64) -> AddrRange {
+        AddrRange { start, end: start.saturating_add(self.up(bytes)) }
+    }
+
+    /// The range that `mmap` with those flags makes.
+    fn mapped(self, start: u64, bytes: u64, flags: u64) -> AddrRange {
+        if flags & MAP_HUGETLB == 0 || flags & MAP_ANONYMOUS == 0 {
+            return self.range(start, bytes);
+        }
+        let size = huge_size(flags).unwrap_or(self.huge).max(self.page);
+        let bytes = bytes.checked_next_multiple_of(size).unwrap_or(u64::MAX);
+        self.range(start, bytes)
+    }
+}
+
+/// The space that a program has at first.
+pub(super) fn space_of(image: &Image) -> Space {
+    let mut space = Space::default();
+    space.brk = image.brk.clone().ok();
+    for mapped in image.mapped.as_deref().unwrap_or_default() {
+        space.replace(mapped.range, &mapped.name);
+    }
+    space
+}
+
+/// Does to a space what a call did that began at a time.
+pub(super) fn apply(call: &Call, time_ns: u64, space: &mut Space, rounding: Rounding) -> Effect {
+    let Ok(result) = call.result else {
+        return Effect { bytes: None, change: Some(0) };
+    };
+    let before = space.size();
+    let moved = Moved { call, result, began_ns: time_ns, space, rounding };
+    let (bytes, is_known) = moved.apply();
+    let change = i128::from(space.size()) - i128::from(before);
+    let change = i64::try_from(change).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX });
+    Effect { bytes, change: is_known.then_some(change) }
+}
+
+/// A call that succeeded, and the space that it changes.
+struct Moved<'a> {
+    call: &'a Call,
+    result: u64,
+    began_ns: u64,
+    space: &'a mut Space,
+    rounding: Rounding,
+}
+
+impl Moved<'_> {
+    /// Returns the bytes that the call names, and whether its effect is known.
+    fn apply(mut self) -> (Option<u64>, bool) {
+        let [first, second, third, ..] = self.call.arguments;
+        let bytes = match self.call.kind {
+            Kind::Brk => return self.brk(first),
+            Kind::Mmap => self.mmap(second),
+            Kind::Munmap => {
+                self.space.remove(self.rounding.range(first, second), self.began_ns);
+                Some(second)
+            }
+            Kind::Mremap => self.mremap(first, second, third),
+            Kind::Shmat => self.shmat(third),
+            Kind::Shmdt => self.shmdt(),
+            Kind::MapShadowStack => {
+                let range = self.rounding.range(self.result, second);
+                self.place(range, &Name::default());
+                Some(second)
+            }
+            Kind::ProcessMadvise => Some(self.result),
+            kind => names_a_size(kind).then_some(second),
+        };
+        (bytes, true)
+    }
+
+    /// When it was seen to be done.
+    fn done_ns(&self) -> u64 {
+        self.began_ns.saturating_add(self.call.took_ns)
+    }
+
+    fn place(&mut self, range: AddrRange, name: &Name) {
+        let time_ns = self.done_ns();
+        self.space.place(range, name, time_ns);
+    }
+
+    /// The break where it is now is what the call returns; it does not fail, but may leave the break as it was.
+    fn brk(&mut self, wanted: u64) -> (Option<u64>, bool) {
+        let Some(before) = self.space.brk.replace(self.result) else {
+            return (None, wanted == 0);
+        };
+        let [old, new] = [before, self.result].map(|at| self.rounding.up(at));
+        if new > old {
+            self.space.replace(AddrRange { start: old, end: new }, &"[heap]".into());
+        } else {
+            self.space.remove(AddrRange { start: new, end: old }, self.began_ns);
+        }
+        (Some(before.abs_diff(self.result)), true)
+    }
+
+    fn mmap(&mut self, length: u64) -> Option<u64> {
+        let flags = self.call.arguments[3];
+        let range = self.rounding.mapped(self.result, length, flags);
+        let name = match &self.call.about {
+            About::File(name) => name.clone(),
+            About::Nothing | About::Text(_) | About::Pieces(_) => Name::default(),
+        };
+        self.put(range, &name, flags & MAP_FIXED != 0);
+        Some(length)
+    }
+
+    /// Maps where the caller said, whatever is there, or where the kernel chose.
+    fn put(&mut self, range: AddrRange, name: &Name, is_fixed: bool) {
+        if is_fixed { self.space.replace(range, name) } else { self.place(range, name) }
+    }
+
+    /// What was mapped is moved with its holes; what grows, grows at its end.
+    fn mremap(&mut self, old: u64, old_size: u64, new_size: u64) -> Option<u64> {
+        let flags = self.call.arguments[3];
+        let is_fixed = flags & super::words::MREMAP_FIXED != 0;
+        let from = self.rounding.range(old, old_size);
+        let to = self.rounding.range(self.result, new_size);
+        let pieces = if flags & MREMAP_DONTUNMAP != 0 {
+            self.space.pieces_in(from)
+        } else {
+            self.space.remove(from, self.began_ns)
+        };
+        if is_fixed {
+            self.space.remove(to, self.began_ns);
+        }
+        let name = pieces.last().map(|(_, name)| name.clone()).unwrap_or_default();
+        for (piece, name) in &pieces {
+            let shift = |at: u64| to.start.saturating_add(at - from.start).min(to.end);
+            let there = AddrRange { start: shift(piece.start), end: shift(piece.end) };
+            self.put(there, name, is_fixed);
+        }
+        let grown =
+            AddrRange { start: to.start.saturating_add(from.len().0).min(to.end), end: to.end };
+        self.put(grown, &name, is_fixed);
+        Some(new_size)
+    }
+
+    fn pieces(&self) -> &[AddrRange] {
+        match &self.call.about {
+            About::Pieces(pieces) => pieces,
+            About::Nothing | About::File(_) | About::Text(_) => &[],
+        }
+    }
+
+    fn shmat(&mut self, flags: u64) -> Option<u64> {
+        let pieces = self.pieces().to_vec();
+        for &piece in &pieces {
+            self.put(piece, &"/SYSV".into(), flags & SHM_REMAP != 0);
+        }
+        Some(pieces.iter().map(|piece| piece.len().0).sum())
+    }
+
+    fn shmdt(&mut self) -> Option<u64> {
+        let pieces = self.pieces().to_vec();
+        for &piece in &pieces {
+            self.space.remove(piece, self.began_ns);
+        }
+        Some(pieces.iter().map(|piece| piece.len().0).sum())
+    }
+}
+
+/// Whether the second argument of a call is a size in bytes.
+fn names_a_size(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Mprotect
+            | Kind::PkeyMprotect
+            | Kind::Madvise
+            | Kind::Msync
+            | Kind::Mlock
+            | Kind::Mlock2
+            | Kind::Munlock
+            | Kind::Mincore
+            | Kind::Mseal
+            | Kind::RemapFilePages
+            | Kind::Shmget
+            | Kind::Mbind
+    )
+}

@@ -1,0 +1,198 @@
+//! An address space as calls change it: what is mapped where, under which name, and how much that is.
+
+use std::collections::BTreeMap;
+
+use pagewise_model::{AddrRange, Name};
+
+/// What is mapped. Every range is of whole pages; that is the caller's to see to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Space {
+    /// By the first address; none overlaps another.
+    pieces: BTreeMap<u64, Piece>,
+    total: u64,
+    claims: Vec<Claim>,
+    /// The program break, where it is known.
+    pub(super) brk: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+struct Piece {
+    end: u64,
+    name: Name,
+}
+
+/// A range that the kernel gave away although by our books it was mapped: a call of another thread, which is not yet
+/// known to be done, has unmapped it before. When that call is, it must not take what was mapped there since.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    range: AddrRange,
+    time_ns: u64,
+}
+
+impl Space {
+    /// How many bytes are mapped: VIRT.
+    pub(super) fn size(&self) -> u64 {
+        self.total
+    }
+
+    /// The name of what is mapped at an address.
+    pub(super) fn name_at(&self, address: u64) -> Option<&Name> {
+        let (_, piece) = self.pieces.range(..=address).next_back()?;
+        (address < piece.end).then_some(&piece.name)
+    }
+
+    /// Maps a range in the place of whatever is there.
+    pub(super) fn replace(&mut self, range: AddrRange, name: &Name) {
+        self.take(range);
+        self.insert(range, name.clone());
+    }
+
+    /// Maps a range that the kernel has found free, at a time: see [`Claim`].
+    pub(super) fn place(&mut self, range: AddrRange, name: &Name, time_ns: u64) {
+        for (range, _) in self.take(range) {
+            self.total = self.total.saturating_add(range.len().0);
+            self.claims.push(Claim { range, time_ns });
+        }
+        self.insert(range, name.clone());
+    }
+
+    /// Unmaps a range by a call that began at a time. Returns the pieces that it took away.
+    pub(super) fn remove(&mut self, range: AddrRange, began_ns: u64) -> Vec<(AddrRange, Name)> {
+        let mut taken = Vec::new();
+        for free in self.settle(range, began_ns) {
+            taken.extend(self.take(free));
+        }
+        taken
+    }
+
+    /// The pieces in a range.
+    pub(super) fn pieces_in(&self, range: AddrRange) -> Vec<(AddrRange, Name)> {
+        let first = self.pieces.range(..=range.start).next_back().map_or(0, |(&start, _)| start);
+        let overlapping = self.pieces.range(first..range.end.max(first));
+        let cut = overlapping.filter_map(|(&start, piece)| {
+            let whole = AddrRange { start, end: piece.end };
+            whole.intersection(range).map(|part| (part, piece.name.clone()))
+        });
+        cut.collect()
+    }
+
+    /// Settles the claims on a range that a call has unmapped, and returns the parts of it that are not claimed.
+    fn settle(&mut self, range: AddrRange, began_ns: u64) -> Vec<AddrRange> {
+        let mut free = vec![range];
+        let mut left = Vec::new();
+        for claim in std::mem::take(&mut self.claims) {
+            match claim.range.intersection(range) {
+                // The call was made after the range had been given away: it means what is there now.
+                Some(_) if claim.time_ns < began_ns => {}
+                Some(both) => {
+                    self.total = self.total.saturating_sub(both.len().0);
+                    free = free.into_iter().flat_map(|part| without(part, both)).collect();
+                    left.extend(without(claim.range, both).map(|range| Claim { range, ..claim }));
+                }
+                None => left.push(claim),
+            }
+        }
+        self.claims = left;
+        free
+    }
+
+    fn insert(&mut self, range: AddrRange, name: Name) {
+        if !range.is_empty() {
+            self.total = self.total.saturating_add(range.len().0);
+            self.pieces.insert(range.start, Piece { end: range.end, name });
+        }
+    }
+
+    /// Takes out all that is in a range, cutting pieces at its ends.
+    fn take(&mut self, range: AddrRange) -> Vec<(AddrRange, Name)> {
+        let taken = self.pieces_in(range);
+        for (part, name) in &taken {
+            let Some((start, piece)) = self.remove_piece_at(part.start) else { continue };
+            self.total = self.total.saturating_sub(piece.end - start);
+            for rest in without(AddrRange { start, end: piece.end }, *part) {
+                self.insert(rest, name.clone());
+            }
+        }
+        taken
+    }
+
+    fn remove_piece_at(&mut self, address: u64) -> Option<(u64, Piece)> {
+        let (&start, _) = self.pieces.range(..=address).next_back()?;
+        self.pieces.remove(&start).map(|piece| (start, piece))
+    }
+}
+
+/// What is left of a range without a part of it.
+fn without(whole: AddrRange, part: AddrRange) -> impl Iterator<Item = AddrRange> {
+    let before = AddrRange { start: whole.start, end: whole.end.min(part.start) };
+    let after = AddrRange { start: whole.start.max(part.end), end: whole.end };
+    [before, after].into_iter().filter(|range| !range.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn range(start: usize, len: usize) -> AddrRange {
+        AddrRange { start: start as u64, end: (start + len) as u64 }
+    }
+
+    /// Pages from one on, so many: mapped under a name, or unmapped.
+    fn act() -> impl Strategy<Value = (usize, usize, Option<u8>)> {
+        (0..64_usize, 0..20_usize, any::<Option<u8>>())
+    }
+
+    proptest! {
+        #[test]
+        fn a_space_agrees_with_an_array_of_pages(acts in proptest::collection::vec(act(), 0..60)) {
+            let mut space = Space::default();
+            let mut pages = [None; 100];
+            for (at, len, name) in acts {
+                let there = pages[at..at + len].iter().flatten().count();
+                match name {
+                    Some(name) => space.replace(range(at, len), &Name::new(&[name])),
+                    None => {
+                        let taken = space.remove(range(at, len), 0);
+                        let taken: u64 = taken.iter().map(|(part, _)| part.len().0).sum();
+                        prop_assert_eq!(taken, there as u64);
+                    }
+                }
+                pages[at..at + len].fill(name);
+                prop_assert_eq!(space.size(), pages.iter().flatten().count() as u64);
+                for (address, page) in pages.iter().enumerate() {
+                    let name = space.name_at(address as u64).map(|name| name.as_bytes()[0]);
+                    prop_assert_eq!(name, *page);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_given_away_before_its_unmapping_was_seen_stays_mapped() {
+        let mut space = Space::default();
+        space.replace(range(0, 10), &"old".into());
+        // Another thread's munmap of 2..8, begun at 5, is done in the kernel but not yet seen.
+        space.place(range(4, 3), &"new".into(), 7);
+        assert_eq!(space.size(), 13);
+        space.remove(range(2, 6), 5);
+        assert_eq!(space.size(), 7);
+        assert_eq!(space.name_at(4), Some(&"new".into()));
+        assert_eq!(space.name_at(3), None);
+        // An unmapping that began later means the new one.
+        space.remove(range(4, 3), 9);
+        assert_eq!((space.size(), space.name_at(5)), (4, None));
+    }
+
+    #[test]
+    fn ranges_at_the_end_of_the_world_do_no_harm() {
+        let mut space = Space::default();
+        space.replace(AddrRange { start: 9, end: u64::MAX }, &"".into());
+        space.remove(AddrRange { start: 20, end: 10 }, 0);
+        space.place(AddrRange { start: 0, end: u64::MAX }, &"".into(), 0);
+        space.place(AddrRange { start: 0, end: u64::MAX }, &"".into(), 0);
+        space.remove(AddrRange { start: 0, end: u64::MAX }, 0);
+        assert_eq!(space.name_at(u64::MAX - 1), Some(&"".into()));
+    }
+}

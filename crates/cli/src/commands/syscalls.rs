@@ -1,0 +1,72 @@
+//! `pagewise syscalls`: the memory calls of a command until it ends, or of a process for a while.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use pagewise_analysis::calls::{self, Options};
+use pagewise_model::Name;
+use pagewise_model::calls::Recording;
+use pagewise_proc::calls::record;
+use pagewise_proc::{ProcRoot, target};
+use pagewise_sys::trace::calls::Watched;
+use pagewise_view::text::Units;
+
+use crate::args::Syscalls;
+use crate::commands::run_command::{NotRun, exit_code};
+use crate::look::Look;
+use crate::output::emit;
+
+/// Records, reports, and passes on the exit code of a command that was run.
+pub(crate) fn run(args: Syscalls, look: &Look) -> anyhow::Result<ExitCode> {
+    let (recording, exit) = match &args.target {
+        Some(name) => (watch(name, args.during)?, ExitCode::SUCCESS),
+        None => command(&args.command)?,
+    };
+    let limit = if args.output.json { None } else { args.calls.0 };
+    emit(&calls::calls(&recording, &Options { limit }), &args.output, look, Units::Human)?;
+    Ok(exit)
+}
+
+fn command(words: &[OsString]) -> anyhow::Result<(Recording, ExitCode)> {
+    if !ProcRoot::live().has_our_ids() {
+        bail!("/proc is not of this pid namespace: a command run here would not be found in it");
+    }
+    let (program, arguments) = words.split_first().context("no command was given")?;
+    let mut watched = match Watched::spawn(program, arguments) {
+        Ok(Ok(watched)) => watched,
+        Ok(Err(untraced)) => bail!("the command was not run: {untraced}"),
+        Err(error) => return Err(NotRun::new(program, error).into()),
+    };
+    let names = words.iter().map(|word| Name::new(word.as_bytes())).collect();
+    let recording = record(&mut watched, names).context("cannot wait for the command")?;
+    let ending = watched.ending().context("the command went on without us")?;
+    Ok((recording, exit_code(ending)))
+}
+
+fn watch(name: &str, during: Option<Duration>) -> anyhow::Result<Recording> {
+    let root = ProcRoot::live();
+    if !root.has_our_ids() {
+        bail!("/proc is of another pid namespace: its processes cannot be traced from here");
+    }
+    let pid = target::find(&root, name)?;
+    if root.ourselves() == Some(pid) {
+        bail!("no process can trace itself");
+    }
+    let deadline = during.map(|during| Instant::now() + during);
+    let mut watched = Watched::attach(pid.0, deadline).map_err(|error| refused(pid.0, &error))?;
+    Ok(record(&mut watched, Vec::new())?)
+}
+
+fn refused(pid: u32, error: &io::Error) -> anyhow::Error {
+    let why = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "it is another user's (CAP_SYS_PTRACE takes that), or another tracer has it"
+        }
+        _ => "it may have ended",
+    };
+    anyhow::anyhow!("cannot trace process {pid}: {error} ({why})")
+}

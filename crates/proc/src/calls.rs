@@ -1,0 +1,254 @@
+//! The memory calls of processes under watch, with what `/proc` says of them while they are stopped.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::Instant;
+
+use pagewise_model::calls::{
+    About, Call, Ending, Event, Image, Kind, Mapped, Recording, Stops, What, descriptor,
+};
+use pagewise_model::{AddrRange, Bytes, Mapping, Name, PageSize, Pid, Reading};
+use pagewise_sys::trace::calls::{self as watch, Seen, Watched};
+use pagewise_sys::{remote, system, trace};
+
+use crate::{ProcRoot, auxv, maps, meminfo, stat};
+
+/// The longest name that `memfd_create` takes, with the NUL at its end.
+const LONGEST_NAME: usize = 250;
+
+/// Records until every process has ended, or the watching is over. `command` is empty for a process that ran already.
+///
+/// # Errors
+/// Those of `waitpid`.
+pub fn record(watched: &mut Watched, command: Vec<Name>) -> io::Result<Recording> {
+    let root = ProcRoot::live();
+    let mut recorder = Recorder::new(&root);
+    while let Some(seen) = watched.next()? {
+        recorder.note(watched, &seen);
+    }
+    let left: Vec<Pid> = watched.processes().into_iter().map(Pid).collect();
+    let took_ns = recorder.since_start(Instant::now());
+    for &pid in &left {
+        let virt = recorder.virt(pid);
+        recorder.events.push(Event { time_ns: took_ns, pid, tid: pid, what: What::Left { virt } });
+    }
+    Ok(Recording {
+        pid: Pid(watched.pid()),
+        command,
+        page_size: recorder.page_size,
+        huge_page: root.machine("meminfo").and_then(|text| meminfo::parse(&text, "Hugepagesize")),
+        stops: match watched.stops() {
+            watch::Stops::MemoryCalls => Stops::MemoryCalls,
+            watch::Stops::EveryCall => Stops::EveryCall,
+        },
+        took_ns,
+        ending: watched.ending().map(ending),
+        left,
+        events: recorder.events,
+    })
+}
+
+/// What is known so far.
+struct Recorder<'r> {
+    root: &'r ProcRoot,
+    page_size: PageSize,
+    start: Option<Instant>,
+    events: Vec<Event>,
+    /// The calls that threads are in.
+    open: HashMap<u32, Open>,
+    /// VIRT of processes that are about to end.
+    last: HashMap<u32, Bytes>,
+}
+
+/// A call that is not yet done.
+struct Open {
+    time_ns: u64,
+    kind: Kind,
+    call: watch::Call,
+    about: About,
+}
+
+impl<'r> Recorder<'r> {
+    fn new(root: &'r ProcRoot) -> Recorder<'r> {
+        Recorder {
+            root,
+            page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
+            start: None,
+            events: Vec::new(),
+            open: HashMap::new(),
+            last: HashMap::new(),
+        }
+    }
+
+    /// Nanoseconds from the first event to `when`.
+    fn since_start(&mut self, when: Instant) -> u64 {
+        let start = *self.start.get_or_insert(when);
+        u64::try_from(when.saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn note(&mut self, watched: &mut Watched, seen: &Seen) {
+        let time_ns = self.since_start(seen.when);
+        let what = match seen.event {
+            watch::Event::Attached => What::Image(Box::new(self.image(seen.tid, true))),
+            watch::Event::Executed { is_native } => {
+                let mut image = self.image(seen.tid, is_native);
+                image.executed = true;
+                let entry = self.auxv(seen.tid).entry.filter(|_| image.interpreter.is_some());
+                image.begin_is_told = entry.is_some_and(|entry| watched.expect(entry));
+                What::Image(Box::new(image))
+            }
+            watch::Event::Born { by, shares_memory } => What::Born { by: Pid(by), shares_memory },
+            watch::Event::Arrived => What::Begun,
+            watch::Event::Entered(call) => return self.enter(seen.tid, time_ns, call),
+            watch::Event::Left(done) => return self.leave(seen, done),
+            watch::Event::Ending => return self.measure(seen),
+            watch::Event::Ended(how) => {
+                What::Ended { ending: ending(how), virt: self.last.remove(&seen.pid) }
+            }
+        };
+        self.events.push(Event { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
+    }
+
+    fn enter(&mut self, tid: u32, time_ns: u64, call: watch::Call) {
+        let Some(kind) = Kind::named(call.name) else { return };
+        let about = self.about(tid, kind, &call.arguments);
+        self.open.insert(tid, Open { time_ns, kind, call, about });
+    }
+
+    fn leave(&mut self, seen: &Seen, done: watch::Done) {
+        let Some(Open { time_ns, kind, call, mut about }) = self.open.remove(&seen.tid) else {
+            return;
+        };
+        if let (Kind::Shmat, Ok(address)) = (kind, done.result) {
+            about = About::Pieces(self.attached(seen.tid, address));
+        }
+        let what = What::Call(Call {
+            kind,
+            arguments: call.arguments,
+            result: done.result,
+            took_ns: u64::try_from(done.took.as_nanos()).unwrap_or(u64::MAX),
+            caller: call.caller,
+            about,
+        });
+        self.events.push(Event { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
+    }
+
+    /// What must be asked before a call is done.
+    fn about(&self, tid: u32, kind: Kind, arguments: &[u64; 6]) -> About {
+        let file = |fd| self.root.link(Pid(tid), &format!("fd/{fd}")).ok().map(About::File);
+        let told = match kind {
+            Kind::Mmap => descriptor(kind, arguments).and_then(file),
+            Kind::MemfdCreate => self.text(tid, arguments[0]).map(About::Text),
+            Kind::Shmdt => Some(About::Pieces(self.to_detach(tid, arguments[0]))),
+            _ => None,
+        };
+        told.unwrap_or(About::Nothing)
+    }
+
+    /// The text at an address, up to its NUL.
+    fn text(&self, tid: u32, address: u64) -> Option<Name> {
+        let end = address.saturating_add(LONGEST_NAME as u64);
+        // The next page may not be there.
+        let page_end = (address | (self.page_size.bytes() - 1)).saturating_add(1).min(end);
+        let mut buffer = [0; LONGEST_NAME];
+        let read = remote::read(tid, &[address..page_end, page_end..end], &mut buffer).ok()?;
+        buffer[..read].split(|&byte| byte == 0).next().map(Name::new)
+    }
+
+    /// The mapping that a segment was attached as.
+    fn attached(&self, tid: u32, address: u64) -> Vec<AddrRange> {
+        let mappings = self.mappings(tid).unwrap_or_default();
+        mappings.iter().filter(|m| m.range.start == address).map(|m| m.range).collect()
+    }
+
+    /// What the kernel takes for parts of the segment that was attached at an address: mappings of one segment, each
+    /// as far from the address as from the segment's start.
+    fn to_detach(&self, tid: u32, address: u64) -> Vec<AddrRange> {
+        let mappings = self.mappings(tid).unwrap_or_default();
+        let is_part = |m: &&Mapping| {
+            m.name.as_bytes().starts_with(b"/SYSV")
+                && m.range.start.checked_sub(address) == Some(m.offset)
+        };
+        let parts: Vec<&Mapping> = mappings.iter().filter(is_part).collect();
+        let of_the_first = |m: &&&Mapping| {
+            parts.first().is_some_and(|first| (first.device, first.inode) == (m.device, m.inode))
+        };
+        parts.iter().filter(of_the_first).map(|m| m.range).collect()
+    }
+
+    fn mappings(&self, tid: u32) -> Reading<Vec<Mapping>> {
+        self.root.reading(Pid(tid), "maps").map(|text| maps::parse(&text).mappings)
+    }
+
+    fn auxv(&self, tid: u32) -> auxv::Auxv {
+        auxv::parse(&self.root.reading(Pid(tid), "auxv").unwrap_or_default())
+    }
+
+    /// The program that a stopped process runs.
+    fn image(&self, tid: u32, is_native: bool) -> Image {
+        let mappings = self.mappings(tid);
+        let here = mappings.as_deref().unwrap_or_default();
+        let named = |address: u64| here.iter().find(|m| m.range.contains(address));
+        let base = self.auxv(tid).base.filter(|_| is_native);
+        Image {
+            executed: false,
+            exe: self.root.link(Pid(tid), "exe"),
+            is_native,
+            begin_is_told: false,
+            interpreter: base.and_then(named).map(|mapping| mapping.name.clone()),
+            brk: self.program_break(tid, here),
+            mapped: mappings.map(mapped),
+        }
+    }
+
+    /// The end of the heap, or where it will start.
+    fn program_break(&self, tid: u32, mappings: &[Mapping]) -> Reading<u64> {
+        let heap = mappings.iter().rfind(|mapping| mapping.name.as_bytes() == b"[heap]");
+        match heap {
+            Some(heap) => Ok(heap.range.end),
+            None => {
+                let text = self.root.reading(Pid(tid), "stat")?;
+                stat::start_of_heap(&text)
+            }
+        }
+    }
+
+    /// Notes VIRT while it is there: where threads end one after the other the last one's is kept.
+    fn measure(&mut self, seen: &Seen) {
+        if let Some(virt) = self.virt(Pid(seen.tid)) {
+            self.last.insert(seen.pid, virt);
+        }
+    }
+
+    fn virt(&self, task: Pid) -> Option<Bytes> {
+        let statm = self.root.read(task, "statm").ok()?;
+        let size = stat::parse_statm(&statm, self.page_size).ok()?.size;
+        Some(size).filter(|size| !size.is_zero())
+    }
+}
+
+/// The places and names of mappings. The page of old system calls lies outside of user space, and VIRT leaves it out.
+fn mapped(mappings: Vec<Mapping>) -> Vec<Mapped> {
+    let in_user_space = |mapping: &Mapping| mapping.name.as_bytes() != b"[vsyscall]";
+    let mapped = mappings.into_iter().filter(in_user_space);
+    mapped.map(|mapping| Mapped { range: mapping.range, name: mapping.name }).collect()
+}
+
+fn ending(ending: trace::Ending) -> Ending {
+    match ending {
+        trace::Ending::Exited(status) => Ending::Exited(status),
+        trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_that_is_watched_has_a_place_in_the_model() {
+        for name in watch::names() {
+            assert!(Kind::named(name).is_some(), "{name}");
+        }
+    }
+}

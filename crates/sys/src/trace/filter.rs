@@ -1,0 +1,123 @@
+//! A seccomp filter that stops a process at chosen system calls and lets the kernel do all others at full speed.
+//!
+//! A process never loses its filter, nor do its descendants, and without a tracer the chosen calls answer ENOSYS: who
+//! installs one must stay until all of them have ended.
+
+use std::io;
+
+use crate::system::{CapabilitySet, has_capability};
+
+/// Where `struct seccomp_data` of `linux/seccomp.h` holds the number, and the `AUDIT_ARCH_*`.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+
+/// Loads a word of `struct seccomp_data`; goes on according to whether it equals a constant; ends with an answer.
+const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const ANSWER: u32 = libc::BPF_RET | libc::BPF_K;
+
+/// A filter that a child installs before it executes its program.
+#[derive(Debug)]
+pub(super) struct Filter {
+    program: Vec<libc::sock_filter>,
+    no_new_privs: bool,
+}
+
+impl Filter {
+    /// A filter that picks out these calls of this architecture. `None` where it would cost the program something:
+    /// without CAP_SYS_ADMIN it takes `no_new_privs`, which keeps set-user-ID programs from gaining privileges.
+    /// Where we lack CAP_SYS_PTRACE too, a tracer does that anyway.
+    pub(super) fn picking(architecture: u32, numbers: impl Iterator<Item = u32>) -> Option<Filter> {
+        let is_free = has_capability(CapabilitySet::SYS_ADMIN)
+            || rustix::thread::no_new_privs().unwrap_or(false);
+        let costs_nothing_more = !has_capability(CapabilitySet::SYS_PTRACE);
+        (is_free || costs_nothing_more)
+            .then(|| Filter { program: program(architecture, numbers), no_new_privs: !is_free })
+    }
+
+    /// Installs it in this process: async-signal-safe.
+    ///
+    /// # Errors
+    /// `EINVAL`, `ENOSYS` where the kernel has no seccomp filters; `EACCES` where it may not be.
+    pub(super) fn install(&self) -> io::Result<()> {
+        if self.no_new_privs {
+            // SAFETY: this option takes numbers only.
+            let done = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            if done == -1 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        let program = libc::sock_fprog {
+            len: u16::try_from(self.program.len()).unwrap_or(0),
+            filter: self.program.as_ptr().cast_mut(),
+        };
+        // Without SPEC_ALLOW some kernels make the whole program slower, as if it were a sandbox.
+        // SAFETY: `program` points to `len` instructions, which the kernel copies and checks.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW,
+                &raw const program,
+            )
+        };
+        if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+/// `if architecture is ours and number is one of them: stop; else: go on`.
+fn program(architecture: u32, numbers: impl Iterator<Item = u32>) -> Vec<libc::sock_filter> {
+    let step = |code: u32, k, jt, jf| libc::sock_filter {
+        code: u16::try_from(code).expect("codes are small"),
+        jt,
+        jf,
+        k,
+    };
+    let numbers: Vec<u32> = numbers.collect();
+    let count = u8::try_from(numbers.len()).expect("a jump reaches over 255 instructions");
+    let mut program = vec![
+        step(LOAD, ARCHITECTURE, 0, 0),
+        // To the load of the number, or over it and all comparisons.
+        step(IF_EQUAL, architecture, 0, count.saturating_add(1)),
+        step(LOAD, NUMBER, 0, 0),
+    ];
+    // Each jumps over those behind it and the first answer, or goes on to the next.
+    let comparisons = numbers.iter().zip((1..=count).rev());
+    program.extend(comparisons.map(|(&number, left)| step(IF_EQUAL, number, left, 0)));
+    program.push(step(ANSWER, libc::SECCOMP_RET_ALLOW, 0, 0));
+    program.push(step(ANSWER, libc::SECCOMP_RET_TRACE, 0, 0));
+    program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the program answers, by a reading of the instructions that it uses.
+    fn answer(program: &[libc::sock_filter], architecture: u32, number: u32) -> u32 {
+        let (mut at, mut word) = (0_usize, 0);
+        loop {
+            let step = program[at];
+            at += 1;
+            match u32::from(step.code) {
+                LOAD if step.k == NUMBER => word = number,
+                LOAD => word = architecture,
+                IF_EQUAL if word == step.k => at += usize::from(step.jt),
+                IF_EQUAL => at += usize::from(step.jf),
+                _ => return step.k,
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_chosen_calls_of_the_architecture_are_picked() {
+        let chosen = [9, 12, 500];
+        let program = program(7, chosen.into_iter());
+        for number in 0..600 {
+            let wanted = chosen.contains(&number);
+            let expected = if wanted { libc::SECCOMP_RET_TRACE } else { libc::SECCOMP_RET_ALLOW };
+            assert_eq!(answer(&program, 7, number), expected, "{number}");
+            assert_eq!(answer(&program, 8, number), libc::SECCOMP_RET_ALLOW, "{number}");
+        }
+    }
+}
