@@ -175,3 +175,6 @@ fn outcome(arm: &Arm, rows: &Rows) -> Vec<Fact> {
         fact("metrics", "metrics", metrics(rows), ""),
     ]
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,347 @@
+//! `pagewise stat`: its numbers against perf, GNU time and programs with known costs, and that the command is itself.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use fixture::{disk, is_root, json, lacks, pagewise, program, skip, tool};
+
+/// How far numbers may be apart that do not depend on what is compared: where the loader's pages happen to lie.
+const SLACK: f64 = 6.0;
+
+fn costs(words: &[&str]) -> Vec<String> {
+    let program = program("costs");
+    let words = words.iter().map(|word| (*word).to_owned());
+    std::iter::once(program.to_str().unwrap().to_owned()).chain(words).collect()
+}
+
+fn stat(options: &[&str], command: &[String]) -> Value {
+    let mut words = vec!["stat", "--json"];
+    words.extend(options);
+    words.push("--");
+    words.extend(command.iter().map(String::as_str));
+    json(&words)
+}
+
+fn metric<'v>(report: &'v Value, name: &str) -> &'v Value {
+    let metrics = report["metrics"].as_array().unwrap();
+    let found = metrics.iter().find(|metric| metric["name"] == name);
+    found.unwrap_or_else(|| panic!("no metric {name}"))
+}
+
+fn number(report: &Value, name: &str, key: &str) -> f64 {
+    let metric = metric(report, name);
+    metric[key].as_f64().unwrap_or_else(|| panic!("{key} of {metric}"))
+}
+
+fn is_near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= SLACK
+}
+
+#[test]
+fn touching_so_many_pages_costs_so_many_faults_in_children_too() {
+    let faults = |words: &[&str]| {
+        let report = stat(&["-n", "5"], &costs(words));
+        ["minflt", "page_faults"].map(|name| number(&report, name, "min"))
+    };
+    let [none, some, in_children] = [&["0"][..], &["3000"], &["0", "1000"]].map(faults);
+    for at in 0..2 {
+        assert!(is_near(some[at] - none[at], 3000.0), "{none:?} {some:?}");
+        // Each of two children makes copies of what it writes beside its 1,000 pages.
+        let added = in_children[at] - none[at];
+        assert!((2000.0..2200.0).contains(&added), "{none:?} {in_children:?}");
+    }
+}
+
+#[test]
+fn peak_res_is_the_programs_and_has_the_floor_of_a_small_process() {
+    let report = stat(&[], &costs(&["20000"]));
+    let peak = number(&report, "peak_res", "median");
+    let touched = 20_000.0 * rustix::param::page_size() as f64;
+    assert!((touched..touched + 8e6).contains(&peak), "{peak}");
+    assert!(report["peak_res_floor"].as_f64().unwrap() < 4e6, "{}", report["peak_res_floor"]);
+}
+
+#[test]
+fn rusage_equals_what_gnu_time_says() {
+    let command = costs(&["5000", "0", "4096"]);
+    let words: Vec<&str> =
+        ["-f", "%R %F %O %I %M %x"].into_iter().chain(command.iter().map(String::as_str)).collect();
+    let run = || {
+        let output = Command::new("/usr/bin/time").args(&words).current_dir(disk()).output();
+        let Ok(output) = output else {
+            skip("GNU time is not installed");
+            return None;
+        };
+        let said = String::from_utf8(output.stderr).unwrap();
+        Some(said.split_whitespace().map(|word| word.parse::<f64>().unwrap()).collect::<Vec<_>>())
+    };
+    // The first reads the program from disk.
+    let Some(theirs) = run().and_then(|_| run()) else { return };
+    let output = in_folder(&["stat", "-n", "3", "--json", "--"], &command);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ours =
+        ["minflt", "majflt", "oublock", "inblock"].map(|name| number(&report, name, "median"));
+    // Theirs include what the forked copy of `time` faults in before it becomes the command.
+    assert!((0.0..60.0).contains(&(theirs[0] - ours[0])), "{ours:?} {theirs:?}");
+    assert_eq!(ours[1..], theirs[1..4], "{ours:?} {theirs:?}");
+    assert!(ours[2] >= 4096.0 || ours[2] == 0.0, "{ours:?}");
+    let peak = number(&report, "peak_res", "median") / 1024.0;
+    assert!((peak - theirs[4]).abs() < 1024.0, "{peak} {theirs:?}");
+}
+
+/// Runs pagewise where files are on a disk.
+fn in_folder(options: &[&str], command: &[String]) -> Output {
+    let output = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+        .args(options)
+        .args(command)
+        .current_dir(disk())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+#[test]
+fn software_events_equal_what_perf_counts() {
+    let command = costs(&["4000", "500"]);
+    let events = "page-faults,minor-faults,major-faults,alignment-faults,emulation-faults";
+    let mut words = vec!["stat", "-x,", "-r", "1", "-e", events, "--"];
+    words.extend(command.iter().map(String::as_str));
+    let Ok(output) = Command::new("perf").args(&words).output() else {
+        skip("perf is not installed");
+        return;
+    };
+    let said = String::from_utf8(output.stderr).unwrap();
+    let theirs: Vec<f64> =
+        said.lines().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
+    if theirs.len() != 5 {
+        return skip(&format!("this perf does not count here: {said}"));
+    }
+    let names =
+        ["page_faults", "minor_faults", "major_faults", "alignment_faults", "emulation_faults"];
+    let report = stat(&["--events", &names.join(","), "-n", "3"], &command);
+    for (name, theirs) in names.iter().zip(theirs) {
+        let ours = number(&report, name, "min");
+        assert!(is_near(ours, theirs), "{name}: {ours}, perf {theirs}");
+    }
+}
+
+#[test]
+fn tracepoints_are_counted_by_field_and_add_up() {
+    if !is_root() {
+        return;
+    }
+    let events = "page_faults,page_fault_user,page_fault_kernel,tlb_flush_local_mm,tlb_flush_local,\
+                  tlb_flush_remote_sent,tlb_flush_task_switch,tlb_flush_remote_received,tlb:tlb_flush,kmem:mm_page_alloc,mm_page_alloc";
+    let report = stat(&["--events", events], &costs(&["2000"]));
+    let of = |name: &str| number(&report, name, "median");
+    assert_eq!(of("page_fault_user") + of("page_fault_kernel"), of("page_faults"));
+    assert!(of("mm_page_alloc") >= 2000.0 && of("mm_page_alloc") == of("kmem:mm_page_alloc"));
+    let reasons = ["local_mm", "local", "remote_sent", "task_switch", "remote_received"];
+    let sum: f64 = reasons.iter().map(|reason| of(&format!("tlb_flush_{reason}"))).sum();
+    assert_eq!(sum, of("tlb:tlb_flush"), "filters split what is counted");
+    assert!(sum > 0.0);
+}
+
+#[test]
+fn shootdowns_are_the_commands_and_the_machines_row_has_them() {
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        return lacks("one CPU has no other to shoot down");
+    }
+    if !is_root() {
+        return;
+    }
+    let times = 20_000.0;
+    let command = ["env".to_owned(), format!("SHOOTDOWNS={times}")];
+    let report = stat(&["-n", "3"], &[&command[..], &costs(&["0"])].concat());
+    let caused = number(&report, "tlb_flush_remote_sent", "max");
+    // While the other thread is off its CPU, nobody needs to be interrupted.
+    assert!((times * 0.5..times * 1.1).contains(&caused), "{caused}");
+    let on_the_machine = number(&report, "tlb_shootdowns", "max");
+    // Under KVM a CPU that its host has taken away is not interrupted: the host flushes for it.
+    assert!(on_the_machine >= caused * 0.05, "{caused} {on_the_machine}");
+    assert_eq!(metric(&report, "tlb_shootdowns")["scope"], "machine");
+    let rate = number(&report, "shootdowns_per_s", "max");
+    assert!(rate >= caused / number(&report, "wall", "max"), "{rate}");
+}
+
+#[test]
+fn what_cannot_be_counted_says_why_and_is_never_zero() {
+    let report = stat(&["--events", "cycles,no:such_tracepoint,gpu/event=1/"], &costs(&[]));
+    for name in ["no:such_tracepoint", "gpu/event=1/"] {
+        let metric = metric(&report, name);
+        assert!(
+            metric["absent"].as_str().unwrap().len() > 10 && metric["median"].is_null(),
+            "{metric}"
+        );
+    }
+    let cycles = metric(&report, "cycles");
+    match cycles["absent"].as_str() {
+        Some(why) => assert!(why.contains("PMU") || why.contains("CPU"), "{why}"),
+        None => assert!(cycles["median"].as_f64().unwrap() > 0.0, "{cycles}"),
+    }
+}
+
+#[test]
+fn every_failure_is_told_and_the_status_passed_on() {
+    for (script, status) in [("exit 0", 0), ("exit 3", 3), ("kill -TERM $$", 143)] {
+        let output = pagewise(&["stat", "--json", "-n", "2", "--", "sh", "-c", script]);
+        assert_eq!(output.status.code(), Some(status), "{script}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&report["runs"], &report["exit_status"]), (&2.into(), &status.into()));
+        let told = report["findings"].as_array().unwrap().iter().any(|f| f["id"] == "failed-runs");
+        assert_eq!(told, status != 0, "{report}");
+    }
+    for (command, code) in [("/no/such/program", 127), ("no-such-program", 127), ("/", 126)] {
+        let output = pagewise(&["stat", "--json", command]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains(command) && output.stdout.is_empty(), "{said}");
+    }
+    for wrong in [
+        &["stat"][..],
+        &["stat", "-n", "0", "true"],
+        &["stat", "-n", "x", "true"],
+        &["stat", "--vs", "'", "true"],
+    ] {
+        assert_eq!(pagewise(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    let unknown = pagewise(&["stat", "--events", "no_such_event", "true"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("pagewise events"));
+}
+
+#[test]
+fn standard_streams_are_the_commands() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+        .args(["stat", "--", "sh", "-c", "cat; echo to-stderr >&2"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"through\0it\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.stdout, b"through\0it\n");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("to-stderr\n1 run of sh -c"), "{said}");
+}
+
+#[test]
+fn a_command_needs_no_dashes_before_it_and_keeps_its_own() {
+    let output =
+        pagewise(&["stat", "--json", "-o", "/dev/null", "printf", "%s|", "-n", "--", "--json"]);
+    assert_eq!(output.stdout, b"-n|--|--json|");
+}
+
+#[test]
+fn two_commands_take_turns_and_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let script =
+        |word: &str, pause: &str| format!("echo {word} >>{}; sleep {pause}", log.display());
+    let (ours, other) = (script("A", "0.01"), script("B", "0.03"));
+    let vs = format!("sh -c '{other}'");
+    let words =
+        ["stat", "-n", "6", "--warmup", "1", "--json", "--vs", &vs, "--", "sh", "-c", &ours];
+    let report = json(&words);
+    let order = std::fs::read_to_string(log).unwrap().replace('\n', "");
+    assert_eq!(order, "AB".repeat(7));
+    let ratio = &report["ratio"];
+    assert_eq!((&ratio["name"], &ratio["verdict"]), (&"wall".into(), &"faster".into()), "{ratio}");
+    let [low, median, high] = ["low", "median", "high"].map(|key| ratio[key].as_f64().unwrap());
+    assert!(low <= median && median <= high && high < 1.0 && low > 0.1, "{ratio}");
+    assert_eq!(report["other"]["exit_status"], 0);
+    assert!(report["ratios"].as_array().unwrap().len() > 5);
+}
+
+#[test]
+fn runs_go_on_until_the_median_is_known_or_time_is_up() {
+    let report =
+        json(&["stat", "-n", "auto", "--precision", "50", "--json", "--", "sleep", "0.005"]);
+    assert_eq!(report["runs"], 10, "a steady command is known after the fewest");
+    let report = json(&[
+        "stat",
+        "-n",
+        "auto",
+        "--precision",
+        "0.0001",
+        "--for",
+        "300ms",
+        "--json",
+        "--",
+        "sleep",
+        "0.01",
+    ]);
+    let runs = report["runs"].as_u64().unwrap();
+    assert!((2..=30).contains(&runs), "{runs}");
+}
+
+#[test]
+fn memory_is_sampled_over_the_whole_tree() {
+    // 64 MiB for 300 ms.
+    let peak = program("peak").display().to_string();
+    let run = |script: String| {
+        let output = pagewise(&["stat", "--sample=2ms", "--json", "--", "sh", "-c", &script]);
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let mib = f64::from(1 << 20);
+    let report = run(format!("{peak} 64 & {peak} 64; wait"));
+    let [pss, anon] = ["peak_pss", "peak_pss_anon"].map(|name| number(&report, name, "median"));
+    assert!((128.0 * mib..140.0 * mib).contains(&pss) && anon >= 128.0 * mib, "{pss} {anon}");
+    let report = run(format!("exec {peak} 64"));
+    let alone = number(&report, "peak_private_anon", "median");
+    assert!((32.0 * mib..70.0 * mib).contains(&alone), "{alone}");
+    let resident = &report["at_peak"]["private_anonymous"]["resident"];
+    assert_eq!(resident.as_f64(), Some(alone), "{}", report["at_peak"]);
+    let never = json(&["stat", "--sample=10s", "--json", "true"]);
+    assert!(metric(&never, "peak_pss")["absent"].as_str().unwrap().contains("--sample"));
+}
+
+#[test]
+fn csv_has_a_row_a_metric() {
+    let output = pagewise(&["stat", "--csv", "-n", "2", "true"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(rows[0][..5], ["arm", "name", "unit", "scope", "median"]);
+    let wall = rows.iter().find(|row| row[1] == "wall").unwrap();
+    assert!(wall[4].parse::<f64>().unwrap() > 0.0 && wall[10] == "2", "{wall:?}");
+}
+
+#[test]
+fn every_metric_is_defined() {
+    let report = stat(&["--events", "all", "--sample=1ms"], &costs(&[]));
+    for metric in report["metrics"].as_array().unwrap() {
+        let name = metric["name"].as_str().unwrap();
+        if metric["scope"] == "machine" {
+            // Lines of vmstat differ by kernel.
+            continue;
+        }
+        assert!(pagewise(&["define", name]).status.success(), "{name}");
+    }
+}
+
+#[test]
+fn events_says_of_each_whether_it_is_counted() {
+    let report = json(&["events", "--json"]);
+    let events = report["events"].as_array().unwrap();
+    let faults = events.iter().find(|event| event["name"] == "page_faults").unwrap();
+    assert!(faults["scope"].is_string() || faults["scope"]["absent"].is_string(), "{faults}");
+    if is_root() {
+        assert_eq!(faults["scope"], "process");
+        let some = json(&["events", "compaction:", "--json"]);
+        let names = some["events"].as_array().unwrap();
+        assert!(names.iter().any(|event| event["name"] == "compaction:mm_compaction_begin"));
+        let listed =
+            tool("find", &["/sys/bus/event_source/devices", "-mindepth", "1", "-maxdepth", "1"]);
+        let units = report["pmus"].as_array().unwrap().len();
+        assert_eq!(listed.map(|text| text.lines().count()), Some(units));
+    }
+}
