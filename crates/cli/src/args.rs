@@ -404,9 +404,9 @@ pub(crate) struct Stat {
     /// Stay on this CPU
     #[arg(long, value_name = "N")]
     pub(crate) cpu: Option<u32>,
-    /// What to count: names and sets (`usual`, `all`, `none`, ..), `system:tracepoint`, `r1a2`, `cpu/event=0xd0/`; see `pagewise events`
-    #[arg(long, short, value_name = "EVENTS", default_value = "usual")]
-    pub(crate) events: String,
+    /// What to count instead of the usual: names and sets (`usual`, `all`, `none`, ..), `system:tracepoint`, `r1a2`, `cpu/event=0xd0/`; see `pagewise events`
+    #[arg(long, short, value_name = "EVENTS")]
+    pub(crate) events: Option<String>,
     /// Compare with this command, by turns; words are split as a shell does, without a shell
     #[arg(long, value_name = "COMMAND")]
     pub(crate) vs: Option<String>,

@@ -173,6 +173,19 @@ fn shootdowns_are_the_commands_and_the_machines_row_has_them() {
 }
 
 #[test]
+fn a_single_run_does_without_tracepoints_unless_asked() {
+    let report = stat(&[], &costs(&[]));
+    let why = metric(&report, "page_fault_user")["absent"].as_str().unwrap();
+    assert!(why.contains("--events all"), "{why}");
+    if is_root() {
+        let asked = stat(&["--events", "usual"], &costs(&[]));
+        assert!(number(&asked, "page_fault_user", "median") > 0.0);
+        let twice = stat(&["-n", "2"], &costs(&[]));
+        assert!(number(&twice, "page_fault_user", "median") > 0.0);
+    }
+}
+
+#[test]
 fn what_cannot_be_counted_says_why_and_is_never_zero() {
     let report = stat(&["--events", "cycles,no:such_tracepoint,gpu/event=1/"], &costs(&[]));
     for name in ["no:such_tracepoint", "gpu/event=1/"] {

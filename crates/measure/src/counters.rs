@@ -28,7 +28,7 @@ struct Way {
     known: Known,
     user_mode_only: bool,
     /// Counts nothing, and is open as long as we are: closing the last counter of a tracepoint makes the kernel wait until
-    /// nobody is in it, for some milliseconds each time.
+    /// nobody is in it, for some 40 ms, and whoever opens the next one with it.
     _keeper: Counter,
 }
 
@@ -86,6 +86,9 @@ fn scope(user_mode_only: bool) -> Scope {
 
 /// Finds how to count an event: in user mode and in the kernel where that is allowed, else in user mode only.
 fn way(wanted: &Wanted, catalogue: &Catalogue) -> Reading<Way> {
+    if let Some(absent) = &wanted.left_out {
+        return Err(absent.clone());
+    }
     let known = catalogue.find(&wanted.how)?;
     let of_the_cpu = wanted.origin() == pagewise_model::measured::Origin::Hardware;
     let explain = |error: &io::Error| why::event(error, of_the_cpu, catalogue.pmus());

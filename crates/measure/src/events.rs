@@ -2,7 +2,7 @@
 
 use pagewise_model::measured::{Countable, Origin, Pmu, Survey, Unit};
 use pagewise_model::report::Label;
-use pagewise_model::{Name, Reading};
+use pagewise_model::{Absent, Name, Reading};
 use pagewise_sys::perf_event::{Event, Kind};
 use pagewise_sys::system::kernel_release;
 use pagewise_sys::tracefs::TraceFs;
@@ -10,6 +10,7 @@ use pagewise_sys::tracefs::TraceFs;
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::pmu::{Pmus, Terms};
+use crate::runner::Runs;
 use crate::why;
 
 /// An event with a name of ours.
@@ -154,6 +155,8 @@ pub struct Wanted {
     pub group: u8,
     /// How the kernel knows it.
     pub how: How,
+    /// Why it is not counted although it was asked for; `None` where it shall be.
+    pub left_out: Option<Absent>,
 }
 
 /// How the kernel knows an event.
@@ -176,6 +179,7 @@ impl Wanted {
             unit: row.unit,
             group: row.group,
             how: How::Known(row.what),
+            left_out: None,
         }
     }
 
@@ -218,6 +222,19 @@ pub fn choose(words: &str) -> Result<Vec<Wanted>, Error> {
     Ok(chosen)
 }
 
+/// What is counted where nobody chose. Tracepoints are for sessions of several runs: the kernel takes a quarter of a second
+/// to let go of them, once, which a single short run would mostly consist of.
+pub fn usual(runs: Runs) -> Vec<Wanted> {
+    let mut wanted: Vec<Wanted> = EVENTS.iter().filter(|row| row.usual).map(Wanted::of).collect();
+    if runs == Runs::Exactly(1) {
+        let why = "letting go of tracepoints takes 0.2 s, too long for a single run: --events all";
+        for wanted in wanted.iter_mut().filter(|wanted| wanted.origin() == Origin::Tracepoint) {
+            wanted.left_out = Some(Absent::NotCollected(why.into()));
+        }
+    }
+    wanted
+}
+
 /// The words between commas; one between two slashes belongs to its PMU.
 fn split(words: &str) -> Vec<&str> {
     let mut within = false;
@@ -246,7 +263,13 @@ fn chosen_by(word: &str) -> Result<Vec<Wanted>, Error> {
     let unknown = || Error::UnknownEvent { word: word.to_owned() };
     let how = by_number(word).or_else(|| by_terms(word)).or_else(|| by_path(word));
     let how = how.ok_or_else(unknown)?;
-    Ok(vec![Wanted { name: word.to_owned().into(), unit: Unit::Count, group: 0, how }])
+    Ok(vec![Wanted {
+        name: word.to_owned().into(),
+        unit: Unit::Count,
+        group: 0,
+        how,
+        left_out: None,
+    }])
 }
 
 /// `r01a2`

@@ -11,10 +11,13 @@ fn metric(name: &'static str, unit: Unit, origin: Origin) -> Metric {
     Metric { name: name.into(), unit, scope, origin }
 }
 
+/// A metric and its value in each run.
+type Values = (Metric, Vec<Option<u64>>);
+
 /// Runs whose values are given a metric, one a run; `None` is a machine without a PMU.
-fn measured(arms: &[&[(Metric, Vec<Option<u64>>)]]) -> Measurement {
+fn measured(arms: &[&[Values]]) -> Measurement {
     let no_pmu = || Absent::NotSupported("this VM has no PMU".into());
-    let arm = |columns: &[(Metric, Vec<Option<u64>>)]| Arm {
+    let arm = |columns: &[Values]| Arm {
         command: vec!["bench".into(), "-x".into()],
         runs: (0..columns[0].1.len())
             .map(|run| Run {
@@ -50,7 +53,7 @@ fn some(values: &[u64]) -> Vec<Option<u64>> {
     values.iter().copied().map(Some).collect()
 }
 
-fn wall(values: &[u64]) -> (Metric, Vec<Option<u64>>) {
+fn wall(values: &[u64]) -> Values {
     (metric("wall", Unit::Nanos, Origin::Rusage), some(values))
 }
 

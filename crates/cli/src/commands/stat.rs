@@ -55,7 +55,10 @@ fn plan(args: &Stat) -> anyhow::Result<Plan> {
         runs,
         warmups: args.warmup,
         cpu: args.cpu,
-        events: events::choose(&args.events)?,
+        events: match &args.events {
+            Some(words) => events::choose(words)?,
+            None => events::usual(runs),
+        },
         sample: args.sample.map(|every| every.max(SHORTEST_SAMPLE)),
     })
 }
