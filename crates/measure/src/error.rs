@@ -35,6 +35,9 @@ pub enum Error {
     /// A counter cannot be read any more.
     #[error("cannot read a counter: {0}")]
     Counter(io::Error),
+    /// A region was ended that had not begun.
+    #[error("no region was begun")]
+    NotStarted,
 }
 
 impl Error {

@@ -2,11 +2,14 @@
 //! whole machine counted meanwhile. Makes models and summarises nothing.
 #![forbid(unsafe_code)]
 
+pub mod cache;
 mod counters;
 mod error;
 pub mod events;
 mod machine;
+pub mod pin;
 mod pmu;
+pub mod probe;
 pub mod runner;
 mod sampled;
 mod why;

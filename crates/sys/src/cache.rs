@@ -2,26 +2,28 @@
 
 use std::io;
 
-/// Writes back and drops the cache lines that hold `bytes`, from every level and in every CPU. `line` is the size of a
+/// Writes back and drops the cache lines that hold `items`, from every level and in every CPU. `line` is the size of a
 /// line in bytes.
 ///
 /// # Errors
 /// `Unsupported` on other CPUs than x86; `InvalidInput` for a line of no bytes.
-pub fn flush(bytes: &[u8], line: usize) -> io::Result<()> {
+pub fn flush<T>(items: &[T], line: usize) -> io::Result<()> {
     if line == 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    flush_lines(bytes, line)
+    flush_lines(items, line)
 }
 
 #[cfg(target_arch = "x86_64")]
-fn flush_lines(bytes: &[u8], line: usize) -> io::Result<()> {
+fn flush_lines<T>(items: &[T], line: usize) -> io::Result<()> {
     use std::arch::x86_64::{_mm_clflush, _mm_mfence};
 
+    let start = items.as_ptr().cast::<u8>();
+    let bytes = size_of_val(items);
     // The last byte too: the slice may end within a line that no step falls into.
-    for byte in bytes.iter().step_by(line).chain(bytes.last()) {
-        // SAFETY: every x86-64 has the instruction, the address is that of a byte that we borrow, and no value changes.
-        unsafe { _mm_clflush(byte) };
+    for byte in (0..bytes).step_by(line).chain(bytes.checked_sub(1)) {
+        // SAFETY: every x86-64 has the instruction, the address lies in what we borrow, and no value changes.
+        unsafe { _mm_clflush(start.wrapping_add(byte)) };
     }
     // SAFETY: every x86-64 has the instruction; it waits until the lines are gone.
     unsafe { _mm_mfence() };
@@ -29,7 +31,7 @@ fn flush_lines(bytes: &[u8], line: usize) -> io::Result<()> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn flush_lines(_: &[u8], _: usize) -> io::Result<()> {
+fn flush_lines<T>(_: &[T], _: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -71,7 +73,7 @@ mod tests {
 
     #[test]
     fn nothing_and_lines_of_nothing_are_no_trap() {
-        assert_eq!(flush(&[], LINE).is_ok(), cfg!(target_arch = "x86_64"));
+        assert_eq!(flush::<u8>(&[], LINE).is_ok(), cfg!(target_arch = "x86_64"));
         assert_eq!(flush(&[1], 0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

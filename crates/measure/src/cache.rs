@@ -1,0 +1,218 @@
+//! The CPU's caches: how large they are, and how to begin a region with cold ones.
+
+use std::fs;
+use std::hint::black_box;
+use std::path::Path;
+
+use pagewise_model::{Absent, Bytes, Reading};
+use pagewise_sys::cache::flush;
+
+/// Where the caches of the first CPU are described. On machines whose CPUs differ, others may have others.
+const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
+
+/// A cache that holds data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// 1 is the nearest to the CPU.
+    pub level: u8,
+    /// How much it holds.
+    pub size: Bytes,
+    /// How much it moves at once.
+    pub line: Bytes,
+}
+
+/// The caches that hold data, the nearest first.
+///
+/// # Errors
+/// Absent where the kernel does not describe them, as on some virtual machines and in some containers.
+pub fn caches() -> Reading<Vec<Cache>> {
+    let found = caches_at(Path::new(CACHES));
+    if found.is_empty() {
+        return Err(Absent::NotSupported("the kernel describes no caches".into()));
+    }
+    Ok(found)
+}
+
+fn caches_at(folder: &Path) -> Vec<Cache> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    let mut caches: Vec<Cache> =
+        entries.filter_map(|entry| described(&entry.ok()?.path())).collect();
+    caches.sort_by_key(|cache| cache.level);
+    caches
+}
+
+/// What an `index*` folder says; `None` for one that holds instructions only.
+fn described(folder: &Path) -> Option<Cache> {
+    let text = |name| fs::read_to_string(folder.join(name)).ok();
+    if text("type")?.trim() == "Instruction" {
+        return None;
+    }
+    Some(Cache {
+        level: text("level")?.trim().parse().ok()?,
+        size: size(text("size")?.trim())?,
+        line: Bytes(text("coherency_line_size")?.trim().parse().ok()?),
+    })
+    .filter(|cache| !cache.size.is_zero() && !cache.line.is_zero())
+}
+
+/// `48K`, as `size` has it.
+fn size(text: &str) -> Option<Bytes> {
+    let (digits, shift) = match text.split_at_checked(text.len().checked_sub(1)?)? {
+        (digits, "K") => (digits, 10),
+        (digits, "M") => (digits, 20),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift).map(Bytes)
+}
+
+/// Empties the level 1 data cache of the CPU that the thread runs on, by filling it with other things. What it held is
+/// still in the levels behind it.
+#[derive(Debug)]
+pub struct Sweep {
+    filler: Vec<u8>,
+    line: usize,
+}
+
+/// The filler is larger than the cache by this, for a cache does not always drop what was used longest ago.
+const TIMES_LARGER: u64 = 4;
+
+impl Sweep {
+    /// Allocates what it takes, and touches it: no region that follows pays for that.
+    ///
+    /// # Errors
+    /// Those of [`caches`].
+    pub fn new() -> Reading<Sweep> {
+        let first = caches()?.into_iter().next();
+        let first = first.ok_or_else(|| Absent::NotSupported("no cache".into()))?;
+        let size = in_memory(Bytes(first.size.0.saturating_mul(TIMES_LARGER)));
+        Ok(Sweep { filler: vec![1; size], line: in_memory(first.line) })
+    }
+
+    /// Empties it now.
+    pub fn run(&self) {
+        for byte in self.filler.iter().step_by(self.line) {
+            black_box(*byte);
+        }
+    }
+}
+
+fn in_memory(bytes: Bytes) -> usize {
+    usize::try_from(bytes.0).unwrap_or(usize::MAX)
+}
+
+/// Takes what a slice holds out of every level of cache, of all CPUs: the next to use it waits for RAM.
+///
+/// # Errors
+/// Absent on other CPUs than x86, and those of [`caches`].
+pub fn evict<T>(items: &[T]) -> Reading<()> {
+    let line = caches()?.first().map_or(0, |cache| in_memory(cache.line));
+    flush(items, line).map_err(|_| Absent::NotSupported("only x86 flushes by address".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn caches_of_data_are_found_the_nearest_first() {
+        let folder = folder(&[
+            ("index2/level", "2\n"),
+            ("index2/type", "Unified\n"),
+            ("index2/size", "1024K\n"),
+            ("index2/coherency_line_size", "64\n"),
+            ("index1/level", "1\n"),
+            ("index1/type", "Instruction\n"),
+            ("index1/size", "32K\n"),
+            ("index1/coherency_line_size", "64\n"),
+            ("index0/level", "1\n"),
+            ("index0/type", "Data\n"),
+            ("index0/size", "48K\n"),
+            ("index0/coherency_line_size", "128\n"),
+            ("uevent", ""),
+        ]);
+        let first = Cache { level: 1, size: Bytes::kib(48), line: Bytes(128) };
+        let second = Cache { level: 2, size: Bytes::mib(1), line: Bytes(64) };
+        assert_eq!(caches_at(folder.path()), [first, second]);
+    }
+
+    #[test]
+    fn what_is_not_described_whole_is_no_cache() {
+        for (file, text) in
+            [("size", "0K"), ("size", "many"), ("coherency_line_size", "0"), ("level", "")]
+        {
+            let mut files = vec![
+                ("index0/level", "1"),
+                ("index0/type", "Data"),
+                ("index0/size", "48K"),
+                ("index0/coherency_line_size", "64"),
+            ];
+            let path = format!("index0/{file}");
+            files.iter_mut().find(|(name, _)| *name == path).unwrap().1 = text;
+            assert_eq!(caches_at(folder(&files).path()), [], "{file} {text}");
+        }
+        assert_eq!(caches_at(Path::new("/no/such/folder")), []);
+    }
+
+    const SOME: usize = 256;
+
+    /// A cache line that says which comes next.
+    #[derive(Clone, Copy)]
+    #[repr(align(64))]
+    struct Line(usize);
+
+    /// Some lines of many, in one ring from the first on: far apart and in no order, so that no prefetcher foresees them.
+    fn ring(some: usize, many: usize) -> Vec<Line> {
+        let mut order: Vec<usize> = (1..many).collect();
+        fastrand::Rng::with_seed(1).shuffle(&mut order);
+        order.truncate(some - 1);
+        let mut ring = vec![Line(0); many];
+        let from = std::iter::once(&0).chain(&order);
+        from.zip(order.iter().chain([&0])).for_each(|(at, next)| ring[*at] = Line(*next));
+        ring
+    }
+
+    /// How long it takes to go round, usually.
+    fn round_trip(ring: &[Line], prepare: impl Fn()) -> Duration {
+        let mut times: Vec<Duration> = (0..301)
+            .map(|_| {
+                prepare();
+                let begin = Instant::now();
+                let mut at = 0;
+                for _ in 0..SOME / 8 {
+                    // In one expression, so that an unoptimised build waits for nothing but the memory.
+                    at = ring[ring[ring[ring[ring[ring[ring[ring[at].0].0].0].0].0].0].0].0;
+                }
+                assert_eq!(black_box(at), 0);
+                begin.elapsed()
+            })
+            .collect();
+        times.sort_unstable();
+        times[150]
+    }
+
+    #[test]
+    fn memory_is_slower_after_a_sweep_and_slower_still_when_evicted() {
+        let (Ok(sweep), Ok(())) = (Sweep::new(), evict::<u8>(&[])) else {
+            println!("skipped: {:?}", caches());
+            return;
+        };
+        let ring = ring(SOME, 16 * SOME);
+        let warm = round_trip(&ring, || ());
+        let swept = round_trip(&ring, || sweep.run());
+        let evicted = round_trip(&ring, || evict(&ring).unwrap());
+        assert!(warm < swept && swept < evicted, "{warm:?} {swept:?} {evicted:?}");
+        println!("{warm:?} {swept:?} {evicted:?}");
+    }
+}

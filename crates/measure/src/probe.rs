@@ -1,0 +1,340 @@
+//! What a region of code costs the thread that runs it: time, page faults, counters of the CPU and of the kernel, memory.
+//!
+//! ```
+//! use pagewise_measure::probe::{Options, Probe};
+//!
+//! let mut probe = Probe::open(&Options::default())?;
+//! let (sum, cost) = probe.measure(|| (0..1_000_000_u64).sum::<u64>())?;
+//! println!("{sum} in {:?}", cost.wall());
+//! match cost.get("cycles") {
+//!     Some(Ok(cycles)) => println!("{:?} cycles", cycles.estimate()),
+//!     Some(Err(absent)) => println!("cycles: {absent}"),
+//!     None => println!("nobody asked for cycles"),
+//! }
+//! # Ok::<(), pagewise_measure::Error>(())
+//! ```
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagewise_model::measured::{Count, Unit};
+use pagewise_model::report::Label;
+use pagewise_model::{Absent, Counter, Pid, Reading};
+use pagewise_proc::{ProcRoot, smaps};
+use pagewise_sys::launch::Usage;
+
+use crate::error::Error;
+use crate::events::{Catalogue, Wanted, choose};
+use groups::Groups;
+
+mod groups;
+
+/// What to measure, and of whom.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What to count, as [`choose`] finds it by name.
+    pub events: Vec<Wanted>,
+    /// Who is measured.
+    pub whose: Whose,
+    /// Counts events of the CPU in the kernel too, where that is allowed. Else they count user mode only, so that the
+    /// probe's own system calls count for nothing.
+    pub in_kernel: bool,
+    /// What `getrusage` says.
+    pub usage: bool,
+    /// How the process's memory changes: two readings of `smaps_rollup`, which take milliseconds for a large process.
+    pub memory: bool,
+    /// Takes the cost of an empty region off every value, never to less than 0.
+    pub subtract: bool,
+}
+
+/// Time and faults of the calling thread, and how fast it went; the overhead is stated, not subtracted.
+impl Default for Options {
+    fn default() -> Options {
+        let usual = "minor_faults,major_faults,context_switches,cycles,instructions";
+        Options {
+            events: choose(usual).expect("rows of the table of events"),
+            whose: Whose::Thread,
+            in_kernel: false,
+            usage: true,
+            memory: false,
+            subtract: false,
+        }
+    }
+}
+
+/// Who is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The thread that opened the probe, by `RUSAGE_THREAD`.
+    Thread,
+    /// By `RUSAGE_SELF` all threads of the process. Counters know the thread that opened the probe and the threads and
+    /// processes that it has started since; the kernel must be asked for each value.
+    Process,
+}
+
+/// One thing that a probe measures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quantity {
+    /// Its name: `minflt`.
+    pub name: Label,
+    /// What its numbers are of.
+    pub unit: Unit,
+    /// Whether it is counted in user mode only.
+    pub user_mode_only: bool,
+}
+
+/// A number that the clock and `getrusage` give. The CPU times may be sums of scheduler ticks, which say nothing of
+/// regions of less than some milliseconds.
+struct Resource {
+    name: &'static str,
+    unit: Unit,
+    of: fn(&Usage) -> u64,
+}
+
+const RESOURCES: &[Resource] = &[
+    Resource { name: "user", unit: Unit::Nanos, of: |usage| nanos(usage.user) },
+    Resource { name: "sys", unit: Unit::Nanos, of: |usage| nanos(usage.system) },
+    Resource { name: "minflt", unit: Unit::Count, of: |usage| usage.minor_faults },
+    Resource { name: "majflt", unit: Unit::Count, of: |usage| usage.major_faults },
+    Resource { name: "inblock", unit: Unit::Count, of: |usage| usage.blocks_in },
+    Resource { name: "oublock", unit: Unit::Count, of: |usage| usage.blocks_out },
+    Resource { name: "nvcsw", unit: Unit::Count, of: |usage| usage.voluntary_switches },
+    Resource { name: "nivcsw", unit: Unit::Count, of: |usage| usage.involuntary_switches },
+];
+
+/// The lines of `smaps_rollup` whose changes are told, in this order.
+pub const MEMORY: &[Counter] = &[
+    Counter::Rss,
+    Counter::Pss,
+    Counter::PrivateDirty,
+    Counter::Anonymous,
+    Counter::AnonHugePages,
+];
+
+/// How often an empty region is measured, for its median.
+const EMPTY_REGIONS: usize = 21;
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Measures regions of code of the thread that opened it.
+///
+/// The counters run between [`Probe::start`] and [`Probe::stop`] alone, those that are read without a system call
+/// excepted: they always run, and what they had before is taken off. The clock is read innermost, so that the wall time
+/// holds no system call of the probe.
+///
+/// An event that cannot be counted is no error: its value says why.
+#[derive(Debug)]
+pub struct Probe {
+    groups: Groups,
+    quantities: Arc<[Quantity]>,
+    whose: Whose,
+    usage: bool,
+    memory: bool,
+    begun: Option<Begun>,
+    overhead: Cost,
+    subtract: bool,
+    /// Counters of the calling thread mean nothing in another.
+    not_send: PhantomData<*const ()>,
+}
+
+/// What was so when the region began.
+#[derive(Debug)]
+struct Begun {
+    memory: Reading<Vec<Reading<u64>>>,
+    usage: Option<Usage>,
+    at: Instant,
+}
+
+impl Probe {
+    /// Opens the counters and measures some empty regions.
+    ///
+    /// # Errors
+    /// [`Error::Counter`] where an open counter cannot be switched or read.
+    pub fn open(options: &Options) -> Result<Probe, Error> {
+        let opened = Groups::open(options, &Catalogue::open());
+        let (groups, mut counted) = opened.map_err(Error::Counter)?;
+        let mut quantities = vec![quantity("wall", Unit::Nanos)];
+        let resources = RESOURCES.iter().filter(|_| options.usage);
+        quantities.extend(resources.map(|resource| quantity(resource.name, resource.unit)));
+        quantities.append(&mut counted);
+        let quantities: Arc<[Quantity]> = quantities.into();
+        let mut probe = Probe {
+            groups,
+            overhead: Cost {
+                quantities: quantities.clone(),
+                values: Vec::new(),
+                memory: unasked(),
+            },
+            quantities,
+            whose: options.whose,
+            usage: options.usage,
+            memory: false,
+            begun: None,
+            subtract: false,
+            not_send: PhantomData,
+        };
+        probe.overhead = probe.cost_of_nothing()?;
+        probe.memory = options.memory;
+        probe.subtract = options.subtract;
+        Ok(probe)
+    }
+
+    /// The median of each value over some empty regions. Before the first value counts, all that is used was used once.
+    fn cost_of_nothing(&mut self) -> Result<Cost, Error> {
+        self.measure(|| ())?;
+        let costs = (0..EMPTY_REGIONS).map(|_| self.measure(|| ()).map(|((), cost)| cost));
+        let costs: Vec<Cost> = costs.collect::<Result<_, _>>()?;
+        let values = (0..self.quantities.len()).map(|at| {
+            let mut values: Vec<&Reading<Count>> =
+                costs.iter().map(|cost| &cost.values[at]).collect();
+            values.sort_by_key(|value| value.as_ref().ok().map(|count| count.value));
+            values[EMPTY_REGIONS / 2].clone()
+        });
+        let values = values.collect();
+        Ok(Cost { quantities: self.quantities.clone(), values, memory: unasked() })
+    }
+
+    /// What is measured, in the order of the values; changes of memory are apart.
+    pub fn quantities(&self) -> &[Quantity] {
+        &self.quantities
+    }
+
+    /// What an empty region costs, measured when the probe was opened. Without changes of memory.
+    pub fn overhead(&self) -> &Cost {
+        &self.overhead
+    }
+
+    /// Runs a region and says what it cost.
+    ///
+    /// # Errors
+    /// [`Error::Counter`] where a counter cannot be switched or read.
+    pub fn measure<T>(&mut self, region: impl FnOnce() -> T) -> Result<(T, Cost), Error> {
+        self.start()?;
+        let result = region();
+        let cost = self.stop()?;
+        Ok((result, cost))
+    }
+
+    /// Begins a region. One that had begun and was not ended is forgotten.
+    ///
+    /// # Errors
+    /// [`Error::Counter`] where a counter cannot be switched.
+    pub fn start(&mut self) -> Result<(), Error> {
+        if self.begun.take().is_some() {
+            self.groups.freeze().and_then(|()| self.groups.take()).map_err(Error::Counter)?;
+        }
+        let memory = self.memory_now();
+        let usage = self.usage_now();
+        self.groups.start().map_err(Error::Counter)?;
+        self.begun = Some(Begun { memory, usage, at: Instant::now() });
+        Ok(())
+    }
+
+    /// Ends the region and says what it cost.
+    ///
+    /// # Errors
+    /// [`Error::NotStarted`]; [`Error::Counter`] where a counter cannot be switched or read.
+    pub fn stop(&mut self) -> Result<Cost, Error> {
+        let end = Instant::now();
+        let begun = self.begun.take().ok_or(Error::NotStarted)?;
+        self.groups.freeze().map_err(Error::Counter)?;
+        let usage = self.usage_now();
+        self.groups.take().map_err(Error::Counter)?;
+        let memory = self.memory_now();
+        let mut values = Vec::with_capacity(self.quantities.len());
+        values.push(Ok(Count::exact(nanos(end.saturating_duration_since(begun.at)))));
+        if let (Some(now), Some(before)) = (usage, begun.usage) {
+            let used = now.since(before);
+            values.extend(RESOURCES.iter().map(|resource| Ok(Count::exact((resource.of)(&used)))));
+        }
+        values.extend(self.groups.counts());
+        if self.subtract {
+            subtract(&mut values, &self.overhead.values);
+        }
+        let memory = changes(&begun.memory, &memory);
+        Ok(Cost { quantities: self.quantities.clone(), values, memory })
+    }
+
+    fn usage_now(&self) -> Option<Usage> {
+        self.usage.then(|| match self.whose {
+            Whose::Thread => Usage::of_this_thread(),
+            Whose::Process => Usage::of_this_process(),
+        })
+    }
+
+    fn memory_now(&self) -> Reading<Vec<Reading<u64>>> {
+        if !self.memory {
+            return unasked();
+        }
+        let text = ProcRoot::live().read(Pid(std::process::id()), "smaps_rollup");
+        let rollup = text.ok().and_then(|text| smaps::parse_rollup(&text));
+        let rollup = rollup.ok_or_else(|| Absent::NotInThisKernel("4.14".into()))?;
+        Ok(MEMORY.iter().map(|counter| rollup.get(*counter)).collect())
+    }
+}
+
+fn quantity(name: &'static str, unit: Unit) -> Quantity {
+    Quantity { name: name.into(), unit, user_mode_only: false }
+}
+
+fn unasked<T>() -> Reading<T> {
+    Err(Absent::NotCollected("open the probe with `memory`".into()))
+}
+
+/// Takes off what an empty region has.
+fn subtract(values: &mut [Reading<Count>], overhead: &[Reading<Count>]) {
+    for (value, overhead) in values.iter_mut().zip(overhead) {
+        if let (Ok(count), Ok(overhead)) = (value, overhead) {
+            count.value = count.value.saturating_sub(overhead.value);
+        }
+    }
+}
+
+type Changes = Vec<(Counter, Reading<i64>)>;
+
+fn changes(
+    before: &Reading<Vec<Reading<u64>>>,
+    after: &Reading<Vec<Reading<u64>>>,
+) -> Reading<Changes> {
+    let before = before.as_ref().map_err(Clone::clone)?;
+    let after = after.as_ref().map_err(Clone::clone)?;
+    let change = |before: &Reading<u64>, after: &Reading<u64>| {
+        Ok(after.clone()?.wrapping_sub(before.clone()?).cast_signed())
+    };
+    let pairs = MEMORY.iter().zip(before.iter().zip(after));
+    Ok(pairs.map(|(counter, (before, after))| (*counter, change(before, after))).collect())
+}
+
+/// What a region cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cost {
+    quantities: Arc<[Quantity]>,
+    values: Vec<Reading<Count>>,
+    memory: Reading<Changes>,
+}
+
+impl Cost {
+    /// By the clock.
+    pub fn wall(&self) -> Duration {
+        let wall = self.values.first().and_then(|wall| wall.as_ref().ok());
+        wall.map_or(Duration::ZERO, |wall| Duration::from_nanos(wall.value))
+    }
+
+    /// A value by its name, `minflt` or `cycles`; `None` for what was not asked for.
+    pub fn get(&self, name: &str) -> Option<&Reading<Count>> {
+        self.iter().find(|(quantity, _)| quantity.name == name).map(|(_, value)| value)
+    }
+
+    /// Every value but the changes of memory.
+    pub fn iter(&self) -> impl Iterator<Item = (&Quantity, &Reading<Count>)> {
+        self.quantities.iter().zip(&self.values)
+    }
+
+    /// By how many bytes lines of `smaps_rollup` changed, of the whole process.
+    pub fn memory(&self) -> &Reading<Vec<(Counter, Reading<i64>)>> {
+        &self.memory
+    }
+}

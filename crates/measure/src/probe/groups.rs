@@ -1,0 +1,261 @@
+//! The counters of a probe, in groups that are switched together: what the kernel counts in one, what the CPU counts in
+//! the groups whose ratios must hold.
+
+use std::ffi::CString;
+use std::io;
+
+use pagewise_model::Reading;
+use pagewise_model::measured::{Count, Origin, Share};
+use pagewise_sys::perf_event::{Counted, Counter, Mode, Times, Whose as Thread};
+use pagewise_sys::perf_page::Page;
+
+use super::{Options, Quantity, Whose};
+use crate::events::{Catalogue, Known, Wanted};
+use crate::why;
+
+/// As many as [`Counter::read_group`] reads.
+const LARGEST: usize = 16;
+
+/// Every counter of a probe.
+#[derive(Debug)]
+pub(super) struct Groups {
+    groups: Vec<Group>,
+    /// Where the counter of each event is: in which group, and which of it.
+    places: Vec<Reading<(usize, usize)>>,
+}
+
+/// Which group a counter belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kinship {
+    /// Counted by the kernel: always fits.
+    Kernel,
+    /// Counted by the CPU together with others of the number.
+    Cpu(u8),
+    /// Counted by the CPU for itself.
+    Alone,
+}
+
+impl Kinship {
+    fn of(wanted: &Wanted) -> Kinship {
+        match (wanted.origin(), wanted.group) {
+            (Origin::Hardware, 0) => Kinship::Alone,
+            (Origin::Hardware, group) => Kinship::Cpu(group),
+            _ => Kinship::Kernel,
+        }
+    }
+}
+
+impl Groups {
+    /// Opens what can be opened, and says of each event what it is.
+    pub(super) fn open(
+        options: &Options,
+        catalogue: &Catalogue,
+    ) -> io::Result<(Groups, Vec<Quantity>)> {
+        let mut groups = Groups { groups: Vec::new(), places: Vec::new() };
+        let mut quantities = Vec::new();
+        for wanted in &options.events {
+            let opened = groups.add(wanted, options, catalogue);
+            quantities.push(Quantity {
+                name: wanted.name.clone(),
+                unit: wanted.unit,
+                user_mode_only: opened.as_ref().is_ok_and(|(_, user_mode_only)| *user_mode_only),
+            });
+            groups.places.push(opened.map(|(place, _)| place));
+        }
+        groups.groups.iter_mut().try_for_each(Group::read_in_user_mode_if_possible)?;
+        Ok((groups, quantities))
+    }
+
+    /// Opens the counter of an event, in a group if one takes it. Returns where it is, and whether it counts user mode only.
+    fn add(
+        &mut self,
+        wanted: &Wanted,
+        options: &Options,
+        catalogue: &Catalogue,
+    ) -> Reading<((usize, usize), bool)> {
+        let kinship = Kinship::of(wanted);
+        let opening = Opening {
+            known: catalogue.find(&wanted.how)?,
+            whose: options.whose,
+            modes: match (kinship, options.in_kernel, wanted.is_in_kernel()) {
+                (Kinship::Cpu(_) | Kinship::Alone, false, _) => &[true],
+                (_, _, true) => &[false],
+                (_, _, false) => &[false, true],
+            },
+        };
+        let takes = |group: &Group| {
+            group.kinship == kinship && kinship != Kinship::Alone && group.counters.len() < LARGEST
+        };
+        // A group that does not fit the CPU is better counted in parts than not at all.
+        if let Some(at) = self.groups.iter().rposition(takes)
+            && let Ok((counter, user_mode_only)) = opening.open(Some(self.groups[at].leader()))
+        {
+            return Ok(((at, self.groups[at].push(counter)), user_mode_only));
+        }
+        let (counter, user_mode_only) = opening.open(None).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied if wanted.is_in_kernel() => why::user_mode_only(),
+            _ => why::event(&error, kinship != Kinship::Kernel, catalogue.pmus()),
+        })?;
+        let mut group = Group::new(kinship);
+        group.push(counter);
+        self.groups.push(group);
+        Ok(((self.groups.len() - 1, 0), user_mode_only))
+    }
+
+    /// Begins to count.
+    pub(super) fn start(&mut self) -> io::Result<()> {
+        self.groups.iter_mut().try_for_each(Group::start)
+    }
+
+    /// Ends counting: the last that is started is the first to end.
+    pub(super) fn freeze(&mut self) -> io::Result<()> {
+        self.groups.iter_mut().rev().try_for_each(Group::freeze)
+    }
+
+    /// Reads what was counted.
+    pub(super) fn take(&mut self) -> io::Result<()> {
+        self.groups.iter_mut().try_for_each(Group::take)
+    }
+
+    /// What each event counted between the last start and its end.
+    pub(super) fn counts(&self) -> impl Iterator<Item = Reading<Count>> {
+        self.places.iter().map(|place| match place {
+            Ok((group, counter)) => Ok(self.groups[*group].count(*counter)),
+            Err(absent) => Err(absent.clone()),
+        })
+    }
+}
+
+/// How the counter of an event is opened.
+struct Opening {
+    known: Known,
+    whose: Whose,
+    /// Whether to count user mode only: what is tried in turn, the next where the kernel refuses.
+    modes: &'static [bool],
+}
+
+impl Opening {
+    fn open(&self, leader: Option<&Counter>) -> io::Result<(Counter, bool)> {
+        let mut refused = io::ErrorKind::PermissionDenied.into();
+        for user_mode_only in self.modes {
+            match self.open_so(*user_mode_only, leader) {
+                Ok(counter) => return Ok((counter, *user_mode_only)),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => refused = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused)
+    }
+
+    fn open_so(&self, user_mode_only: bool, leader: Option<&Counter>) -> io::Result<Counter> {
+        let mode = Mode {
+            inherit: self.whose == Whose::Process,
+            // The leader switches the group.
+            disabled: leader.is_none(),
+            enable_on_exec: false,
+            exclude_kernel: user_mode_only,
+        };
+        let Known { event, filter } = self.known;
+        let counter = Counter::open_in_group(event, Thread::ThisThread, mode, leader)?;
+        if let Some(filter) = filter {
+            counter.set_filter(&CString::new(filter)?)?;
+        }
+        Ok(counter)
+    }
+}
+
+/// Counters that are switched by one call, and read by one, or by none.
+#[derive(Debug)]
+struct Group {
+    kinship: Kinship,
+    /// The leader first.
+    counters: Vec<Counter>,
+    /// One a counter where all are read in user mode: then they always run. Else none.
+    pages: Vec<Page>,
+    before: Vec<Counted>,
+    now: Vec<Counted>,
+}
+
+impl Group {
+    fn new(kinship: Kinship) -> Group {
+        Group { kinship, counters: vec![], pages: vec![], before: vec![], now: vec![] }
+    }
+
+    fn leader(&self) -> &Counter {
+        &self.counters[0]
+    }
+
+    /// Takes a counter, and says which of the group it is.
+    fn push(&mut self, counter: Counter) -> usize {
+        self.counters.push(counter);
+        self.before.push(Counted::default());
+        self.now.push(Counted::default());
+        self.counters.len() - 1
+    }
+
+    /// Lets the counters run and be read by `rdpmc`, where all of them can be.
+    fn read_in_user_mode_if_possible(&mut self) -> io::Result<()> {
+        let page = |counter| Page::of(counter).ok().filter(|page| page.read().is_some());
+        let pages: Option<Vec<Page>> = self.counters.iter().map(page).collect();
+        match pages {
+            Some(pages) if self.kinship != Kinship::Kernel => {
+                self.pages = pages;
+                self.leader().enable()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        if self.pages.is_empty() {
+            // What it had when it was read last, it still has: it did not run since.
+            return self.leader().enable();
+        }
+        read_pages(&self.pages, &mut self.before)
+    }
+
+    fn freeze(&mut self) -> io::Result<()> {
+        if self.pages.is_empty() {
+            return self.leader().disable();
+        }
+        read_pages(&self.pages, &mut self.now)
+    }
+
+    fn take(&mut self) -> io::Result<()> {
+        if self.pages.is_empty() {
+            self.before.copy_from_slice(&self.now);
+            let mut values = [0; LARGEST];
+            let values = &mut values[..self.counters.len()];
+            let Times { enabled, running } = self.leader().read_group(values)?;
+            for (now, value) in self.now.iter_mut().zip(values) {
+                *now = Counted { value: *value, enabled, running };
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&self, counter: usize) -> Count {
+        let (before, now) = (self.before[counter], self.now[counter]);
+        let share = Share {
+            enabled: now.enabled.saturating_sub(before.enabled),
+            running: now.running.saturating_sub(before.running),
+        };
+        Count { value: now.value.wrapping_sub(before.value), share: Some(share) }
+    }
+}
+
+impl Drop for Group {
+    /// The leader is closed last.
+    fn drop(&mut self) {
+        while self.counters.pop().is_some() {}
+    }
+}
+
+/// Reads each counter in user mode.
+fn read_pages(pages: &[Page], into: &mut [Counted]) -> io::Result<()> {
+    for (page, counted) in pages.iter().zip(into) {
+        // What could be read so when it was opened can be: the kernel does not take it back while the page is mapped.
+        *counted = page.read().ok_or(io::ErrorKind::Unsupported)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! Regions whose cost is known, measured.
+
+#![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use pagewise_measure::events::choose;
+use pagewise_measure::probe::{Cost, Options, Probe, Whose};
+use pagewise_model::Absent;
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::region::Region;
+
+const PAGES: usize = 300;
+
+fn options(events: &str) -> Options {
+    Options { events: choose(events).unwrap(), ..Options::default() }
+}
+
+/// Memory whose pages are not there yet, and never huge.
+fn fresh(pages: usize) -> (Region, usize) {
+    let page = usize::try_from(pagewise_sys::system::page_size()).unwrap();
+    let mut region = Region::map(pages * page, page).unwrap();
+    region.advise(Advice::NoHugePage).unwrap();
+    (region, page)
+}
+
+fn touch((region, page): &mut (Region, usize)) {
+    region.bytes().iter_mut().step_by(*page).for_each(|byte| *byte = 1);
+}
+
+fn value(cost: &Cost, name: &str) -> u64 {
+    cost.get(name).unwrap().as_ref().unwrap().value
+}
+
+#[test]
+fn touching_fresh_pages_is_exactly_as_many_minor_faults_by_every_count() {
+    let mut probe = Probe::open(&options("minor_faults,page_faults,major_faults")).unwrap();
+    for _ in 0..5 {
+        let mut memory = fresh(PAGES);
+        let ((), cost) = probe.measure(|| touch(&mut memory)).unwrap();
+        for name in ["minor_faults", "page_faults", "minflt"] {
+            assert_eq!(value(&cost, name), PAGES as u64, "{name}");
+        }
+        assert_eq!((value(&cost, "major_faults"), value(&cost, "majflt")), (0, 0));
+    }
+}
+
+#[test]
+fn an_empty_region_has_no_faults_and_little_time_and_says_so() {
+    let probe = Probe::open(&options("page_faults")).unwrap();
+    let overhead = probe.overhead();
+    assert_eq!((value(overhead, "page_faults"), value(overhead, "minflt")), (0, 0));
+    assert!(overhead.wall() < Duration::from_millis(1), "{:?}", overhead.wall());
+}
+
+#[test]
+fn what_happens_between_two_regions_counts_for_neither() {
+    let mut probe = Probe::open(&options("page_faults")).unwrap();
+    probe.start().unwrap();
+    let first = probe.stop().unwrap();
+    touch(&mut fresh(PAGES));
+    probe.start().unwrap();
+    let second = probe.stop().unwrap();
+    assert_eq!((value(&first, "page_faults"), value(&second, "page_faults")), (0, 0));
+}
+
+#[test]
+fn a_region_begun_anew_forgets_what_was_before_as_after_a_panic() {
+    let mut probe = Probe::open(&options("page_faults")).unwrap();
+    let mut broken = fresh(PAGES);
+    let region = std::panic::AssertUnwindSafe(|| {
+        probe.measure(|| {
+            touch(&mut broken);
+            panic!("a region that fails");
+        })
+    });
+    assert!(std::panic::catch_unwind(region).is_err());
+    let mut memory = fresh(7);
+    let ((), cost) = probe.measure(|| touch(&mut memory)).unwrap();
+    assert_eq!((value(&cost, "page_faults"), value(&cost, "minflt")), (7, 7));
+}
+
+#[test]
+fn an_end_without_a_beginning_is_an_error() {
+    let mut probe = Probe::open(&options("none")).unwrap();
+    assert_eq!(probe.stop().unwrap_err().to_string(), "no region was begun");
+    probe.start().unwrap();
+    assert!(probe.stop().is_ok());
+    assert!(probe.stop().is_err());
+}
+
+#[test]
+fn what_cannot_be_counted_says_why_and_is_never_0() {
+    let mut probe = Probe::open(&options("page_faults,no:such_tracepoint,r1ffffffffff")).unwrap();
+    let ((), cost) = probe.measure(|| ()).unwrap();
+    assert!(cost.get("page_faults").unwrap().is_ok());
+    assert!(cost.get("no:such_tracepoint").unwrap().is_err());
+    assert!(cost.get("r1ffffffffff").unwrap().is_err());
+    assert!(cost.get("cycles").is_none(), "nobody asked");
+}
+
+#[test]
+fn the_wall_time_is_that_of_the_region_and_the_cpu_time_follows() {
+    let mut probe = Probe::open(&options("task_clock,context_switches")).unwrap();
+    let sleep = Duration::from_millis(20);
+    let ((), cost) = probe.measure(|| std::thread::sleep(sleep)).unwrap();
+    assert!((sleep..sleep * 20).contains(&cost.wall()), "{:?}", cost.wall());
+    assert!(value(&cost, "task_clock") < 10_000_000, "it slept: {cost:?}");
+    assert!(value(&cost, "nvcsw") >= 1, "{cost:?}");
+    // Absent where the kernel may not be counted.
+    if let Ok(count) = cost.get("context_switches").unwrap() {
+        assert!(count.value >= 1, "{cost:?}");
+    }
+    let begin = Instant::now();
+    let (count, cost) = probe.measure(|| (0..3_000_000_u64).map(black_box).sum::<u64>()).unwrap();
+    black_box(count);
+    let outside = begin.elapsed();
+    assert!(cost.wall() <= outside, "{:?} within {outside:?}", cost.wall());
+    let clock = Duration::from_nanos(value(&cost, "task_clock"));
+    assert!(clock <= outside && clock > Duration::from_micros(100), "{clock:?} of {outside:?}");
+}
+
+#[test]
+fn threads_that_the_region_starts_count_for_the_process_and_not_for_the_thread() {
+    let faults = |whose| {
+        let mut probe = Probe::open(&Options { whose, ..options("minor_faults") }).unwrap();
+        let region = || std::thread::spawn(|| touch(&mut fresh(PAGES))).join().unwrap();
+        let ((), cost) = probe.measure(region).unwrap();
+        (value(&cost, "minor_faults"), value(&cost, "minflt"))
+    };
+    // To start a thread takes some faults of its own.
+    let (counted, used) = faults(Whose::Thread);
+    assert!(counted < 50 && used < 50, "{counted} {used}");
+    let (counted, used) = faults(Whose::Process);
+    assert!(counted >= PAGES as u64 && used >= PAGES as u64, "{counted} {used}");
+}
+
+#[test]
+fn changes_of_memory_are_absent_unless_asked_for() {
+    let mut probe = Probe::open(&options("none")).unwrap();
+    let ((), cost) = probe.measure(|| ()).unwrap();
+    assert!(matches!(cost.memory(), Err(Absent::NotCollected(_))));
+}
+
+#[test]
+fn the_overhead_is_taken_off_where_that_is_wanted_and_never_below_nothing() {
+    let open = |subtract| Probe::open(&Options { subtract, ..options("task_clock") }).unwrap();
+    let (mut plain, mut less) = (open(false), open(true));
+    let median = |probe: &mut Probe| {
+        let mut values: Vec<u64> =
+            (0..51).map(|_| value(&probe.measure(|| ()).unwrap().1, "task_clock")).collect();
+        values.sort_unstable();
+        values[25]
+    };
+    let (whole, rest) = (median(&mut plain), median(&mut less));
+    assert!(rest < whole / 2, "{rest} of {whole}");
+}
+
+#[test]
+fn more_events_than_fit_one_reading_are_all_counted() {
+    let mut probe = Probe::open(&options("software,tracepoints")).unwrap();
+    let mut memory = fresh(PAGES);
+    let ((), cost) = probe.measure(|| touch(&mut memory)).unwrap();
+    assert!(cost.iter().count() > 20);
+    assert_eq!(value(&cost, "minor_faults"), PAGES as u64);
+    for name in ["page_fault_user", "mm_page_alloc"] {
+        // Absent where tracefs may not be read.
+        if let Ok(count) = cost.get(name).unwrap() {
+            assert!((PAGES as u64..2 * PAGES as u64).contains(&count.value), "{name}: {count:?}");
+        }
+    }
+}
