@@ -139,6 +139,7 @@ pub const EVENTS: &[Row] = rows! {
     "tlb_flush_local" Tracepoint("tlb/tlb_flush", Some("reason == 2")), Count, 0, true;
     "tlb_flush_local_mm" Tracepoint("tlb/tlb_flush", Some("reason == 3")), Count, 0, true;
     "tlb_flush_remote_sent" Tracepoint("tlb/tlb_flush", Some("reason == 4")), Count, 0, true;
+    "tlb_flush_wrong_cpu" Tracepoint("tlb/tlb_flush", Some("reason == 5")), Count, 0, true;
     "mm_page_alloc" Tracepoint("kmem/mm_page_alloc", None), Count, 0, true;
     "mm_compaction_begin" Tracepoint("compaction/mm_compaction_begin", None), Count, 0, true;
     "mm_direct_reclaim_begin" Tracepoint("vmscan/mm_vmscan_direct_reclaim_begin", None), Count, 0, true;

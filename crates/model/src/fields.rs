@@ -910,6 +910,9 @@ fields! {
         "tlb_flush_remote_sent" "count" ""
             "TLB shootdowns caused: it made other CPUs flush, and waited."
             "";
+        "tlb_flush_wrong_cpu" "count" "6.15"
+            "TLB flushes asked of a CPU that the process had left already."
+            "";
         "mm_page_alloc" "count" ""
             "Blocks of pages that the kernel allocated for it."
             "";
