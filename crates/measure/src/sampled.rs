@@ -62,19 +62,23 @@ impl Sampler {
     /// Looks at a process and all that descend from it. One that ended meanwhile, or may not be read, is left out.
     pub(crate) fn look(&mut self, pid: u32) {
         let processes = tree::with_descendants(&self.root, Pid(pid));
-        let rollups: Vec<Smaps> = processes.iter().filter_map(|pid| self.rollup(*pid)).collect();
-        if rollups.is_empty() {
+        let rollups: Vec<(Pid, Smaps)> =
+            processes.iter().filter_map(|pid| Some((*pid, self.rollup(*pid)?))).collect();
+        let pss = |rollup: &Smaps| rollup.bytes(Counter::Pss).unwrap_or_default();
+        let Some((largest, _)) = rollups.iter().max_by_key(|(_, rollup)| pss(rollup)) else {
             return;
-        }
+        };
         let sum = |counter| {
-            rollups.iter().try_fold(Bytes::ZERO, |sum, rollup| Ok(sum + rollup.bytes(counter)?))
+            rollups
+                .iter()
+                .try_fold(Bytes::ZERO, |sum, (_, rollup)| Ok(sum + rollup.bytes(counter)?))
         };
         let sums: Vec<Reading<Bytes>> = KEPT.iter().map(|(_, counter)| sum(*counter)).collect();
         let Ok(pss) = sums[0].clone() else { return };
         let highest = self.highest.as_ref().ok().and_then(|sums| sums[0].clone().ok());
         if highest.is_none_or(|highest| pss > highest) {
             self.highest = Ok(sums);
-            self.look_closely(pid, pss);
+            self.look_closely(*largest, pss);
         }
     }
 
@@ -82,15 +86,15 @@ impl Sampler {
         smaps::parse_rollup(&self.root.read(pid, "smaps_rollup").ok()?)
     }
 
-    /// Takes a snapshot of the command itself where it has grown by much since the last.
-    fn look_closely(&mut self, pid: u32, pss: Bytes) {
+    /// Takes a snapshot of the largest process where all together have grown by much since the last.
+    fn look_closely(&mut self, largest: Pid, pss: Bytes) {
         let grown = pss.saturating_sub(self.snapshot_pss);
         let begin = Instant::now();
         if grown.0 <= self.snapshot_pss.0 / STEP || begin < self.rest_until {
             return;
         }
         let request = Request { wish: Wish::Auto, moment: Moment::AtPeak(pss), sums: true };
-        if let Ok(snapshot) = capture(&self.root, Pid(pid), &request) {
+        if let Ok(snapshot) = capture(&self.root, largest, &request) {
             self.snapshot = Some(Box::new(snapshot));
             self.snapshot_pss = pss;
         }

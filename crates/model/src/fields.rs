@@ -773,17 +773,17 @@ fields! {
             "The part of peak_pss that is shared memory and tmpfs."
             "";
         "peak_private_anon" "bytes" ""
-            "Resident private anonymous pages of the command near its peak."
-            "Of the command itself, without its children.";
+            "Resident private anonymous pages of its largest process near the peak."
+            "Of one process; peak_pss is of all.";
         "peak_private_file" "bytes" ""
-            "Resident private pages of files of the command near its peak."
-            "Of the command itself, without its children.";
+            "Resident private pages of files of its largest process near the peak."
+            "Of one process; peak_pss is of all.";
         "peak_shared_anon" "bytes" ""
-            "Resident shared anonymous pages of the command near its peak."
-            "Of the command itself, without its children.";
+            "Resident shared anonymous pages of its largest process near the peak."
+            "Of one process; peak_pss is of all.";
         "peak_shared_file" "bytes" ""
-            "Resident shared pages of files of the command near its peak."
-            "Of the command itself, without its children.";
+            "Resident shared pages of files of its largest process near the peak."
+            "Of one process; peak_pss is of all.";
         "cpus_used" "ratio" ""
             "CPU time over wall time: how many CPUs it kept busy."
             "";

@@ -155,7 +155,7 @@ pub struct Run {
     /// One a [`Metric`], in their order.
     #[serde(with = "plain_each")]
     pub values: Vec<Reading<Count>>,
-    /// The command as it was when a sample found the most PSS; only where that was asked for.
+    /// The largest process of the command when a sample found the most PSS; only where that was asked for.
     pub at_peak: Option<Box<Snapshot>>,
 }
 

@@ -140,7 +140,11 @@ fn outlying(rows: &Rows, whose: Whose) -> Option<Finding> {
         text(" of "),
         count(values.len()),
         whose.runs(),
-        text("stand out in wall time: something else happened then."),
+        text(if outlying.len() == 1 {
+            "stands out in wall time: something else happened then."
+        } else {
+            "stand out in wall time: something else happened then."
+        }),
     ];
     let step = "The median does not mind, mean and sd do. If there are many, stop what else runs, or use --cpu.";
     (!outlying.is_empty())

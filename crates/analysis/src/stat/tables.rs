@@ -2,8 +2,8 @@
 
 use pagewise_model::measured::{Measurement, Origin, Scope};
 use pagewise_model::report::{Audience, Block, Cells, Column, Label, Paragraph, Table, Value};
-use pagewise_model::{Absent, Quadrant};
-use pagewise_stats::Summary;
+use pagewise_model::{Absent, Bytes, Quadrant, Reading};
+use pagewise_stats::{Interval, Ratio, Summary};
 
 use super::compare::{Verdict, ratio};
 use super::rows::{Row, Rows, Section, at_peak};
@@ -170,23 +170,21 @@ fn two(rows: &[&Row], one: &Rows, other: &Rows) -> Vec<Column> {
         Some(ratio) => Value::text(Verdict::of(ratio.interval).words(&row.name)),
         None => Value::None,
     });
+    let ends = |end: fn(Interval) -> f64| {
+        let interval = |ratio: &Option<Ratio>| ratio.as_ref().and_then(|ratio| ratio.interval);
+        ratios.iter().map(|ratio| number(interval(ratio).map(end))).collect::<Vec<_>>()
+    };
+    let medians = ratios.iter().map(|ratio| number(ratio.as_ref().map(|ratio| ratio.median)));
+    // Where not all fit, those to the right are left out.
     vec![
         column("a", "A median", each(one, |s| s.median)),
-        column("a_mad", "MAD", each(one, |s| s.mad)),
         column("b", "B median", each(other, |s| s.median)),
-        column("b_mad", "MAD", each(other, |s| s.mad)),
-        column("ratio", "A/B", ratios.iter().map(|r| number(r.map(|r| r.median))).collect()),
-        column(
-            "low",
-            "from",
-            ratios.iter().map(|r| number(r.and_then(|r| r.interval).map(|i| i.low))).collect(),
-        ),
-        column(
-            "high",
-            "to",
-            ratios.iter().map(|r| number(r.and_then(|r| r.interval).map(|i| i.high))).collect(),
-        ),
+        column("ratio", "A/B", medians.collect()),
+        column("low", "from", ends(|interval| interval.low)),
+        column("high", "to", ends(|interval| interval.high)),
         column("verdict", "A is", verdicts.collect()),
+        column("a_mad", "A MAD", each(one, |s| s.mad)),
+        column("b_mad", "B MAD", each(other, |s| s.mad)),
     ]
 }
 
@@ -204,7 +202,7 @@ fn not_counted(rows: &Rows) -> Vec<Paragraph> {
     let paragraph = |(absent, rows): (Absent, Vec<&Row>)| Paragraph {
         title: "".into(),
         pieces: vec![
-            Value::text(format!("Without a value, {absent}: ")),
+            Value::text(format!("Not counted ({absent}): ")),
             Value::text(names(&rows)),
             Value::text("."),
         ],
@@ -213,30 +211,29 @@ fn not_counted(rows: &Rows) -> Vec<Paragraph> {
     reasons.into_iter().map(paragraph).collect()
 }
 
-/// The quadrants, page by page, of the run that had the most PSS when it was sampled.
+/// The quadrants, page by page, of the largest process of the run that had the most there when it was sampled.
 pub(super) fn quadrants(measurement: &Measurement) -> Option<Block> {
     let runs = measurement.arms.first()?.runs.iter();
     let sizes = runs.filter_map(|run| {
         let quadrants = at_peak(run).ok()?;
-        let size: pagewise_model::Reading<pagewise_model::Bytes> =
-            quadrants.effective.iter().map(|cell| cell.resident.clone()).sum();
-        Some((size.unwrap_or_default(), quadrants))
+        let resident = quadrants.effective.iter().map(|cell| cell.resident.clone());
+        let size: Reading<Bytes> = resident.sum();
+        Some((size.unwrap_or_default(), quadrants, run.at_peak.as_ref()?))
     });
-    let (_, quadrants) = sizes.max_by_key(|(size, _)| *size)?;
+    let (_, quadrants, snapshot) = sizes.max_by_key(|(size, ..)| *size)?;
     let cells = &quadrants.effective;
-    let names = Quadrant::ALL.map(|quadrant| Label::from(quadrant.label()));
+    let names = Quadrant::ALL.map(|quadrant| Label::from(quadrant.label())).to_vec();
+    let names = Column::new("quadrant", "", Cells::Labels(names));
     let columns = vec![
-        Column {
-            audience: Audience::People,
-            ..Column::new("quadrant", "", Cells::Labels(names.to_vec()))
-        },
+        Column { audience: Audience::People, ..names },
         Column::bytes("reserved", "Reserved", cells.iter().map(|cell| cell.reserved.clone())),
         Column::bytes("resident", "Resident", cells.iter().map(|cell| cell.resident.clone())),
         Column::bytes("pss", "PSS", cells.iter().map(|cell| cell.pss.clone())),
         Column::bytes("swapped", "Swapped", cells.iter().map(|cell| cell.swapped.clone())),
     ];
     let keys = Quadrant::ALL.map(|quadrant| Label::from(quadrant.key())).to_vec();
-    let title = "Quadrants of the command near its peak, page by page";
-    let found = table("at_peak", title, Audience::Everyone, columns);
-    Some(Block::Table(Table { row_keys: Some(keys), ..found }))
+    let name = snapshot.process.name.escaped();
+    let title = format!("Quadrants of {name}, its largest process near the peak, page by page");
+    let found = table("at_peak", "", Audience::Everyone, columns);
+    Some(Block::Table(Table { title: title.into(), row_keys: Some(keys), ..found }))
 }
