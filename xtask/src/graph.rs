@@ -21,7 +21,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("repair", &["model", "sys", "proc"]),
     ("analysis", &["model", "heaplog", "stats"]),
     ("view", &["model"]),
-    ("capi", &["alloc"]),
+    ("capi", &["alloc", "measure", "model"]),
     ("preload", &["heaplog"]),
     ("lab", &["model", "sys", "proc", "measure", "stats", "sim", "alloc"]),
     (

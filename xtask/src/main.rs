@@ -1,4 +1,4 @@
-//! Checks and chores of the workspace: `cargo xtask ci`, `tidy`, `capture`.
+//! Checks and chores of the workspace: `cargo xtask ci`, `tidy`, `capture`, `install`.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line speaks to its user")]
 
@@ -6,6 +6,7 @@ mod capture;
 mod ci;
 mod code;
 mod graph;
+mod install;
 mod qemu;
 mod tidy;
 
@@ -21,6 +22,10 @@ Usage: cargo xtask COMMAND
   tidy            the rules of this workspace that no other tool knows
   capture         copy the /proc of the fixture programs on this kernel (as root)
   capture --qemu  the same on Debian's stock kernel, booted under QEMU
+  install --prefix DIR
+                  build and install the command, the C libraries and their headers
+  install --prefix DIR --from BUILT
+                  the same of what lies in a folder already
 ";
 
 fn main() -> ExitCode {
@@ -31,6 +36,12 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run().map(|()| ExitCode::SUCCESS),
         ["capture"] => capture::run().map(|()| ExitCode::SUCCESS),
         ["capture", "--qemu"] => qemu::run().map(|()| ExitCode::SUCCESS),
+        ["install", "--prefix", prefix] => {
+            install::run(prefix.as_ref(), None).map(|()| ExitCode::SUCCESS)
+        }
+        ["install", "--prefix", prefix, "--from", built] => {
+            install::run(prefix.as_ref(), Some(built.as_ref())).map(|()| ExitCode::SUCCESS)
+        }
         _ => {
             eprint!("{USAGE}");
             return ExitCode::from(2);

@@ -40,8 +40,10 @@ const IMPURE: &[(&str, &[&str])] = &[
 ];
 
 /// The crates that must not print.
-const SILENT: &[&str] =
-    &["model", "sys", "proc", "repair", "measure", "heaplog", "stats", "sim", "analysis", "view"];
+const SILENT: &[&str] = &[
+    "model", "sys", "proc", "repair", "measure", "heaplog", "stats", "sim", "analysis", "view",
+    "capi",
+];
 
 const PRINTS: &[&str] = &["print!", "println!", "eprint!", "eprintln!", "dbg!"];
 

@@ -1,0 +1,82 @@
+//! How calls fail: a number of `errno.h`, and words that are kept for the thread. No panic goes on into C.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    number: c_int,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(number: c_int, message: impl Into<String>) -> Failure {
+        Failure { number, message: message.into() }
+    }
+
+    /// Of an argument.
+    pub(crate) fn invalid(message: impl Into<String>) -> Failure {
+        Failure::new(libc::EINVAL, message)
+    }
+}
+
+impl From<pagewise_measure::Error> for Failure {
+    fn from(error: pagewise_measure::Error) -> Failure {
+        use pagewise_measure::Error;
+        let number = match &error {
+            Error::Counter(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            _ => libc::EINVAL,
+        };
+        Failure::new(number, error.to_string())
+    }
+}
+
+thread_local! {
+    static MESSAGE: RefCell<CString> = RefCell::default();
+}
+
+/// Runs a call: 0, or the number of its failure, whose words are kept.
+pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    // What a panic leaves half done is not looked at again: a region that was not ended is forgotten.
+    let done = catch_unwind(AssertUnwindSafe(body));
+    match done.unwrap_or_else(|_| Err(Failure::new(libc::ENOTRECOVERABLE, "a bug in pagewise"))) {
+        Ok(()) => 0,
+        Err(failure) => {
+            MESSAGE.set(c_string(&failure.message));
+            failure.number
+        }
+    }
+}
+
+/// As C has strings: up to the first NUL.
+pub(crate) fn c_string(text: &str) -> CString {
+    let text = text.split('\0').next().unwrap_or_default();
+    CString::new(text).unwrap_or_default()
+}
+
+/// See `pagewise/measure.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn pw_error_message() -> *const c_char {
+    // A thread that is ending has no words left.
+    MESSAGE.try_with(|message| message.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error_and_goes_no_further() {
+        assert_eq!(call(|| panic!("on purpose, in a test")), libc::ENOTRECOVERABLE);
+        MESSAGE.with_borrow(|message| assert_eq!(message.as_c_str(), c"a bug in pagewise"));
+    }
+
+    #[test]
+    fn a_call_that_succeeds_leaves_the_words_of_the_last_that_failed() {
+        assert_eq!(call(|| Err(Failure::invalid("one\0two"))), libc::EINVAL);
+        assert_eq!(call(|| Ok(())), 0);
+        MESSAGE.with_borrow(|message| assert_eq!(message.as_c_str(), c"one"));
+    }
+}

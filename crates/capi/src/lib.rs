@@ -1,0 +1,6 @@
+//! The C API of pagewise: `libpagewise.a` and `libpagewise.so`. What each function promises is in `include/pagewise/*.h`.
+
+mod failure;
+pub mod measure;
+
+pub use failure::pw_error_message;
