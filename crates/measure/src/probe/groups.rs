@@ -193,17 +193,15 @@ impl Group {
         self.counters.len() - 1
     }
 
-    /// Lets the counters run and be read by `rdpmc`, where all of them can be.
+    /// Lets the counters of the CPU run and be read by `rdpmc`, where all of the group can be.
     fn read_in_user_mode_if_possible(&mut self) -> io::Result<()> {
-        let page = |counter| Page::of(counter).ok().filter(|page| page.read().is_some());
-        let pages: Option<Vec<Page>> = self.counters.iter().map(page).collect();
-        match pages {
-            Some(pages) if self.kinship != Kinship::Kernel => {
-                self.pages = pages;
-                self.leader().enable()
-            }
-            _ => Ok(()),
+        if self.kinship == Kinship::Kernel {
+            return Ok(());
         }
+        let page = |counter| Page::of(counter).ok().filter(|page| page.read().is_some());
+        let Some(pages) = self.counters.iter().map(page).collect() else { return Ok(()) };
+        self.pages = pages;
+        self.leader().enable()
     }
 
     fn start(&mut self) -> io::Result<()> {
