@@ -133,6 +133,9 @@ pub struct Call {
     pub arguments: [u64; 6],
     /// What it returned, or the error number.
     pub result: Result<u64, i32>,
+    /// When it was seen to be done, in nanoseconds since the start. What other threads did meanwhile may have been
+    /// done before or after it.
+    pub done_ns: u64,
     /// From its start to its end, in nanoseconds; the cost of a stop is in it.
     pub took_ns: u64,
     /// The address of the code that made it.

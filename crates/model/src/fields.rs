@@ -1259,7 +1259,7 @@ fields! {
             "Not what was mapped or freed: munmap takes a range with holes, mprotect changes no size.";
         "virt_change" "bytes" ""
             "By how much calls changed VIRT: whole pages, less what was mapped there before."
-            "Reserved address space, not memory in use.";
+            "Reserved address space, not memory in use. Of a process it holds what others did that use the same memory (vfork).";
         "virt_otherwise" "bytes" ""
             "By how much VIRT changed without a call: the stack that grows as it is touched."
             "What the kernel says at the end, less what the calls add up to.";

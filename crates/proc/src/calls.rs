@@ -126,6 +126,7 @@ impl<'r> Recorder<'r> {
             kind,
             arguments: call.arguments,
             result: done.result,
+            done_ns: self.since_start(seen.when),
             took_ns: u64::try_from(done.took.as_nanos()).unwrap_or(u64::MAX),
             caller: call.caller,
             about,

@@ -107,14 +107,8 @@ impl Moved<'_> {
         (bytes, true)
     }
 
-    /// When it was seen to be done.
-    fn done_ns(&self) -> u64 {
-        self.began_ns.saturating_add(self.call.took_ns)
-    }
-
     fn place(&mut self, range: AddrRange, name: &Name) {
-        let time_ns = self.done_ns();
-        self.space.place(range, name, time_ns);
+        self.space.place(range, name, self.call.done_ns);
     }
 
     /// The break where it is now is what the call returns; it does not fail, but may leave the break as it was.

@@ -61,7 +61,7 @@ pub(super) struct Process {
     pub(super) calls: u64,
     /// VIRT when it came to be; 0 of a command, which begins with its program.
     pub(super) virt_start: u64,
-    /// By how much its calls and programs changed that.
+    /// By how much programs and calls changed that: its own, and of others that use the same memory.
     pub(super) virt_change: i64,
     /// By how much something else did; `None` where the kernel did not tell VIRT at the end.
     pub(super) virt_otherwise: Option<i64>,
@@ -167,7 +167,6 @@ impl<'r> Player<'r> {
         process.is_native &= image.is_native;
         if image.executed {
             let change = difference(now, before);
-            process.virt_change = process.virt_change.saturating_add(change);
             let is_known = image.mapped.is_ok();
             self.played.rows.push(Row {
                 event,
@@ -189,7 +188,6 @@ impl<'r> Player<'r> {
         let effect = effect::apply(call, event.time_ns, &mut space, self.rounding);
         let process = &mut self.played.processes[live.at];
         process.calls += 1;
-        process.virt_change = process.virt_change.saturating_add(effect.change.unwrap_or(0));
         self.played.rows.push(Row { event, act: Act::Call(call), phase, by, effect });
     }
 
@@ -199,6 +197,7 @@ impl<'r> Player<'r> {
         process.ending = ending;
         process.virt_end = virt;
         let accounted = live.space.borrow().size();
+        process.virt_change = difference(accounted, process.virt_start);
         process.virt_otherwise = virt.map(|virt| difference(virt.0, accounted));
     }
 }

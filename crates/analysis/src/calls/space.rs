@@ -76,21 +76,21 @@ impl Space {
         cut.collect()
     }
 
-    /// Settles the claims on a range that a call has unmapped, and returns the parts of it that are not claimed.
+    /// Settles the claims on a range that a call has unmapped, each address with the oldest claim that may be on this
+    /// call: one that was made before this call began is on another. Returns what is left of the range.
     fn settle(&mut self, range: AddrRange, began_ns: u64) -> Vec<AddrRange> {
         let mut free = vec![range];
         let mut left = Vec::new();
         for claim in std::mem::take(&mut self.claims) {
-            match claim.range.intersection(range) {
-                // The call was made after the range had been given away: it means what is there now.
-                Some(_) if claim.time_ns < began_ns => {}
-                Some(both) => {
-                    self.total = self.total.saturating_sub(both.len().0);
-                    free = free.into_iter().flat_map(|part| without(part, both)).collect();
-                    left.extend(without(claim.range, both).map(|range| Claim { range, ..claim }));
+            let mut unsettled = vec![claim.range];
+            if claim.time_ns >= began_ns {
+                for part in free.iter().filter_map(|part| part.intersection(claim.range)) {
+                    self.total = self.total.saturating_sub(part.len().0);
+                    unsettled = without_each(unsettled, part);
                 }
-                None => left.push(claim),
+                free = without_each(free, claim.range);
             }
+            left.extend(unsettled.into_iter().map(|range| Claim { range, ..claim }));
         }
         self.claims = left;
         free
@@ -127,6 +127,10 @@ fn without(whole: AddrRange, part: AddrRange) -> impl Iterator<Item = AddrRange>
     let before = AddrRange { start: whole.start, end: whole.end.min(part.start) };
     let after = AddrRange { start: whole.start.max(part.end), end: whole.end };
     [before, after].into_iter().filter(|range| !range.is_empty())
+}
+
+fn without_each(ranges: Vec<AddrRange>, part: AddrRange) -> Vec<AddrRange> {
+    ranges.into_iter().flat_map(|range| without(range, part)).collect()
 }
 
 #[cfg(test)]
@@ -180,9 +184,83 @@ mod tests {
         assert_eq!(space.size(), 7);
         assert_eq!(space.name_at(4), Some(&"new".into()));
         assert_eq!(space.name_at(3), None);
-        // An unmapping that began later means the new one.
+        // An unmapping that begins later means the new one.
         space.remove(range(4, 3), 9);
         assert_eq!((space.size(), space.name_at(5)), (4, None));
+    }
+
+    /// A call of a thread: when it begins, is carried out, and is seen to be done.
+    #[derive(Clone, Copy, Debug)]
+    struct Timed {
+        range: AddrRange,
+        maps: bool,
+        began: u64,
+        seen: u64,
+    }
+
+    /// What threads do that map pages, wherever the kernel finds them free, and unmap what they have been seen to
+    /// map. Each step has a time of its own, and one of `choices` says what it is.
+    fn threads(choices: &[(usize, bool)]) -> (Vec<Timed>, [bool; 8]) {
+        #[derive(Clone, Copy)]
+        enum State {
+            Idle,
+            Begun(u64, Option<AddrRange>),
+            Done(Timed),
+        }
+        let mut states = [State::Idle; 4];
+        let mut pages = [false; 8];
+        let mut mapped: Vec<AddrRange> = Vec::new();
+        let mut done = Vec::new();
+        for (time, &(thread, maps)) in (0..).zip(choices) {
+            states[thread] = match states[thread] {
+                State::Idle if maps || mapped.is_empty() => State::Begun(time, None),
+                State::Idle => State::Begun(time, Some(mapped.remove(0))),
+                State::Begun(began, Some(range)) => {
+                    pages[usize::try_from(range.start).unwrap()] = false;
+                    State::Done(Timed { range, maps: false, began, seen: 0 })
+                }
+                State::Begun(began, None) => match pages.iter().position(|taken| !taken) {
+                    None => State::Idle,
+                    Some(free) => {
+                        pages[free] = true;
+                        State::Done(Timed { range: range(free, 1), maps: true, began, seen: 0 })
+                    }
+                },
+                State::Done(call) => {
+                    done.push(Timed { seen: time, ..call });
+                    mapped.extend(call.maps.then_some(call.range));
+                    State::Idle
+                }
+            };
+        }
+        // Those under way are seen in the end.
+        let rest = states.into_iter().filter_map(|state| match state {
+            State::Done(call) => Some(Timed { seen: u64::MAX, ..call }),
+            State::Idle | State::Begun(..) => None,
+        });
+        done.extend(rest);
+        (done, pages)
+    }
+
+    proptest! {
+        #[test]
+        fn calls_that_are_seen_in_another_order_than_they_are_done_add_up(
+            choices in proptest::collection::vec((0..4_usize, any::<bool>()), 0..300)
+        ) {
+            let (calls, pages) = threads(&choices);
+            let mut space = Space::default();
+            for call in calls {
+                if call.maps {
+                    space.place(call.range, &"".into(), call.seen);
+                } else {
+                    space.remove(call.range, call.began);
+                }
+            }
+            prop_assert_eq!(space.size(), pages.iter().filter(|taken| **taken).count() as u64);
+            for (address, taken) in pages.iter().enumerate() {
+                prop_assert_eq!(space.name_at(address as u64).is_some(), *taken);
+            }
+        }
     }
 
     #[test]

@@ -376,7 +376,7 @@ mod tests {
     fn call(kind: Kind, arguments: &[u64], about: About) -> Call {
         let mut all = [0; 6];
         all[..arguments.len()].copy_from_slice(arguments);
-        Call { kind, arguments: all, result: Ok(0), took_ns: 0, caller: 0, about }
+        Call { kind, arguments: all, result: Ok(0), done_ns: 0, took_ns: 0, caller: 0, about }
     }
 
     fn text(kind: Kind, values: &[u64]) -> String {

@@ -18,6 +18,7 @@ use super::filter::Filter;
 use super::start::{Image, NotExecuted};
 use super::wait::{self, Change};
 use super::{Ending, Untraced, signals};
+use crate::perf_event::{self, Counter, Kind, Mode, Whose};
 use crate::ptrace::{self, At, Place, Tid};
 use crate::system;
 
@@ -32,6 +33,11 @@ const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD
 
 /// With a filter: its stops, and that nobody is left over whose calls would fail without us.
 const FILTERED: i32 = OPTIONS | libc::PTRACE_O_TRACESECCOMP | libc::PTRACE_O_EXITKILL;
+
+/// `PERF_COUNT_SW_DUMMY`: counts nothing.
+const NOTHING: perf_event::Event = perf_event::Event::new(Kind::SOFTWARE, 9);
+const UNPRIVILEGED: Mode =
+    Mode { inherit: false, disabled: true, enable_on_exec: false, exclude_kernel: true };
 
 /// How long threads that are let go may take to stop for it. One that takes longer waits inside the kernel; it is let
 /// go when this thread ends.
@@ -145,6 +151,8 @@ pub struct Watched {
     /// While a command runs, the signals of the terminal are for it; else they end the watching.
     terminal: Option<signals::Held>,
     interrupts: Option<signals::Interrupts>,
+    /// While a counter is open, the kernel is ready to set debug registers: the first takes it some milliseconds.
+    _readiness: Option<Counter>,
     _on_this_thread: PhantomData<*const ()>,
 }
 
@@ -254,6 +262,7 @@ impl Watched {
             deadline: None,
             terminal: None,
             interrupts: None,
+            _readiness: Counter::open(NOTHING, Whose::ThisThread, UNPRIVILEGED, None).ok(),
             _on_this_thread: PhantomData,
         }
     }

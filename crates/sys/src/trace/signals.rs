@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 const INTERRUPTS: [c_int; 2] = [libc::SIGINT, libc::SIGQUIT];
 const STOPS: [c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
@@ -50,19 +51,25 @@ impl Drop for Held {
 
 /// While it lives, Ctrl-C and its kin end a wait of this thread instead of the process.
 ///
-/// A signal that comes just before the wait begins would be missed, so a timer interrupts that every few milliseconds.
+/// A signal can come just before a wait begins, or to another thread: so a timer of this thread interrupts it every
+/// few milliseconds.
 pub(super) struct Interrupts {
-    handlers: Vec<(c_int, libc::sigaction)>,
-    mask: libc::sigset_t,
+    timer: Option<libc::timer_t>,
 }
 
 const ENDINGS: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
+/// What the timer sends: a signal that does nothing where nobody handles it.
+const TICK: c_int = libc::SIGURG;
+
 /// Between two looks at the time and at [`INTERRUPTED`].
-const TICK_MICROSECONDS: libc::suseconds_t = 10_000;
+const TICK_NANOSECONDS: libc::c_long = 10_000_000;
 
 /// Whether one of the signals came.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// How many values there are, and what was done with the signals before the first.
+static CAUGHT: Mutex<(usize, Vec<(c_int, libc::sigaction)>)> = Mutex::new((0, Vec::new()));
 
 extern "C" fn on_ending(_signal: c_int) {
     INTERRUPTED.store(true, Ordering::SeqCst);
@@ -73,16 +80,15 @@ extern "C" fn on_tick(_signal: c_int) {}
 impl Interrupts {
     /// A signal that is ignored stays so: a shell does that to what it starts in the background.
     pub(super) fn catch() -> Interrupts {
-        INTERRUPTED.store(false, Ordering::SeqCst);
-        let signals = ENDINGS.map(|signal| (signal, on_ending as extern "C" fn(c_int)));
-        let wanted = signals.into_iter().chain([(libc::SIGALRM, on_tick as _)]);
-        let caught: Vec<_> = wanted.filter(|(signal, _)| !is_ignored(*signal)).collect();
-        let handlers =
-            caught.iter().map(|&(signal, on)| (signal, set_handler(signal, on))).collect();
-        let numbers: Vec<c_int> = caught.iter().map(|(signal, _)| *signal).collect();
-        let mask = change_mask(libc::SIG_UNBLOCK, &set_of(&numbers));
-        set_timer(TICK_MICROSECONDS);
-        Interrupts { handlers, mask }
+        let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
+        if caught.0 == 0 {
+            INTERRUPTED.store(false, Ordering::SeqCst);
+            set_handler(TICK, on_tick);
+            let heeded = ENDINGS.into_iter().filter(|&signal| handler_of(signal) != libc::SIG_IGN);
+            caught.1 = heeded.map(|signal| (signal, set_handler(signal, on_ending))).collect();
+        }
+        caught.0 += 1;
+        Interrupts { timer: start_timer() }
     }
 
     pub(super) fn came(&self) -> bool {
@@ -92,22 +98,27 @@ impl Interrupts {
 
 impl Drop for Interrupts {
     fn drop(&mut self) {
-        set_timer(0);
-        for (signal, before) in &self.handlers {
-            // SAFETY: `before` is what the kernel said was set.
-            unsafe { libc::sigaction(*signal, before, ptr::null_mut()) };
+        if let Some(timer) = self.timer {
+            // SAFETY: the timer was made by `start_timer` and is deleted once.
+            unsafe { libc::timer_delete(timer) };
         }
-        change_mask(libc::SIG_SETMASK, &self.mask);
+        let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
+        caught.0 -= 1;
+        if caught.0 == 0 {
+            for (signal, before) in std::mem::take(&mut caught.1) {
+                // SAFETY: `before` is what the kernel said was set.
+                unsafe { libc::sigaction(signal, &raw const before, ptr::null_mut()) };
+            }
+        }
     }
 }
 
-fn is_ignored(signal: c_int) -> bool {
-    // The timer's signal is ours to handle, whoever ignored it.
-    signal != libc::SIGALRM && action_of(signal).sa_sigaction == libc::SIG_IGN
+/// What is done with a signal now.
+pub(super) fn handler_of(signal: c_int) -> libc::sighandler_t {
+    action_of(signal).sa_sigaction
 }
 
-/// What is done with a signal now.
-pub(super) fn action_of(signal: c_int) -> libc::sigaction {
+fn action_of(signal: c_int) -> libc::sigaction {
     // SAFETY: all-zero is a valid `sigaction`: default handler, empty mask, no flags.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     // SAFETY: a null new action only asks; `action` may be written.
@@ -115,23 +126,35 @@ pub(super) fn action_of(signal: c_int) -> libc::sigaction {
     action
 }
 
-/// Sets a handler that interrupts system calls. Returns what was set before.
+/// Sets a handler that interrupts system calls. Returns what was done before.
 fn set_handler(signal: c_int, handler: extern "C" fn(c_int)) -> libc::sigaction {
-    let before = action_of(signal);
     // SAFETY: all-zero is a valid `sigaction`: default handler, empty mask, no flags.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
-    action.sa_sigaction = handler as usize;
+    action.sa_sigaction = handler as libc::sighandler_t;
+    let before = action_of(signal);
     // SAFETY: the handlers above do only what is allowed in one: an atomic store, or nothing.
     unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
     before
 }
 
-/// Starts the timer of this process, or stops it with 0.
-fn set_timer(microseconds: libc::suseconds_t) {
-    let interval = libc::timeval { tv_sec: 0, tv_usec: microseconds };
-    let timer = libc::itimerval { it_interval: interval, it_value: interval };
-    // SAFETY: `timer` is initialised, and a null old value is not written.
-    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, ptr::null_mut()) };
+/// A timer that interrupts this thread; `None` where the kernel has none to give.
+fn start_timer() -> Option<libc::timer_t> {
+    // SAFETY: all-zero is a valid `sigevent`: plain numbers and a null pointer.
+    let mut event: libc::sigevent = unsafe { MaybeUninit::zeroed().assume_init() };
+    event.sigev_notify = libc::SIGEV_THREAD_ID;
+    event.sigev_signo = TICK;
+    event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_nonzero().get();
+    let mut timer: libc::timer_t = ptr::null_mut();
+    // SAFETY: `event` is initialised and `timer` may be written.
+    let made = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
+    if made == -1 {
+        return None;
+    }
+    let interval = libc::timespec { tv_sec: 0, tv_nsec: TICK_NANOSECONDS };
+    let times = libc::itimerspec { it_interval: interval, it_value: interval };
+    // SAFETY: `timer` was made above, `times` is initialised, and a null old value is not written.
+    unsafe { libc::timer_settime(timer, 0, &raw const times, ptr::null_mut()) };
+    Some(timer)
 }
 
 fn set_of(signals: &[c_int]) -> libc::sigset_t {

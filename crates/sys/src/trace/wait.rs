@@ -176,7 +176,7 @@ pub(super) fn any() -> io::Result<Option<(Tid, Change)>> {
 
 /// Makes the kernel keep the ends of our children for us: we may have been started with SIGCHLD ignored.
 pub(super) fn keep_ends() {
-    if signals::action_of(libc::SIGCHLD).sa_sigaction == libc::SIG_IGN {
+    if signals::handler_of(libc::SIGCHLD) == libc::SIG_IGN {
         // SAFETY: no handler is installed.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     }

@@ -4,6 +4,7 @@
 #![expect(clippy::print_stderr, reason = "tests say what they skip, and which of them hangs")]
 
 mod behaves;
+mod calls;
 mod stops;
 mod support;
 mod terminal;

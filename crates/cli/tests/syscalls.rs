@@ -1,0 +1,473 @@
+//! `syscalls`: every memory call, what it did, and that nobody is disturbed. The other sides are strace, the programs'
+//! own reading of their VIRT, and calls whose effect is known.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use serde_json::Value;
+
+use fixture::{copy_program, is_root, lacks, number, pagewise, program, skip};
+
+const KIB: i64 = 1 << 10;
+
+/// What a command printed and became, and the report of it.
+struct Told {
+    status: ExitStatus,
+    stdout: String,
+    report: Value,
+}
+
+/// Runs `syscalls OPTIONS -- COMMAND` in a folder of its own, with the report in a file.
+fn told(command: &[&str]) -> Told {
+    told_by(&[env!("CARGO_BIN_EXE_pagewise")], command)
+}
+
+/// The same with pagewise started by other words.
+fn told_by(pagewise: &[&str], command: &[&str]) -> Told {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let path = folder.path().join("report.json");
+    let output = Command::new(pagewise[0])
+        .args(&pagewise[1..])
+        .args(["syscalls", "--json", "--output", path.to_str().unwrap(), "--"])
+        .args(command)
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report = fs::read(path).unwrap_or_else(|_| panic!("no report: {said}"));
+    Told {
+        status: output.status,
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        report: serde_json::from_slice(&report).unwrap(),
+    }
+}
+
+/// The calls that fit.
+fn calls(report: &Value, fits: impl Fn(&Value) -> bool) -> Vec<&Value> {
+    report["calls"].as_array().unwrap().iter().filter(|call| fits(call)).collect()
+}
+
+fn calls_program() -> String {
+    program("calls").to_str().unwrap().to_owned()
+}
+
+/// By call: how many, and how many of them failed.
+fn counts(report: &Value) -> BTreeMap<String, (u64, u64)> {
+    let rows = report["by_name"].as_array().unwrap().iter();
+    let named = rows.filter(|row| row["name"] != "execve");
+    named
+        .map(|row| {
+            (
+                row["name"].as_str().unwrap().to_owned(),
+                (number(row, "count"), number(row, "errors")),
+            )
+        })
+        .collect()
+}
+
+/// What strace counts of the same calls; `None`, with a word, where it is not there.
+fn strace(command: &[&str]) -> Option<BTreeMap<String, (u64, u64)>> {
+    const CALLS: &str = "brk,mmap,munmap,mremap,mprotect,madvise,msync,mlock,munlock,mincore,shmget,shmat,shmdt,\
+                         shmctl,memfd_create,arch_prctl";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("counts");
+    let strace = Command::new("strace")
+        .args(["-f", "-c", "-U", "name,calls,errors", "-e", &format!("trace={CALLS}"), "-o"])
+        .arg(&file)
+        .args(command)
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .output();
+    if strace.is_err() {
+        skip("strace is not installed");
+        return None;
+    }
+    let table = fs::read_to_string(file).unwrap();
+    let row = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (name, count) = (words.next()?, words.next()?.parse().ok()?);
+        let errors = words.next().map_or(Some(0), |word| word.parse().ok())?;
+        (name != "total").then(|| (name.to_owned(), (count, errors)))
+    };
+    Some(table.lines().filter_map(row).collect())
+}
+
+#[test]
+fn calls_are_as_many_as_strace_counts() {
+    let program = calls_program();
+    let script = "ls / >/dev/null; (ls /; ls /) >/dev/null; exec true";
+    for command in
+        [&["true"][..], &[&program, "known"], &[&program, "vfork"], &["sh", "-c", script]]
+    {
+        let Some(theirs) = strace(command) else { return };
+        assert!(theirs["mmap"].0 > 0);
+        assert_eq!(counts(&told(command).report), theirs, "{command:?}");
+    }
+}
+
+#[test]
+fn virt_is_accounted_for_to_the_byte() {
+    for act in ["known", "threads", "vfork"] {
+        let told = told(&[&calls_program(), act]);
+        assert_eq!(told.status.code(), Some(7));
+        let virt: u64 = told.stdout.trim().strip_prefix("virt = ").unwrap().parse().unwrap();
+        for process in told.report["processes"].as_array().unwrap() {
+            assert_eq!(process["virt_otherwise"], 0, "{act}: {process}");
+            let sum =
+                process["virt_start"].as_i64().unwrap() + process["virt_change"].as_i64().unwrap();
+            assert_eq!(Some(sum), process["virt_end"].as_i64(), "{act}");
+        }
+        assert_eq!(number(&told.report, "processes.0.virt_end"), virt, "{act}");
+    }
+}
+
+#[test]
+fn each_call_has_the_effect_that_it_is_known_to_have() {
+    let page = i64::try_from(rustix::param::page_size()).unwrap();
+    if page > 4 * KIB {
+        return lacks("the sizes of the program are whole pages of 4 KiB");
+    }
+    let told = told(&[&calls_program(), "known"]);
+    let mine = calls(&told.report, |call| call["phase"] == "program");
+    // Behind the page that the constructor maps. Name, start of the arguments after the address, bytes, effect.
+    let expected = [
+        (
+            "mmap",
+            ", 1024001, PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0",
+            1024001,
+            1000 * KIB + page,
+        ),
+        ("munmap", ", 102400", 100 * KIB, -100 * KIB),
+        ("munmap", ", 204800", 200 * KIB, -100 * KIB),
+        (
+            "mmap",
+            ", 307200, PROT_READ, MAP_PRIVATE|MAP_FIXED|MAP_ANONYMOUS, -1, 0",
+            300 * KIB,
+            100 * KIB,
+        ),
+        (
+            "mmap",
+            ", 65536, PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0",
+            64 * KIB,
+            64 * KIB,
+        ),
+        ("mremap", ", 65536, 524288, MREMAP_MAYMOVE", 512 * KIB, 448 * KIB),
+        ("mremap", ", 524288, 131072, 0", 128 * KIB, -384 * KIB),
+        ("mmap", ", 204800, PROT_NONE, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0", 200 * KIB, 200 * KIB),
+        ("mremap", ", 131072, 163840, MREMAP_MAYMOVE|MREMAP_FIXED, 0x", 160 * KIB, -128 * KIB),
+        ("mremap", ", 163840, 163840, MREMAP_MAYMOVE|MREMAP_DONTUNMAP, NULL", 160 * KIB, 160 * KIB),
+        ("brk", "", 0, 0),
+        ("brk", "", 100 * KIB + 5, 100 * KIB + page),
+        ("brk", "", 50 * KIB + 5, -(52 * KIB)),
+        ("brk", "", 0, 0),
+    ];
+    for (call, (name, arguments, bytes, change)) in mine[1..].iter().zip(expected) {
+        assert_eq!(call["name"], name);
+        assert!(call["args"].as_str().unwrap().contains(arguments), "{call}");
+        assert_eq!(
+            (&call["bytes"], &call["virt_change"]),
+            (&bytes.into(), &change.into()),
+            "{call}"
+        );
+    }
+    let sum = |name: &str, key: &str| -> i64 {
+        mine.iter().filter(|call| call["name"] == name).filter_map(|call| call[key].as_i64()).sum()
+    };
+    assert_eq!((sum("shmat", "virt_change"), sum("shmdt", "virt_change")), (192 * KIB, -176 * KIB));
+    assert_eq!((sum("shmat", "bytes"), sum("shmget", "bytes")), (192 * KIB, 96 * KIB));
+    for name in ["madvise", "mprotect", "mlock", "munlock", "mincore", "msync", "memfd_create"] {
+        assert_eq!(sum(name, "virt_change"), 0, "{name}");
+    }
+}
+
+#[test]
+fn arguments_are_words_and_errors_have_names() {
+    let told = told(&[&calls_program(), "known"]);
+    let has = |name: &str, words: &str| {
+        let found = calls(&told.report, |call| {
+            call["name"] == name && call["args"].as_str().unwrap().contains(words)
+        });
+        assert_eq!(found.len(), 1, "{name} {words}");
+        found[0].clone()
+    };
+    has("mmap", "/calls\u{1b}[2J\nfile>, 0");
+    has("mmap", "MAP_SHARED|MAP_POPULATE, 4</memfd:calls\tmemory (deleted)>");
+    has("memfd_create", "\"calls\tmemory\", MFD_CLOEXEC");
+    has("shmget", "IPC_PRIVATE, 98304, IPC_CREAT|0o600");
+    has("shmat", "NULL, SHM_RDONLY");
+    has("msync", ", 8192, MS_SYNC");
+    for (name, words, error) in [
+        ("munmap", "0x1, 1", "EINVAL"),
+        ("madvise", "NULL, 45056, MADV_DONTNEED", "ENOMEM"),
+        ("mmap", "NULL, 0, ", "EINVAL"),
+        ("mmap", "999, 0", "EBADF"),
+    ] {
+        let call = has(name, words);
+        assert_eq!(call["error"], error);
+        assert!(call["result"].is_null() && call["bytes"].is_null(), "{call}");
+    }
+    let output = pagewise(&["syscalls", "--calls", "all", "--", &calls_program(), "known"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(!text.contains('\u{1b}'), "a name steers the terminal");
+}
+
+#[test]
+fn the_linkers_start_up_is_told_from_the_program() {
+    let told = told(&[&calls_program(), "known"]);
+    let of = |phase: &str| calls(&told.report, |call| call["phase"] == phase);
+    assert_eq!(of("exec").len(), 1);
+    let start_up = of("start-up");
+    // Whoever links dynamically maps the C library; the program is what comes after.
+    assert!(start_up.iter().any(|call| call["args"].as_str().unwrap().contains("libc.so")));
+    assert!(start_up.iter().all(|call| call["by"].as_str().unwrap().contains("/ld")));
+    let program = of("program");
+    assert_eq!(program[0]["bytes"], 12 << 10, "what the program's constructor maps");
+    assert!(program.iter().all(|call| call["by"].as_str().unwrap().contains("libc.so")));
+    let sums = told.report["by_caller"].as_array().unwrap();
+    let count: u64 = sums.iter().map(|row| number(row, "count")).sum();
+    assert_eq!(count, told.report["calls"].as_array().unwrap().len() as u64);
+}
+
+#[test]
+fn a_static_program_has_no_start_up() {
+    let Some(program) = fixture::static_program("calls") else { return };
+    let told = told(&[program.to_str().unwrap(), "vfork"]);
+    let phases: Vec<&Value> =
+        calls(&told.report, |_| true).iter().map(|call| &call["phase"]).collect();
+    assert_eq!(phases[0], "exec");
+    assert!(phases.len() > 2 && phases[1..].iter().all(|phase| *phase == "program"));
+    assert_eq!(told.report["processes"][0]["virt_otherwise"], 0);
+}
+
+#[test]
+fn libraries_loaded_later_are_the_linkers_work_in_the_programs_time() {
+    let source =
+        "#include <dlfcn.h>\nint main(void) { return dlopen(\"libm.so.6\", RTLD_NOW) ? 0 : 1; }\n";
+    let folder = tempfile::tempdir().unwrap();
+    let (file, program) = (folder.path().join("load.c"), folder.path().join("load"));
+    fs::write(&file, source).unwrap();
+    let built = Command::new("cc").arg("-o").arg(&program).arg(&file).arg("-ldl").status().unwrap();
+    assert!(built.success());
+    let told = told(&[program.to_str().unwrap()]);
+    if told.status.code() != Some(0) {
+        return lacks("there is no libm.so.6 to load");
+    }
+    let loading = calls(&told.report, |call| {
+        call["name"] == "mmap" && call["args"].as_str().unwrap().contains("/libm.so.6>")
+    });
+    assert!(!loading.is_empty());
+    for call in loading {
+        assert_eq!(call["phase"], "program");
+        assert!(call["by"].as_str().unwrap().contains("/ld"), "{call}");
+    }
+}
+
+#[test]
+fn every_process_is_told_with_its_maker() {
+    let told = told(&["sh", "-c", "(ls / >/dev/null; exit 5); exec true"]);
+    let processes = told.report["processes"].as_array().unwrap();
+    assert_eq!(processes.len(), 3);
+    assert_eq!(processes[1]["parent"], processes[0]["pid"]);
+    assert_eq!(processes[2]["parent"], processes[1]["pid"]);
+    let programs: Vec<&str> = processes
+        .iter()
+        .map(|process| process["program"].as_str().unwrap().rsplit('/').next().unwrap())
+        .collect();
+    assert_eq!((programs[0], programs[2]), ("true", "ls"));
+    assert_eq!(processes[1]["ending"], "exit status 5");
+    // A process of its own has its calls under its own id.
+    let of_ls = calls(&told.report, |call| call["pid"] == processes[2]["pid"]);
+    assert!(of_ls.iter().any(|call| call["name"] == "execve"));
+}
+
+#[test]
+fn exit_codes_are_passed_on_and_failures_told_as_a_shell_tells_them() {
+    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)] {
+        assert_eq!(told(&["sh", "-c", script]).status.code(), Some(code), "{script}");
+    }
+    for (command, code) in [("/no/such/program", 127), ("/", 126)] {
+        let output = pagewise(&["syscalls", "--", command]);
+        assert_eq!(output.status.code(), Some(code));
+        assert!(output.stdout.is_empty());
+    }
+    assert_eq!(pagewise(&["syscalls"]).status.code(), Some(2));
+    assert_eq!(pagewise(&["syscalls", "--calls", "few", "--", "true"]).status.code(), Some(2));
+}
+
+/// `syscalls` of a command, as a job of its own, with the report in `report` in that folder.
+fn job(folder: &Path, command: &[&str]) -> Command {
+    let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    pagewise.args(["syscalls", "--json", "--output"]).arg(folder.join("report")).arg("--");
+    pagewise.args(command).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+    pagewise
+}
+
+#[test]
+fn standard_input_and_output_are_the_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = job(folder.path(), &["cat"]).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"line\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.stdout.as_slice(), output.status.code()), (&b"line\n"[..], Some(0)));
+}
+
+#[test]
+fn an_interrupt_is_the_commands_and_the_report_is_still_written() {
+    let handles = "trap 'exit 5' INT; echo; while :; do sleep 0.01; done";
+    for (script, code) in [(handles, 5), ("echo; exec sleep 60", 130)] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = job(folder.path(), &["sh", "-c", script]).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let group = Pid::from_raw(child.id().cast_signed()).unwrap();
+        kill_process_group(group, Signal::INT).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{script}");
+        let report: Value =
+            serde_json::from_slice(&fs::read(folder.path().join("report")).unwrap()).unwrap();
+        assert!(number(&report, "totals.calls") > 10);
+    }
+}
+
+/// A program that maps and unmaps until its input closes.
+struct Looping {
+    child: Child,
+    /// Open as long as the program is to run.
+    stdout: BufReader<std::process::ChildStdout>,
+}
+
+impl Looping {
+    fn start() -> Looping {
+        let mut child = Command::new(program("calls"))
+            .arg("loop")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Looping { child, stdout }
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Ends the program and checks that it ends as it does when nobody looked.
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        assert!(rest.starts_with("virt = "), "{rest}");
+        assert_eq!(self.child.wait().unwrap().code(), Some(7));
+    }
+}
+
+#[test]
+fn a_running_process_is_recorded_for_a_while_and_runs_on() {
+    let looping = Looping::start();
+    let begin = Instant::now();
+    let report = fixture::json(&["syscalls", &looping.pid(), "--for", "300ms", "--json"]);
+    assert!((Duration::from_millis(300)..Duration::from_secs(20)).contains(&begin.elapsed()));
+    assert_eq!(report["recording"]["stopped_at"], "every system call");
+    let counts = counts(&report);
+    let (mapped, unmapped) = (counts["mmap"].0, counts["munmap"].0);
+    assert!(mapped > 10 && mapped.abs_diff(unmapped) <= 1, "{counts:?}");
+    for call in calls(&report, |call| call["name"] == "mmap") {
+        assert_eq!(
+            (call["phase"].as_str(), call["virt_change"].as_i64()),
+            (Some("program"), Some(20 * KIB))
+        );
+    }
+    assert_eq!(report["processes"][0]["ending"], "still running");
+    looping.end();
+}
+
+#[test]
+fn an_interrupt_ends_the_recording_and_not_the_process() {
+    let looping = Looping::start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report");
+    let mut recording = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+        .args(["syscalls", &looping.pid(), "--output", file.to_str().unwrap()])
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", looping.pid());
+    while fs::read_to_string(&status).unwrap().contains("TracerPid:\t0\n") {
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    kill_process(Pid::from_raw(recording.id().cast_signed()).unwrap(), Signal::INT).unwrap();
+    assert_eq!(recording.wait().unwrap().code(), Some(0));
+    let text = fs::read_to_string(file).unwrap();
+    assert!(text.contains("munmap") && text.contains("still running"), "{text}");
+    looping.end();
+}
+
+#[test]
+fn without_the_privilege_for_a_filter_the_counts_are_the_same() {
+    if !is_root() || fixture::tool("setpriv", &["--version"]).is_none() {
+        return;
+    }
+    let pagewise = env!("CARGO_BIN_EXE_pagewise");
+    // Which capabilities are left, and at what the command is stopped.
+    let program = calls_program();
+    let usual = counts(&told(&[&program, "known"]).report);
+    let tracer = ["setpriv", "--bounding-set", "-sys_admin", pagewise];
+    let every = told_by(&tracer, &[&program, "known"]);
+    assert_eq!(every.report["recording"]["stopped_at"], "every system call");
+    assert_eq!((counts(&every.report), every.status.code()), (usual, Some(7)));
+}
+
+#[test]
+fn a_program_that_would_lose_its_privilege_is_not_run() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (ours, program) = (folder.path().join("pagewise"), folder.path().join("program"));
+    copy_program(Path::new(env!("CARGO_BIN_EXE_pagewise")), &ours);
+    copy_program(Path::new("/usr/bin/env"), &program);
+    const NOBODY: u32 = 65534;
+    let run = |mode| {
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        let mut command = Command::new(&ours);
+        command.args(["syscalls", "--json", "--"]).arg(&program).arg("true");
+        command.uid(NOBODY).gid(NOBODY).stdin(Stdio::null()).output().unwrap()
+    };
+    chown(&program, Some(0), Some(0)).unwrap();
+    let refused = run(0o4755);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(refused.stdout.is_empty() && said.contains("was not run"), "{said}");
+    let allowed = run(0o755);
+    let report: Value = serde_json::from_slice(&allowed.stdout).unwrap();
+    assert_eq!(report["recording"]["stopped_at"], "memory calls");
+}
+
+#[test]
+fn what_a_report_says_can_be_looked_up() {
+    let told = told(&["true"]);
+    for table in ["calls", "by_name", "by_caller", "processes"] {
+        for key in told.report[table][0].as_object().unwrap().keys() {
+            let output = pagewise(&["define", key]);
+            assert!(output.status.success(), "{table}.{key}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Commands and processes whose memory calls are watched: they behave as without us, and nothing is missed.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pagewise_sys::trace::Ending;
+use pagewise_sys::trace::calls::{Event, Seen, Watched};
+
+use crate::support::{acts, acts_static, kill, state, until, untraced_ending, within_patience};
+
+/// Starts `acts` with the words of a line.
+fn start(program: &Path, line: &str) -> Watched {
+    let words: Vec<_> = line.split_whitespace().map(Into::into).collect();
+    Watched::spawn(program.as_os_str(), &words).unwrap().unwrap()
+}
+
+/// Everything that happens until nobody is left.
+fn all(watched: &mut Watched) -> Vec<Seen> {
+    let mut seen = Vec::new();
+    while let Some(event) = watched.next().unwrap() {
+        seen.push(event);
+    }
+    seen
+}
+
+#[test]
+fn a_command_ends_as_without_us() {
+    for program in [acts(), acts_static()].into_iter().flatten() {
+        for line in [
+            "exit 3",
+            "exit_raw 4",
+            "abort",
+            "fault",
+            "raise 15",
+            "raise 9",
+            "raise 5",
+            "exit_in_thread 5",
+            "outlive_main",
+            "churn 4",
+            "exec_in_thread 7",
+            "vfork 10",
+        ] {
+            within_patience(|| {
+                let mut watched = start(program, line);
+                let seen = all(&mut watched);
+                assert_eq!(watched.ending(), Some(untraced_ending(program, line)), "{line}");
+                let first = seen.first().unwrap();
+                assert_eq!(first.event, Event::Executed { is_native: true }, "{line}");
+            });
+        }
+    }
+}
+
+#[test]
+fn every_call_that_begins_ends_with_its_result() {
+    let Some(acts) = acts() else { return };
+    within_patience(|| {
+        let mut watched = start(acts, "churn 2");
+        let mut open = std::collections::BTreeMap::new();
+        let mut mapped = Vec::new();
+        for seen in all(&mut watched) {
+            match seen.event {
+                Event::Entered(call) => assert_eq!(open.insert(seen.tid, call), None),
+                Event::Left(done) => {
+                    let call = open.remove(&seen.tid).unwrap();
+                    assert!(done.took < Duration::from_secs(10));
+                    if call.name == "mmap" && call.arguments[1] == 18 << 20 {
+                        mapped.push(done.result.unwrap());
+                    }
+                }
+                _ => {}
+            }
+        }
+        // The guarded 16 MiB that the program maps first.
+        assert_eq!((mapped.len(), open.len()), (1, 0));
+        assert!(mapped[0] > 0 && mapped[0].trailing_zeros() >= 12);
+    });
+}
+
+#[test]
+fn signals_reach_their_handlers_once() {
+    let Some(acts) = acts() else { return };
+    within_patience(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let counts = folder.path().join("counts");
+        let mut watched = start(acts, &format!("signals 20 {}", counts.display()));
+        let seen = all(&mut watched);
+        assert_eq!(fs::read_to_string(counts).unwrap(), "usr1 20 rt 200 chld 20 trap 20\n");
+        let born = seen.iter().filter(|seen| matches!(seen.event, Event::Born { .. })).count();
+        assert_eq!(born, 20);
+    });
+}
+
+#[test]
+fn descendants_are_told_by_who_made_them_and_whose_memory_they_use() {
+    let Some(acts) = acts() else { return };
+    // The acts of the children say by their exit status that they are traced.
+    for (line, shares) in
+        [("fork", false), ("vfork 10", true), ("clone", false), ("posix_spawn", true)]
+    {
+        within_patience(|| {
+            let mut watched = start(acts, line);
+            let seen = all(&mut watched);
+            let born: Vec<(u32, bool)> = seen
+                .iter()
+                .filter_map(|seen| match seen.event {
+                    Event::Born { by, shares_memory } => Some((by, shares_memory)),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(born.first(), Some(&(watched.pid(), shares)), "{line}");
+            let ended = seen.iter().filter(|seen| matches!(seen.event, Event::Ended(_))).count();
+            assert_eq!(ended, born.len() + 1, "{line}");
+        });
+    }
+}
+
+/// A program that another thread started, so that its end is not ours to take; killed in the end.
+struct Running(Child);
+
+impl Running {
+    fn start(program: &Path, line: &str) -> Running {
+        let (program, line) = (program.to_owned(), line.to_owned());
+        let start = move || {
+            let mut command = Command::new(program);
+            command.args(line.split_whitespace()).stdout(Stdio::null()).spawn().unwrap()
+        };
+        Running(thread::spawn(start).join().unwrap())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn tracer(&self) -> String {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("TracerPid:"));
+        line.unwrap().trim_start_matches("TracerPid:").trim().to_owned()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Watches a running process for a while, and lets it go.
+fn watch(pid: u32, time: Duration) -> Vec<Seen> {
+    thread::spawn(move || {
+        let mut watched = Watched::attach(pid, Some(Instant::now() + time)).unwrap();
+        all(&mut watched)
+    })
+    .join()
+    .unwrap()
+}
+
+#[test]
+fn a_running_process_is_left_as_it_was() {
+    let Some(acts) = acts() else { return };
+    within_patience(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("counters");
+        let running = Running::start(acts, &format!("count 4 {}", file.display()));
+        let count = || fs::read(&file).unwrap_or_default();
+        let words = |bytes: &[u8]| -> Vec<u64> {
+            let (words, _) = bytes.as_chunks::<8>();
+            words.iter().take(4).map(|word| u64::from_ne_bytes(*word)).collect()
+        };
+        until("all threads count", || words(&count()).iter().filter(|n| **n > 0).count() == 4);
+        for _ in 0..3 {
+            let begin = Instant::now();
+            let seen = watch(running.pid(), Duration::from_millis(50));
+            assert_eq!(seen.first().map(|seen| seen.event), Some(Event::Attached));
+            assert!(begin.elapsed() < Duration::from_secs(10));
+            assert_eq!(running.tracer(), "0");
+            let before = words(&count());
+            until("every thread runs on", || {
+                words(&count()).iter().zip(&before).all(|(now, before)| now > before)
+            });
+        }
+    });
+}
+
+#[test]
+fn a_stopped_process_stays_stopped() {
+    let Some(acts) = acts() else { return };
+    within_patience(|| {
+        let mut running = Running::start(acts, "pause");
+        let pid = running.pid();
+        until("it pauses", || state(pid) == 'S');
+        kill(pid, "STOP");
+        until("it stops", || state(pid) == 'T');
+        watch(pid, Duration::from_millis(50));
+        assert_eq!((state(pid), running.tracer().as_str()), ('T', "0"));
+        kill(pid, "CONT");
+        until("it goes on", || state(pid) == 'S');
+        kill(pid, "TERM");
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(running.0.wait().unwrap().signal(), Some(15));
+    });
+}
+
+#[test]
+fn a_process_that_ends_under_watch_ends_the_watching() {
+    let Some(acts) = acts() else { return };
+    within_patience(|| {
+        let running = Running::start(acts, "pause");
+        let pid = running.pid();
+        until("it pauses", || state(pid) == 'S');
+        let watching = thread::spawn(move || {
+            let mut watched = Watched::attach(pid, None).unwrap();
+            all(&mut watched);
+            watched.ending()
+        });
+        until("it is watched", || running.tracer() != "0");
+        kill(pid, "TERM");
+        let ending = watching.join().unwrap();
+        assert_eq!(ending, Some(Ending::Killed { signal: 15, core: false }));
+    });
+}
+
+#[test]
+fn what_a_filtered_command_leaves_behind_ends_with_the_watching() {
+    within_patience(|| {
+        let script = "sleep 50 >/dev/null 2>&1 & echo $! > $0; exit 4";
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        let words = ["-c".into(), script.into(), file.clone().into_os_string()];
+        let mut watched = Watched::spawn("sh".as_ref(), &words).unwrap().unwrap();
+        while watched.ending().is_none() {
+            watched.next().unwrap();
+        }
+        assert_eq!(watched.ending(), Some(Ending::Exited(4)));
+        let left: u32 = fs::read_to_string(file).unwrap().trim().parse().unwrap();
+        assert_eq!(watched.processes().into_iter().collect::<Vec<_>>(), [left]);
+        drop(watched);
+        until("it is gone", || !fs::exists(format!("/proc/{left}")).unwrap() || state(left) == 'Z');
+    });
+}
+
+#[test]
+fn who_is_not_there_cannot_be_watched() {
+    let error = Watched::attach(u32::MAX, None).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(3));
+    let error = Watched::spawn("no-such-program-anywhere".as_ref(), &[]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+}
