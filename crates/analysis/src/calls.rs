@@ -21,23 +21,30 @@ use replay::{Act, Phase, Played, Process, Row};
 /// What to show.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// So many calls of the time line; all where there is no limit.
+    /// So many calls of the time line, and processes; all where there is no limit.
     pub limit: Option<usize>,
 }
 
 /// The calls as a report: `recording`, `totals`, `by_name`, `by_caller`, `processes` and `calls`.
 pub fn calls(recording: &Recording, options: &Options) -> Report {
     let played = replay::play(recording);
-    let mut blocks = vec![
-        Block::Facts(about(recording, &played)),
-        Block::Facts(totals(recording, &played)),
-        Block::Table(by_name(&played.rows)),
-        Block::Table(by_caller(&played.rows)),
-        Block::Table(processes(&played.processes)),
-        Block::Table(time_line(&played, options)),
+    let mut blocks =
+        vec![Block::Facts(about(recording, &played)), Block::Facts(totals(recording, &played))];
+    let tables = [
+        by_name(&played.rows),
+        by_caller(&played.rows),
+        processes(&played.processes, options),
+        time_line(&played.rows, options),
     ];
+    blocks.extend(tables.map(for_programs_if_empty).map(Block::Table));
     blocks.extend(remarks(recording, &played).into_iter().map(Block::Text));
     Report { schema: "pagewise.syscalls/1", title: title(recording, &played), blocks }
+}
+
+/// A heading with nothing below it tells people nothing.
+fn for_programs_if_empty(table: Table) -> Table {
+    let audience = if table.rows() == 0 { Audience::Programs } else { table.audience };
+    Table { audience, ..table }
 }
 
 fn title(recording: &Recording, played: &Played<'_>) -> Vec<Value> {
@@ -73,6 +80,8 @@ fn about(recording: &Recording, played: &Played<'_>) -> Facts {
             fact("seconds", "after", Value::Seconds(recording.took_ns), ""),
             fact("processes", "processes", Value::Count(processes), "").hidden_if(processes < 2),
             fact("stopped_at", "stopped at", Value::text(stops), ""),
+            fact("lost", "calls not recorded", Value::Count(recording.lost), "")
+                .hidden_if(recording.lost == 0),
         ],
     )
 }
@@ -80,8 +89,8 @@ fn about(recording: &Recording, played: &Played<'_>) -> Facts {
 fn ended(ending: Option<Ending>) -> Value {
     match ending {
         None => Value::text("still running"),
-        Some(Ending::Exited(status)) => Value::text(format!("exit status {status}")),
-        Some(Ending::Killed(signal)) => Value::text(format!("killed by signal {signal}")),
+        Some(Ending::Exited(status)) => Value::text(format!("exit {status}")),
+        Some(Ending::Killed(signal)) => Value::text(format!("signal {signal}")),
     }
 }
 
@@ -93,6 +102,7 @@ fn totals(recording: &Recording, played: &Played<'_>) -> Facts {
     }
     let first = played.processes.iter().find(|process| process.pid == recording.pid);
     let virt_end = first.and_then(|process| process.virt_end);
+    let is_one_of_many = played.processes.len() > 1;
     let otherwise = first.and_then(|process| process.virt_otherwise);
     facts_of(
         "totals",
@@ -101,10 +111,12 @@ fn totals(recording: &Recording, played: &Played<'_>) -> Facts {
         vec![
             meant("calls", "CALLS", Value::Count(all.count)),
             meant("errors", "ERRORS", Value::Count(all.errors)),
-            meant("virt_change", "VIRT", Value::Change(all.change)),
-            meant("virt_otherwise", "otherwise", otherwise.map_or_else(gone, Value::Change)),
-            meant("virt_end", "VIRT at the end", virt_end.map_or_else(gone, |n| Value::Bytes(n.0))),
-            meant("seconds", "TIME", Value::Seconds(all.nanos)),
+            meant("virt_change", "VIRT by calls", Value::Change(all.change)),
+            meant("virt_otherwise", "by itself", otherwise.map_or_else(gone, Value::Change))
+                .hidden_if(is_one_of_many),
+            meant("virt_end", "VIRT at the end", virt_end.map_or_else(gone, |n| Value::Bytes(n.0)))
+                .hidden_if(is_one_of_many),
+            meant("seconds", "TIME", all.seconds()),
         ],
     )
 }
@@ -125,7 +137,8 @@ struct Sum {
     errors: u64,
     bytes: u64,
     change: i64,
-    nanos: u64,
+    /// `None` where none of them was timed.
+    nanos: Option<u64>,
 }
 
 impl Sum {
@@ -135,8 +148,12 @@ impl Sum {
         self.change = self.change.saturating_add(row.effect.change.unwrap_or(0));
         if let Act::Call(call) = row.act {
             self.errors += u64::from(call.result.is_err());
-            self.nanos = self.nanos.saturating_add(call.took_ns);
+            self.nanos = Some(self.nanos.unwrap_or(0).saturating_add(call.took_ns));
         }
+    }
+
+    fn seconds(&self) -> Value {
+        self.nanos.map_or(Value::None, Value::Seconds)
     }
 }
 
@@ -161,7 +178,7 @@ fn sum_columns(sums: &[Sum]) -> Vec<Column> {
         Column::new("errors", "ERRORS", counts(|sum| sum.errors)),
         Column::new("bytes", "BYTES", Cells::Bytes(each().map(|sum| sum.bytes).collect())),
         Column::new("virt_change", "VIRT", values(|sum| Value::Change(sum.change))),
-        Column::new("seconds", "TIME", values(|sum| Value::Seconds(sum.nanos))),
+        Column::new("seconds", "TIME", values(Sum::seconds)),
     ]
 }
 
@@ -207,90 +224,92 @@ fn some_name(name: &Name) -> Value {
     if name.is_empty() { Value::None } else { Value::Name(name.clone()) }
 }
 
-fn processes(processes: &[Process]) -> Table {
-    let each = || processes.iter();
+fn processes(all: &[Process], options: &Options) -> Table {
+    let (shown, note) = first(all, options);
+    let each = || shown.iter();
     let values = |value: fn(&Process) -> Value| Cells::Values(each().map(value).collect());
-    let pids = each().map(|process| process.pid.0.into()).collect();
+    let counts = |count: fn(&Process) -> u64| Cells::Counts(each().map(count).collect());
+    let starts = each().map(|process| process.virt_start).collect();
+    let otherwise = |process: &Process| process.virt_otherwise.map_or_else(gone, Value::Change);
+    let end = |process: &Process| process.virt_end.map_or_else(gone, |end| Value::Bytes(end.0));
     let columns = vec![
-        Column::new("pid", "PID", Cells::Counts(pids)),
-        Column::new("parent", "PARENT", values(|p| number(p.parent))),
-        Column::new("calls", "CALLS", Cells::Counts(each().map(|p| p.calls).collect())),
-        Column::new(
-            "virt_start",
-            "VIRT at first",
-            Cells::Bytes(each().map(|p| p.virt_start).collect()),
-        ),
-        Column::new("virt_change", "VIRT", values(|p| Value::Change(p.virt_change))),
-        Column::new(
-            "virt_otherwise",
-            "otherwise",
-            values(|p| p.virt_otherwise.map_or_else(gone, Value::Change)),
-        ),
-        Column::new(
-            "virt_end",
-            "at the end",
-            values(|p| p.virt_end.map_or_else(gone, |n| Value::Bytes(n.0))),
-        ),
-        Column::new("ending", "ENDED", values(|p| ended(p.ending))),
-        Column::new("program", "PROGRAM", values(|p| some_name(&p.program))),
+        Column::new("pid", "PID", counts(|process| process.pid.0.into())),
+        Column::new("parent", "PARENT", values(|process| number(process.parent))),
+        Column::new("calls", "CALLS", counts(|process| process.calls)),
+        Column::new("virt_start", "FROM", Cells::Bytes(starts)),
+        Column::new("virt_change", "CHANGE", values(|process| Value::Change(process.virt_change))),
+        Column::new("virt_otherwise", "ITSELF", values(otherwise)),
+        Column::new("virt_end", "TO", values(end)),
+        Column::new("ending", "ENDED", values(|process| ended(process.ending))),
+        Column::new("program", "PROGRAM", values(|process| some_name(&process.program))),
     ];
-    let audience = if processes.len() > 1 { Audience::Everyone } else { Audience::Programs };
-    table("processes", "Processes", audience, columns)
+    let audience = if all.len() > 1 { Audience::Everyone } else { Audience::Programs };
+    Table { note, ..table("processes", "Processes and their VIRT", audience, columns) }
+}
+
+/// The rows to show, and a word on the others.
+fn first<'t, T>(all: &'t [T], options: &Options) -> (&'t [T], Label) {
+    let (shown, left_out) = all.split_at(all.len().min(options.limit.unwrap_or(usize::MAX)));
+    let note = match left_out.len() {
+        0 => "".into(),
+        more => format!("{more} more: --calls all").into(),
+    };
+    (shown, note)
 }
 
 fn number(pid: Option<Pid>) -> Value {
     pid.map_or(Value::None, |pid| Value::Count(pid.0.into()))
 }
 
-/// Every call in the order in which they were made.
-fn time_line(played: &Played<'_>, options: &Options) -> Table {
-    let all = &played.rows;
-    let shown = all.len().min(options.limit.unwrap_or(usize::MAX));
-    let rows = &all[..shown];
-    let several = |ids: BTreeSet<Pid>| {
-        if ids.len() > 1 { Audience::Everyone } else { Audience::Programs }
-    };
-    let for_those = |audience, column: Column| Column { audience, ..column };
-    let pids = several(rows.iter().map(|row| row.event.pid).collect());
-    let tids = several(rows.iter().map(|row| row.event.tid).collect());
+/// Every call in the order in which they were done.
+fn time_line(all: &[Row<'_>], options: &Options) -> Table {
+    let (rows, note) = first(all, options);
     let counts = |count: fn(&Row<'_>) -> u64| Cells::Counts(rows.iter().map(count).collect());
     let values = |value: fn(&Row<'_>) -> Value| Cells::Values(rows.iter().map(value).collect());
     let names = rows.iter().map(|row| Label::from(name(row.act))).collect();
     let arguments = rows.iter().map(|row| arguments(row.act)).collect();
     let callers: Vec<(Phase, &Name)> = rows.iter().map(|row| (row.phase, &row.by)).collect();
     let [caller, by] = callers_columns(&callers);
+    let seen_by = |audience, column: Column| Column { audience, ..column };
+    let (processes, threads) = several(rows);
     let columns = vec![
         Column::new("time", "AT", values(|row| Value::Seconds(row.event.time_ns))),
-        for_those(pids, Column::new("pid", "PID", counts(|row| row.event.pid.0.into()))),
-        for_those(tids, Column::new("tid", "TID", counts(|row| row.event.tid.0.into()))),
-        Column::new("phase", "PHASE", values(|row| Value::text(row.phase.name()))),
+        seen_by(processes, Column::new("pid", "PID", counts(|row| row.event.pid.0.into()))),
+        seen_by(threads, Column::new("tid", "TID", counts(|row| row.event.tid.0.into()))),
+        for_programs(Column::new("phase", "PHASE", values(|row| Value::text(row.phase.name())))),
+        seen_by(Audience::People, Column::new("stage", "PHASE", values(stage))),
         Column {
             meaning: "The system call; execve where a program was executed.".into(),
             ..Column::new("name", "CALL", Cells::Labels(names))
         },
         Column::new("args", "ARGUMENTS", Cells::Names(arguments)),
-        for_those(Audience::People, Column::new("outcome", "RESULT", values(outcome))),
+        seen_by(Audience::People, Column::new("outcome", "RESULT", values(outcome))),
         for_programs(Column::new("result", "RESULT", values(result))),
         for_programs(Column::new("error", "ERROR", values(error))),
-        Column::new(
-            "bytes",
-            "BYTES",
-            values(|row| row.effect.bytes.map_or(Value::None, Value::Bytes)),
-        ),
-        Column::new(
-            "virt_change",
-            "VIRT",
-            values(|row| row.effect.change.map_or(Value::None, Value::Change)),
-        ),
-        for_those(Audience::Long, Column::new("seconds", "TIME", values(seconds))),
-        for_those(Audience::Long, caller),
+        for_programs(Column::new("bytes", "BYTES", values(bytes))),
+        Column::new("virt_change", "VIRT", values(change)),
+        seen_by(Audience::Long, Column::new("seconds", "TIME", values(seconds))),
+        seen_by(Audience::Long, caller),
         by,
     ];
-    let note = match all.len() - shown {
-        0 => "".into(),
-        more => format!("{more} more: --calls all").into(),
-    };
     Table { note, ..table("calls", "Time line", Audience::Everyone, columns) }
+}
+
+/// Who sees the ids of processes, and those of threads: nobody needs them where there is one.
+fn several(rows: &[Row<'_>]) -> (Audience, Audience) {
+    let count = |id: fn(&Row<'_>) -> Pid| rows.iter().map(id).collect::<BTreeSet<Pid>>().len();
+    let (processes, threads) = (count(|row| row.event.pid), count(|row| row.event.tid));
+    let if_useful = |useful| if useful { Audience::Everyone } else { Audience::Programs };
+    (if_useful(processes > 1), if_useful(threads > processes))
+}
+
+/// The phase in one short word; none for the program's own time.
+fn stage(row: &Row<'_>) -> Value {
+    match row.phase {
+        Phase::Exec => Value::text("exec"),
+        Phase::StartUp => Value::text("start"),
+        Phase::Program => Value::None,
+    }
 }
 
 fn name(act: Act<'_>) -> &'static str {
@@ -338,6 +357,14 @@ fn error(row: &Row<'_>) -> Value {
     }
 }
 
+fn bytes(row: &Row<'_>) -> Value {
+    row.effect.bytes.map_or(Value::None, Value::Bytes)
+}
+
+fn change(row: &Row<'_>) -> Value {
+    row.effect.change.map_or(Value::None, Value::Change)
+}
+
 fn seconds(row: &Row<'_>) -> Value {
     match row.act {
         Act::Executed(_) => Value::None,
@@ -348,6 +375,12 @@ fn seconds(row: &Row<'_>) -> Value {
 /// What a reader must know to read the numbers right.
 fn remarks(recording: &Recording, played: &Played<'_>) -> Vec<Paragraph> {
     let mut remarks = Vec::new();
+    if recording.lost > 0 {
+        remarks.push(format!("{} more calls were made than a recording holds.", recording.lost));
+    }
+    if played.rows.is_empty() {
+        remarks.push("No memory call was made.".to_owned());
+    }
     let foreign = played.processes.iter().filter(|process| !process.is_native).count();
     if foreign > 0 {
         remarks.push(format!(

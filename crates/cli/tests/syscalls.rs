@@ -287,7 +287,7 @@ fn every_process_is_told_with_its_maker() {
         .map(|process| process["program"].as_str().unwrap().rsplit('/').next().unwrap())
         .collect();
     assert_eq!((programs[0], programs[2]), ("true", "ls"));
-    assert_eq!(processes[1]["ending"], "exit status 5");
+    assert_eq!(processes[1]["ending"], "exit 5");
     // A process of its own has its calls under its own id.
     let of_ls = calls(&told.report, |call| call["pid"] == processes[2]["pid"]);
     assert!(of_ls.iter().any(|call| call["name"] == "execve"));

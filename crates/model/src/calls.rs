@@ -27,6 +27,9 @@ pub struct Recording {
     pub left: Vec<Pid>,
     /// What happened, in order.
     pub events: Vec<Event>,
+    /// How many calls were made that are not among them: a recording holds so many and no more.
+    #[serde(default)]
+    pub lost: u64,
 }
 
 /// At which system calls processes are stopped.

@@ -1272,6 +1272,9 @@ fields! {
         "phase" "text" ""
             "start-up from execve to the program's entry point (the dynamic linker at work), then program; exec is the kernel mapping it."
             "Constructors of libraries run before the entry point; libraries that dlopen loads come after it.";
+        "stage" "text" ""
+            "The phase in short: exec, start for the dynamic linker's start-up, nothing for the program."
+            "";
         "caller" "text" ""
             "The file whose code made the call: the dynamic linker, the C library, the program."
             "The system call instruction's place: malloc is in the C library, whoever calls it.";

@@ -16,6 +16,9 @@ use crate::{ProcRoot, auxv, maps, meminfo, stat};
 /// The longest name that `memfd_create` takes, with the NUL at its end.
 const LONGEST_NAME: usize = 250;
 
+/// How many calls a recording holds: some hundred MiB.
+const MOST: u64 = 1 << 21;
+
 /// Records until every process has ended, or the watching is over. `command` is empty for a process that ran already.
 ///
 /// # Errors
@@ -25,6 +28,10 @@ pub fn record(watched: &mut Watched, command: Vec<Name>) -> io::Result<Recording
     let mut recorder = Recorder::new(&root);
     while let Some(seen) = watched.next()? {
         recorder.note(watched, &seen);
+        // A command runs to its end; a process can be left alone.
+        if recorder.lost > 0 && command.is_empty() {
+            break;
+        }
     }
     let left: Vec<Pid> = watched.processes().into_iter().map(Pid).collect();
     let took_ns = recorder.since_start(Instant::now());
@@ -44,6 +51,7 @@ pub fn record(watched: &mut Watched, command: Vec<Name>) -> io::Result<Recording
         took_ns,
         ending: watched.ending().map(ending),
         left,
+        lost: recorder.lost,
         events: recorder.events,
     })
 }
@@ -54,6 +62,8 @@ struct Recorder<'r> {
     page_size: PageSize,
     start: Option<Instant>,
     events: Vec<Event>,
+    calls: u64,
+    lost: u64,
     /// The calls that threads are in.
     open: HashMap<u32, Open>,
     /// VIRT of processes that are about to end.
@@ -75,6 +85,8 @@ impl<'r> Recorder<'r> {
             page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
             start: None,
             events: Vec::new(),
+            calls: 0,
+            lost: 0,
             open: HashMap::new(),
             last: HashMap::new(),
         }
@@ -119,6 +131,11 @@ impl<'r> Recorder<'r> {
         let Some(Open { time_ns, kind, call, mut about }) = self.open.remove(&seen.tid) else {
             return;
         };
+        if self.calls == MOST {
+            self.lost += 1;
+            return;
+        }
+        self.calls += 1;
         if let (Kind::Shmat, Ok(address)) = (kind, done.result) {
             about = About::Pieces(self.attached(seen.tid, address));
         }

@@ -91,7 +91,8 @@ pub(super) struct Played<'r> {
 pub(super) fn play(recording: &Recording) -> Played<'_> {
     let rounding = Rounding::of(recording);
     let played = Played { rows: Vec::new(), processes: Vec::new() };
-    let mut player = Player { rounding, live: HashMap::new(), played };
+    let is_whole = recording.lost == 0;
+    let mut player = Player { is_whole, rounding, live: HashMap::new(), played };
     for event in &recording.events {
         player.event(event);
     }
@@ -99,6 +100,8 @@ pub(super) fn play(recording: &Recording) -> Played<'_> {
 }
 
 struct Player<'r> {
+    /// Whether no call is missing.
+    is_whole: bool,
     rounding: Rounding,
     live: HashMap<Pid, Live>,
     played: Played<'r>,
@@ -198,7 +201,8 @@ impl<'r> Player<'r> {
         process.virt_end = virt;
         let accounted = live.space.borrow().size();
         process.virt_change = difference(accounted, process.virt_start);
-        process.virt_otherwise = virt.map(|virt| difference(virt.0, accounted));
+        process.virt_otherwise =
+            virt.filter(|_| self.is_whole).map(|virt| difference(virt.0, accounted));
     }
 }
 
