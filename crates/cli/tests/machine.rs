@@ -157,11 +157,11 @@ fn the_migrate_types_of_a_zone_add_up_to_what_is_free_in_it() {
 
 #[test]
 fn the_intervals_of_a_series_add_up() {
-    let out = pagewise(&["fragmentation", "--every", "50ms", "--for", "160ms", "--json"]);
+    let out = pagewise(&["fragmentation", "--every", "50ms", "--for", "1s", "--json"]);
     assert!(out.status.success());
     let reports = serde_json::Deserializer::from_slice(&out.stdout).into_iter::<Value>();
     let reports: Vec<Value> = reports.map(|report| report.unwrap()).collect();
-    assert!((2..=3).contains(&reports.len()), "{}", reports.len());
+    assert!((2..=20).contains(&reports.len()), "{}", reports.len());
     for (before, after) in reports.iter().zip(&reports[1..]) {
         assert!(number(before, "elapsed_ns") + 50_000_000 <= number(after, "elapsed_ns"));
         for (name, counter) in after["counters"].as_object().unwrap() {

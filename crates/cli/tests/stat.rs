@@ -205,6 +205,34 @@ fn what_cannot_be_counted_says_why_and_is_never_zero() {
 }
 
 #[test]
+fn an_event_of_a_pmu_is_the_same_by_name_and_by_terms() {
+    let tsc = std::fs::read_to_string("/sys/bus/event_source/devices/msr/events/tsc");
+    let Some(terms) = tsc.ok().filter(|_| is_root()) else {
+        return lacks("no msr PMU counts the time-stamp counter");
+    };
+    let by_terms = format!("msr/{}/", terms.trim());
+    let command =
+        ["sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"].map(str::to_owned);
+    let events = format!("msr/tsc/,{by_terms},task_clock");
+    let report = stat(&["--events", &events, "-n", "3"], &command);
+    let [name, terms] = ["msr/tsc/", &by_terms].map(|name| number(&report, name, "median"));
+    assert!(name > 1e6 && (name / terms - 1.0).abs() < 0.1, "{name} {terms}");
+    // It ticks at one rate, between one and ten GHz.
+    let rate = name / number(&report, "task_clock", "median");
+    assert!((5e8..1e10).contains(&rate), "{rate} a second");
+}
+
+#[test]
+fn a_command_can_be_kept_on_one_cpu() {
+    let script = "grep -q '^Cpus_allowed_list:\t0$' /proc/self/status";
+    let report = json(&["stat", "--cpu", "0", "--json", "--", "sh", "-c", script]);
+    assert_eq!((&report["cpu"], &report["exit_status"]), (&0.into(), &0.into()));
+    let nowhere = pagewise(&["stat", "--cpu", "1023", "true"]);
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("CPU 1023"));
+}
+
+#[test]
 fn every_failure_is_told_and_the_status_passed_on() {
     for (script, status) in [("exit 0", 0), ("exit 3", 3), ("kill -TERM $$", 143)] {
         let output = pagewise(&["stat", "--json", "-n", "2", "--", "sh", "-c", script]);

@@ -423,6 +423,8 @@ pub fn survey(like: Option<&str>) -> Survey {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn names(words: &str) -> Vec<String> {
@@ -449,6 +451,14 @@ mod tests {
         {
             let error = choose(&format!("cycles,{word}")).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_words_make_it_panic(words in ".*", more in "[a-z:/,=0-9_r]{0,20}") {
+            let _ = choose(&words);
+            let _ = choose(&more);
         }
     }
 

@@ -78,8 +78,8 @@ impl Sampler {
         let highest = self.highest.as_ref().ok().and_then(|sums| sums[0].clone().ok());
         if highest.is_none_or(|highest| pss > highest) {
             self.highest = Ok(sums);
-            self.look_closely(*largest, pss);
         }
+        self.look_closely(*largest, pss);
     }
 
     fn rollup(&self, pid: Pid) -> Option<Smaps> {
