@@ -82,15 +82,21 @@ fn link(archive: &Path, map: &Path, folder: &Path) -> Result<()> {
     let file = format!("libpagewise.so.{VERSION}");
     let _ = fs::remove_file(folder.join(&file));
     let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    cc.args(["-shared", "-Wl,--gc-sections", "-Wl,-z,defs", "-Wl,-z,relro,-z,now"])
-        .arg(format!("-Wl,-soname,{soname}"))
-        .arg(format!("-Wl,--version-script={}", map.display()))
-        .arg("-o")
-        .arg(folder.join(&file))
-        .arg("-Wl,--whole-archive")
-        .arg(archive)
-        .arg("-Wl,--no-whole-archive")
-        .args(SYSTEM);
+    cc.args([
+        "-shared",
+        "-Wl,--gc-sections",
+        "-Wl,--strip-debug",
+        "-Wl,-z,defs",
+        "-Wl,-z,relro,-z,now",
+    ])
+    .arg(format!("-Wl,-soname,{soname}"))
+    .arg(format!("-Wl,--version-script={}", map.display()))
+    .arg("-o")
+    .arg(folder.join(&file))
+    .arg("-Wl,--whole-archive")
+    .arg(archive)
+    .arg("-Wl,--no-whole-archive")
+    .args(SYSTEM);
     call(&mut cc)?;
     for (name, to) in [(soname.as_str(), file.as_str()), ("libpagewise.so", soname.as_str())] {
         let _ = fs::remove_file(folder.join(name));

@@ -339,3 +339,40 @@ pub unsafe extern "C" fn pw_probe_close(probe: *mut CProbe) {
         drop(unsafe { Box::from_raw(probe) });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = include_str!("../include/pagewise/measure.h");
+
+    #[test]
+    fn flags_are_those_of_the_header() {
+        let defined = HEADER.lines().filter_map(|line| {
+            let (_, value) = line.strip_prefix("#define PW_")?.split_once(' ')?;
+            value.split_once('u')?.0.parse::<c_uint>().ok()
+        });
+        let bits: Vec<c_uint> = FLAGS.iter().map(|flag| flag.bit).collect();
+        assert_eq!(defined.collect::<Vec<_>>(), bits);
+    }
+
+    #[test]
+    fn units_are_those_of_the_header() {
+        for (name, of) in
+            [("COUNT", Unit::Count), ("NANOSECONDS", Unit::Nanos), ("BYTES", Unit::Bytes)]
+        {
+            assert!(HEADER.contains(&format!("PW_{name} = {}", unit(of))), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_counter_that_took_turns_is_scaled_and_one_that_never_ran_is_absent() {
+        let count = |enabled, running| {
+            let share = Some(pagewise_model::measured::Share { enabled, running });
+            Value::counted(&Count { value: 10, share })
+        };
+        let scaled = count(100, 25).unwrap();
+        assert_eq!((scaled.value, scaled.count, scaled.running), (40.0, 10, 25));
+        assert!(count(100, 0).is_err());
+    }
+}

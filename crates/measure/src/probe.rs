@@ -126,6 +126,14 @@ fn nanos(duration: Duration) -> u64 {
 /// holds no system call of the probe.
 ///
 /// An event that cannot be counted is no error: its value says why.
+///
+/// It stays in its thread:
+///
+/// ```compile_fail
+/// fn in_another_thread(probe: pagewise_measure::probe::Probe) {
+///     std::thread::spawn(move || drop(probe));
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Probe {
     groups: Groups,

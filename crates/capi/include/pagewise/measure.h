@@ -60,7 +60,7 @@ PW_ASSERT(offsetof(pw_value, count) == 8);
 PW_ASSERT(offsetof(pw_value, absent) == 32);
 PW_ASSERT(offsetof(pw_value, user_mode_only) == 44);
 
-/* Opens a probe of the calling thread and measures some empty regions, which takes some hundred microseconds.
+/* Opens a probe of the calling thread and measures some empty regions, which may take some milliseconds.
  *
  * events  Names with commas between, as `pagewise events` lists them: "page_faults,cycles,dtlb_read_misses". "" is none.
  *         NULL is minor_faults, major_faults, context_switches, cycles and instructions. Copied.
