@@ -4,6 +4,8 @@
 mod effect;
 mod replay;
 mod space;
+#[cfg(test)]
+mod tests;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -241,6 +243,7 @@ fn processes(all: &[Process], options: &Options) -> Table {
         Column::new("virt_otherwise", "ITSELF", values(otherwise)),
         Column::new("virt_end", "TO", values(end)),
         Column::new("ending", "ENDED", values(|process| ended(process.ending))),
+        for_programs(Column::new("recorded", "RECORDED", values(|p| Value::Flag(p.is_native)))),
         Column::new("program", "PROGRAM", values(|process| some_name(&process.program))),
     ];
     let audience = if all.len() > 1 { Audience::Everyone } else { Audience::Programs };
@@ -376,7 +379,8 @@ fn seconds(row: &Row<'_>) -> Value {
 fn remarks(recording: &Recording, played: &Played<'_>) -> Vec<Paragraph> {
     let mut remarks = Vec::new();
     if recording.lost > 0 {
-        remarks.push(format!("{} more calls were made than a recording holds.", recording.lost));
+        let lost = recording.lost;
+        remarks.push(format!("Calls that were made when the recording was full: {lost}."));
     }
     if played.rows.is_empty() {
         remarks.push("No memory call was made.".to_owned());
@@ -384,19 +388,16 @@ fn remarks(recording: &Recording, played: &Played<'_>) -> Vec<Paragraph> {
     let foreign = played.processes.iter().filter(|process| !process.is_native).count();
     if foreign > 0 {
         remarks.push(format!(
-            "The calls of {foreign} processes are not recorded: they ran programs of another architecture (32-bit)."
+            "Processes whose calls are not recorded, since they ran programs of another architecture (32-bit): {foreign}."
         ));
     }
-    if recording.ending.is_some() && !recording.left.is_empty() {
-        let left = recording.left.len();
-        remarks.push(match recording.stops {
-            Stops::MemoryCalls => {
-                format!("{left} processes that the command had left behind were ended.")
-            }
-            Stops::EveryCall => {
-                format!("{left} processes that the command had left behind run on.")
-            }
-        });
+    let left = recording.left.len();
+    if recording.ending.is_some() && left > 0 {
+        let became = match recording.stops {
+            Stops::MemoryCalls => "were ended with the recording",
+            Stops::EveryCall => "run on",
+        };
+        remarks.push(format!("Processes that the command left behind and that {became}: {left}."));
     }
     let paragraph = |text: String| Paragraph {
         title: "".into(),

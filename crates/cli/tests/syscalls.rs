@@ -461,6 +461,28 @@ fn a_program_that_would_lose_its_privilege_is_not_run() {
     assert_eq!(report["recording"]["stopped_at"], "memory calls");
 }
 
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_32_bit_program_is_said_not_to_be_recorded() {
+    // brk(0), then exit(3).
+    let source = "void _start(void) { __asm__ volatile(\"mov $45, %eax; xor %ebx, %ebx; int $0x80;\"\
+                  \"mov $1, %eax; mov $3, %ebx; int $0x80\"); }\n";
+    let folder = tempfile::tempdir().unwrap();
+    let (file, program) = (folder.path().join("old.c"), folder.path().join("old"));
+    fs::write(&file, source).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-m32", "-nostdlib", "-static", "-o"]).arg(&program).arg(&file);
+    let is_built = cc.output().unwrap().status.success();
+    if !is_built || Command::new(&program).status().is_err() {
+        return lacks("32-bit programs cannot be built, or not be run");
+    }
+    let told = told(&[program.to_str().unwrap()]);
+    assert_eq!(told.status.code(), Some(3));
+    let process = &told.report["processes"][0];
+    assert_eq!((&process["recorded"], &process["calls"]), (&false.into(), &0.into()));
+    assert!(process["virt_otherwise"]["absent"].is_string());
+}
+
 #[test]
 fn what_a_report_says_can_be_looked_up() {
     let told = told(&["true"]);

@@ -1293,6 +1293,9 @@ fields! {
         "program" "path" ""
             "The file of the program that a process ran last."
             "";
+        "recorded" "flag" ""
+            "Whether the calls of a process are recorded."
+            "Those of 32-bit programs on a 64-bit kernel are not.";
         "ending" "text" ""
             "How a process ended."
             "";

@@ -1,7 +1,7 @@
 //! What a call does to an address space, from its arguments and its result.
 
 use pagewise_model::calls::{About, Call, Image, Kind, MAP_ANONYMOUS, Recording};
-use pagewise_model::{AddrRange, Name};
+use pagewise_model::{AddrRange, Bytes, Name};
 
 use super::space::Space;
 use super::words::{MAP_FIXED, MAP_HUGETLB, MREMAP_DONTUNMAP, SHM_REMAP, huge_size};
@@ -179,7 +179,7 @@ impl Moved<'_> {
         for &piece in &pieces {
             self.put(piece, &"/SYSV".into(), flags & SHM_REMAP != 0);
         }
-        Some(pieces.iter().map(|piece| piece.len().0).sum())
+        Some(size_of_all(&pieces))
     }
 
     fn shmdt(&mut self) -> Option<u64> {
@@ -187,8 +187,12 @@ impl Moved<'_> {
         for &piece in &pieces {
             self.space.remove(piece, self.began_ns);
         }
-        Some(pieces.iter().map(|piece| piece.len().0).sum())
+        Some(size_of_all(&pieces))
     }
+}
+
+fn size_of_all(pieces: &[AddrRange]) -> u64 {
+    pieces.iter().map(|piece| piece.len()).sum::<Bytes>().0
 }
 
 /// Whether the second argument of a call is a size in bytes.

@@ -128,7 +128,7 @@ impl<'r> Player<'r> {
         let space = if shares_memory {
             parent.space
         } else {
-            Rc::new(RefCell::new(parent.space.borrow().clone()))
+            Rc::new(RefCell::new(parent.space.borrow().fork()))
         };
         let maker = &self.played.processes[parent.at];
         let process = Process {
@@ -201,8 +201,9 @@ impl<'r> Player<'r> {
         process.virt_end = virt;
         let accounted = live.space.borrow().size();
         process.virt_change = difference(accounted, process.virt_start);
-        process.virt_otherwise =
-            virt.filter(|_| self.is_whole).map(|virt| difference(virt.0, accounted));
+        process.virt_otherwise = virt
+            .filter(|_| self.is_whole && process.is_native)
+            .map(|virt| difference(virt.0, accounted));
     }
 }
 

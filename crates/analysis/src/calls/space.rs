@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pagewise_model::{AddrRange, Name};
+use pagewise_model::{AddrRange, Bytes, Name};
 
 /// What is mapped. Every range is of whole pages; that is the caller's to see to.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +30,13 @@ struct Claim {
 }
 
 impl Space {
+    /// The copy that `fork` makes. What others have unmapped already is not in it, and none of them comes along.
+    pub(super) fn fork(&self) -> Space {
+        let gone: Bytes = self.claims.iter().map(|claim| claim.range.len()).sum();
+        let total = self.total.saturating_sub(gone.0);
+        Space { total, claims: Vec::new(), pieces: self.pieces.clone(), brk: self.brk }
+    }
+
     /// How many bytes are mapped: VIRT.
     pub(super) fn size(&self) -> u64 {
         self.total
@@ -179,7 +186,7 @@ mod tests {
         space.replace(range(0, 10), &"old".into());
         // Another thread's munmap of 2..8, begun at 5, is done in the kernel but not yet seen.
         space.place(range(4, 3), &"new".into(), 7);
-        assert_eq!(space.size(), 13);
+        assert_eq!((space.size(), space.fork().size()), (13, 10));
         space.remove(range(2, 6), 5);
         assert_eq!(space.size(), 7);
         assert_eq!(space.name_at(4), Some(&"new".into()));

@@ -8,6 +8,10 @@ pub(super) const NATIVE: u32 = 0xc000_00b7;
 #[cfg(target_arch = "riscv64")]
 pub(super) const NATIVE: u32 = 0xc000_00f3;
 
+/// Of others we do not know it, and none of their programs is taken for native.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
+pub(super) const NATIVE: u32 = 0;
+
 /// `map_shadow_stack` (Linux 6.6), which libc has no name for: the same on all of these.
 const SYS_MAP_SHADOW_STACK: libc::c_long = 453;
 /// `mseal` (Linux 6.10), likewise.
