@@ -1,0 +1,11 @@
+//! Allocators with predictable behaviour, each for one pattern of use.
+//!
+//! A pool takes large blocks from a [`Source`] and hands out small ones. It never asks the general allocator behind its
+//! user's back, and says `None` where its source has no more.
+#![no_std]
+
+mod discipline;
+pub mod source;
+
+pub use discipline::{Allocator, Discipline};
+pub use source::{Block, Source};
