@@ -202,7 +202,8 @@ impl Probe {
             values[EMPTY_REGIONS / 2].clone()
         });
         let values = values.collect();
-        Ok(Cost { quantities: self.quantities.clone(), values, memory: unasked() })
+        let memory = Err(Absent::NotCollected("an empty region is measured without it".into()));
+        Ok(Cost { quantities: self.quantities.clone(), values, memory })
     }
 
     /// What is measured, in the order of the values; changes of memory are apart.

@@ -81,7 +81,8 @@ int pw_probe_stop(pw_probe *probe);
 /* Reads a value of the region that ended last.
  *
  * name   wall; unless PW_NO_USAGE user, sys, minflt, majflt, inblock, oublock, nvcsw, nivcsw; the events that the probe
- *        was opened with; with PW_MEMORY the lines named there. Not NULL.
+ *        was opened with; with PW_MEMORY the lines named there. Not NULL. user and sys may be sums of scheduler ticks:
+ *        for regions of less than some milliseconds task_clock says more.
  * value  Is written. `absent` in it stays valid until the probe is stopped again or closed. Not NULL.
  *
  * EINVAL: an argument is NULL, or no region has ended. ENOENT: nobody asked for that name. EPERM: another thread's probe. */

@@ -257,3 +257,53 @@ fn read_pages(pages: &[Page], into: &mut [Counted]) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::choose;
+
+    fn group(before: Counted, now: Counted) -> Group {
+        let mut group = Group::new(Kinship::Alone);
+        group.before.push(before);
+        group.now.push(now);
+        group
+    }
+
+    #[test]
+    fn a_count_is_what_was_added_and_for_how_much_of_the_time() {
+        let before = Counted { value: 1_000, enabled: 50, running: 40 };
+        let now = Counted { value: 1_700, enabled: 150, running: 65 };
+        let share = Some(Share { enabled: 100, running: 25 });
+        assert_eq!(group(before, now).count(0), Count { value: 700, share });
+    }
+
+    #[test]
+    fn a_counter_that_wraps_has_still_counted() {
+        let before = Counted { value: u64::MAX - 1, ..Counted::default() };
+        let now = Counted { value: 3, ..Counted::default() };
+        assert_eq!(group(before, now).count(0).value, 5);
+    }
+
+    #[test]
+    fn what_the_kernel_counts_goes_together_and_what_the_cpu_counts_by_its_number() {
+        let kinship = |name| Kinship::of(&choose(name).unwrap()[0]);
+        assert_eq!(kinship("page_faults"), Kinship::Kernel);
+        assert_eq!(kinship("kmem:mm_page_alloc"), Kinship::Kernel);
+        assert_eq!(kinship("cycles"), kinship("instructions"));
+        assert_ne!(kinship("cycles"), kinship("dtlb_reads"));
+        assert_eq!(kinship("r1a2"), Kinship::Alone);
+    }
+
+    #[test]
+    fn every_event_has_a_place_or_a_reason_in_the_order_of_the_events() {
+        let events = choose("page_faults,no:such_tracepoint,minor_faults").unwrap();
+        let options = Options { events, ..Options::default() };
+        let (groups, quantities) = Groups::open(&options, &Catalogue::open()).unwrap();
+        let names: Vec<&str> = quantities.iter().map(|quantity| &*quantity.name).collect();
+        assert_eq!(names, ["page_faults", "no:such_tracepoint", "minor_faults"]);
+        let there: Vec<bool> = groups.counts().map(|count| count.is_ok()).collect();
+        assert_eq!(there, [true, false, true]);
+        assert_eq!(groups.groups.len(), 1, "one call switches both");
+    }
+}
