@@ -29,7 +29,8 @@ impl From<pagewise_measure::Error> for Failure {
             Error::Counter(error) => error.raw_os_error().unwrap_or(libc::EIO),
             _ => libc::EINVAL,
         };
-        Failure::new(number, error.to_string())
+        let hint = error.hint().map_or(String::new(), |hint| format!(": {hint}"));
+        Failure::new(number, format!("{error}{hint}"))
     }
 }
 
