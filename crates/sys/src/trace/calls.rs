@@ -1,6 +1,6 @@
 //! The memory system calls of a command or of a running process, one by one, with those of all its descendants.
 //!
-//! A command gets a seccomp filter ([`filter`](super::filter)), so that nothing but the calls of [`names`] stops it.
+//! A command gets a seccomp filter (`filter`), so that nothing but the calls of [`names`] stops it.
 //! A running process cannot be given one: it stops at every system call. Signals, group stops and exit statuses are as
 //! without us. While an [`Event`] is looked at, the thread that it is of is stopped, so its files in `/proc` hold still.
 
