@@ -388,7 +388,8 @@ fn remarks(recording: &Recording, played: &Played<'_>) -> Vec<Paragraph> {
     let foreign = played.processes.iter().filter(|process| !process.is_native).count();
     if foreign > 0 {
         remarks.push(format!(
-            "Processes whose calls are not recorded, since they ran programs of another architecture (32-bit): {foreign}."
+            "Processes whose calls are not recorded, since they ran programs of another architecture (32-bit) \
+             or the kernel does not tell (before 5.3): {foreign}."
         ));
     }
     let left = recording.left.len();

@@ -551,12 +551,13 @@ pub(crate) struct Syscalls {
     #[arg(value_name = "TARGET", required_unless_present = "command")]
     pub(crate) target: Option<String>,
     /// Stop recording the process after this long
-    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "target")]
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "command")]
     pub(crate) during: Option<Duration>,
     /// How many calls of the time line to show, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "100", value_parser = limit)]
     pub(crate) calls: Limit,
-    /// Run this command and record it, and all that it starts, until they have ended
+    /// Run this command and record it and all that it starts until they have ended; once the command has,
+    /// Ctrl-C ends those that are left
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]

@@ -303,8 +303,10 @@ fn exit_codes_are_passed_on_and_failures_told_as_a_shell_tells_them() {
         assert_eq!(output.status.code(), Some(code));
         assert!(output.stdout.is_empty());
     }
-    assert_eq!(pagewise(&["syscalls"]).status.code(), Some(2));
-    assert_eq!(pagewise(&["syscalls", "--calls", "few", "--", "true"]).status.code(), Some(2));
+    for usage in [&[][..], &["--calls", "few", "--", "true"], &["--for", "1s", "--", "true"]] {
+        let output = pagewise(&[&["syscalls"], usage].concat());
+        assert_eq!(output.status.code(), Some(2), "{usage:?}");
+    }
 }
 
 /// `syscalls` of a command, as a job of its own, with the report in `report` in that folder.

@@ -101,7 +101,9 @@ impl<'r> Recorder<'r> {
     fn note(&mut self, watched: &mut Watched, seen: &Seen) {
         let time_ns = self.since_start(seen.when);
         let what = match seen.event {
-            watch::Event::Attached => What::Image(Box::new(self.image(seen.tid, true))),
+            watch::Event::Attached { is_native } => {
+                What::Image(Box::new(self.image(seen.tid, is_native)))
+            }
             watch::Event::Executed { is_native } => {
                 let mut image = self.image(seen.tid, is_native);
                 image.executed = true;

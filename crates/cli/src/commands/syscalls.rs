@@ -11,7 +11,7 @@ use pagewise_analysis::calls::{self, Options};
 use pagewise_model::Name;
 use pagewise_model::calls::Recording;
 use pagewise_proc::calls::record;
-use pagewise_proc::{ProcRoot, target};
+use pagewise_proc::{ProcRoot, stat, target};
 use pagewise_sys::trace::calls::Watched;
 use pagewise_view::text::Units;
 
@@ -55,6 +55,13 @@ fn watch(name: &str, during: Option<Duration>) -> anyhow::Result<Recording> {
     let pid = target::find(&root, name)?;
     if root.ourselves() == Some(pid) {
         bail!("no process can trace itself");
+    }
+    let stat = stat::parse(&root.read(pid, "stat")?)?;
+    if stat.has_ended() {
+        bail!("process {pid} has ended and waits for its parent: it makes no calls");
+    }
+    if stat.is_kernel_thread() {
+        bail!("process {pid} is a kernel thread: it has no memory of its own");
     }
     let deadline = during.map(|during| Instant::now() + during);
     let mut watched = Watched::attach(pid.0, deadline).map_err(|error| refused(pid.0, &error))?;

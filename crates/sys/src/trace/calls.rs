@@ -1,8 +1,8 @@
 //! The memory system calls of a command or of a running process, one by one, with those of all its descendants.
 //!
-//! A command gets a seccomp filter (`filter`), so that nothing but the calls of [`names`] stops it.
-//! A running process cannot be given one: it stops at every system call. Signals, group stops and exit statuses are as
-//! without us. While an [`Event`] is looked at, the thread that it is of is stopped, so its files in `/proc` hold still.
+//! A command gets a seccomp filter, so that nothing but the calls of [`names`] stops it. A running process cannot be
+//! given one: it stops at every system call. Signals, group stops and exit statuses are as without us. While an
+//! [`Event`] is looked at, the thread that it is of is stopped, so its files in `/proc` hold still.
 
 mod numbers;
 
@@ -65,7 +65,10 @@ pub struct Seen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// It is the process that we attached to. All its threads are stopped.
-    Attached,
+    Attached {
+        /// As of [`Event::Executed`].
+        is_native: bool,
+    },
     /// It is a new process.
     Born {
         /// The process that made it.
@@ -237,6 +240,8 @@ impl Watched {
 
     /// Begins to watch a running process, until a time if there is one, or until SIGINT, SIGTERM or SIGHUP come.
     ///
+    /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) answer EINTR when it begins and ends.
+    ///
     /// # Errors
     /// `EPERM` where we may not trace it or another tracer does, `ESRCH` where it is not there.
     pub fn attach(pid: u32, deadline: Option<Instant>) -> io::Result<Watched> {
@@ -303,7 +308,9 @@ impl Watched {
                 self.tasks.keys().for_each(|&tid| ptrace::interrupt(tid));
             }
         }
-        self.tell(self.main, Event::Attached);
+        let stopped = self.held.first().and_then(|(tid, _)| ptrace::architecture(*tid));
+        let is_native = stopped.is_none_or(|architecture| architecture == numbers::NATIVE);
+        self.tell(self.main, Event::Attached { is_native });
         self.news.rotate_right(1);
         Ok(())
     }

@@ -175,7 +175,10 @@ fn a_running_process_is_left_as_it_was() {
         for _ in 0..3 {
             let begin = Instant::now();
             let seen = watch(running.pid(), Duration::from_millis(50));
-            assert_eq!(seen.first().map(|seen| seen.event), Some(Event::Attached));
+            assert_eq!(
+                seen.first().map(|seen| seen.event),
+                Some(Event::Attached { is_native: true })
+            );
             assert!(begin.elapsed() < Duration::from_secs(10));
             assert_eq!(running.tracer(), "0");
             let before = words(&count());
