@@ -1,5 +1,7 @@
 //! The events that can be counted, one row each, and the words that choose them.
 
+use std::cell::OnceCell;
+
 use pagewise_model::measured::{Countable, Origin, Pmu, Survey, Unit};
 use pagewise_model::report::Label;
 use pagewise_model::{Absent, Name, Reading};
@@ -306,17 +308,20 @@ pub(crate) struct Known {
 /// What this machine has: tracepoints and PMUs.
 #[derive(Debug)]
 pub struct Catalogue {
-    tracefs: Reading<TraceFs>,
+    /// Opened when the first tracepoint is asked for: where nobody has mounted it, that takes milliseconds.
+    tracefs: OnceCell<Reading<TraceFs>>,
     pmus: Pmus,
 }
 
 impl Catalogue {
     /// That of the running machine.
     pub fn open() -> Catalogue {
-        Catalogue {
-            tracefs: TraceFs::open().map_err(|error| why::tracefs(&error)),
-            pmus: Pmus::of_this_machine(),
-        }
+        Catalogue { tracefs: OnceCell::new(), pmus: Pmus::of_this_machine() }
+    }
+
+    fn tracefs(&self) -> Reading<&TraceFs> {
+        let open = || TraceFs::open().map_err(|error| why::tracefs(&error));
+        self.tracefs.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
     /// How the kernel takes an event, or why there is none.
@@ -342,7 +347,7 @@ impl Catalogue {
     }
 
     fn tracepoint(&self, path: &str) -> Reading<Event> {
-        let tracefs = self.tracefs.as_ref().map_err(Clone::clone)?;
+        let tracefs = self.tracefs()?;
         let text = tracefs.read(&format!("events/{path}/id")).map_err(|e| why::tracepoint(&e))?;
         let id = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
         let id = id.ok_or_else(|| why::tracepoint(&std::io::ErrorKind::InvalidData.into()))?;
@@ -351,7 +356,7 @@ impl Catalogue {
 
     /// Every tracepoint that has a number: `system:name`.
     fn tracepoints(&self) -> Reading<Vec<String>> {
-        let tracefs = self.tracefs.as_ref().map_err(Clone::clone)?;
+        let tracefs = self.tracefs()?;
         let list = |path: &str| {
             let mut names: Vec<String> = tracefs
                 .list(path)
