@@ -343,6 +343,36 @@ fn an_interrupt_is_the_commands_and_the_report_is_still_written() {
     }
 }
 
+#[test]
+fn a_terminal_stop_stops_the_command_and_us_and_a_continue_wakes_both() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "echo; n=0; while [ $n -lt 50 ]; do sleep 0.01; n=$((n+1)); done; exit 6";
+    let mut child = job(folder.path(), &["sh", "-c", script]).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let group = Pid::from_raw(child.id().cast_signed()).unwrap();
+    let stat = format!("/proc/{}/stat", child.id());
+    let until = |wanted: &[char]| {
+        let begin = Instant::now();
+        loop {
+            let text = fs::read_to_string(&stat).unwrap();
+            let state = text.rsplit(") ").next().unwrap().chars().next().unwrap();
+            if wanted.contains(&state) {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(30), "never {wanted:?}, but {state}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    for _ in 0..3 {
+        kill_process_group(group, Signal::TSTP).unwrap();
+        until(&['T']);
+        kill_process_group(group, Signal::CONT).unwrap();
+        until(&['S', 'R']);
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(6));
+}
+
 /// A program that maps and unmaps until its input closes.
 struct Looping {
     child: Child,

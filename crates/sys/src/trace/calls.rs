@@ -388,7 +388,7 @@ impl Watched {
 
     /// Lets the task of the last change go on.
     fn release(&mut self) {
-        for (tid, go_on) in std::mem::take(&mut self.held) {
+        while let Some((tid, go_on)) = self.held.pop() {
             match go_on {
                 Resume::Continue(signal) => self.resume(tid, signal),
                 Resume::Listen => {
