@@ -135,6 +135,16 @@ fn virt_is_accounted_for_to_the_byte() {
 }
 
 #[test]
+fn a_stack_that_grows_is_told_from_what_calls_do() {
+    let told = told(&[&calls_program(), "stack"]);
+    let otherwise = number(&told.report, "processes.0.virt_otherwise");
+    // A little of the MiB was there before.
+    assert!((800 << 10..=1100 << 10).contains(&otherwise), "{otherwise}");
+    let virt = format!("virt = {}\n", number(&told.report, "processes.0.virt_end"));
+    assert_eq!(told.stdout, virt);
+}
+
+#[test]
 fn each_call_has_the_effect_that_it_is_known_to_have() {
     let page = i64::try_from(rustix::param::page_size()).unwrap();
     if page > 4 * KIB {
