@@ -132,7 +132,7 @@ struct File {
 impl File {
     fn new(path: impl Into<String>, text: impl Into<String>) -> File {
         let (path, text) = (path.into(), text.into());
-        let tests = ["tests/", "benches/", "examples/", "fixtures/", "fuzz/"];
+        let tests = ["tests/", "benches/", "examples/", "fixtures/", "fuzz/", "bench/"];
         let is_product = path.ends_with(".rs")
             && !tests.iter().any(|t| path.starts_with(t) || path.contains(&format!("/{t}")));
         let product = if is_product { without_tests(&only_code(&text)) } else { String::new() };

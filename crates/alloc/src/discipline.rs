@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 /// In which order a pool takes memory back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discipline {
-    /// The last first, as a stack.
+    /// The last first, as a stack. Such a pool has a [`Allocator::resize`] of its own.
     Lifo,
     /// Any order; the oldest first costs least.
     Fifo,
@@ -23,8 +23,10 @@ pub unsafe trait Allocator {
     const NAME: &'static str;
     /// In which order blocks may be freed.
     const FREES: Discipline;
+    /// Whether all that it hands out is 0.
+    const ZEROED: bool = false;
 
-    /// Memory of this size and alignment; `None` where the source has no more.
+    /// Memory of this size and alignment; `None` where the source has no more. A block of no size may share its address.
     fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>>;
 
     /// Takes a block back.
@@ -32,6 +34,26 @@ pub unsafe trait Allocator {
     /// # Safety
     /// `block` came from `allocate(layout)` of this pool and was not freed since; freeing it now obeys [`Allocator::FREES`].
     unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout);
+
+    /// Gives a block another size, and its old contents as far as they fit; `None` where there is no memory: then the block
+    /// is as it was. Where freeing is [`Discipline::Lifo`], only the last block changes its size.
+    ///
+    /// # Safety
+    /// As for [`Allocator::free`]; from then on the block has the layout `new`, which asks for the same alignment.
+    unsafe fn resize(
+        &mut self,
+        block: NonNull<u8>,
+        layout: Layout,
+        new: Layout,
+    ) -> Option<NonNull<u8>> {
+        let moved = self.allocate(new)?;
+        let kept = layout.size().min(new.size());
+        // SAFETY: both blocks are at least this long, and blocks do not overlap.
+        unsafe { block.copy_to_nonoverlapping(moved, kept) };
+        // SAFETY: as the caller promises.
+        unsafe { self.free(block, layout) };
+        Some(moved)
+    }
 
     /// Walks everything that must hold inside.
     ///

@@ -6,6 +6,8 @@
 
 mod discipline;
 pub mod source;
+#[doc(hidden)]
+pub mod watch;
 
 pub use discipline::{Allocator, Discipline};
 pub use source::{Block, Source};

@@ -1,0 +1,51 @@
+//! The simplest pool: each block is one of the source's. What the suite is tried on.
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+use pagewise_alloc::{Allocator, Block, Discipline, Source};
+
+#[derive(Debug)]
+pub(crate) struct Direct<S: Source> {
+    source: S,
+    blocks: BTreeMap<NonNull<u8>, Block>,
+}
+
+impl<S: Source> Direct<S> {
+    pub(crate) fn new(source: S) -> Direct<S> {
+        Direct { source, blocks: BTreeMap::new() }
+    }
+}
+
+// SAFETY: blocks are the source's, which gives each to one taker.
+unsafe impl<S: Source> Allocator for Direct<S> {
+    const NAME: &'static str = "direct";
+    const FREES: Discipline = Discipline::Any;
+
+    fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
+        let block = self.source.take(layout)?;
+        self.blocks.insert(block.start, block);
+        Some(block.start)
+    }
+
+    unsafe fn free(&mut self, start: NonNull<u8>, _layout: Layout) {
+        let block = self.blocks.remove(&start).expect("a block is freed once");
+        // SAFETY: it came from there, and the caller uses it no more.
+        unsafe { self.source.give_back(block) };
+    }
+
+    fn check(&self) {
+        let pairs = self.blocks.values().zip(self.blocks.values().skip(1));
+        pairs.for_each(|(a, b)| assert!(a.start.addr().get() + a.size <= b.start.addr().get()));
+    }
+}
+
+impl<S: Source> Drop for Direct<S> {
+    fn drop(&mut self) {
+        for block in self.blocks.values() {
+            // SAFETY: it came from there; a pool that ends takes its blocks with it.
+            unsafe { self.source.give_back(*block) };
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What every pool must do, whatever its discipline: one suite for all.
+//!
+//! A program of random steps, legal for the pool, runs on it and on a mirror that knows what must lie where. Adding a pool
+//! is a line in [`for_each_allocator`]: its name, and how to make one that takes its blocks from `memory`; `None` where
+//! there is too little for a first.
+
+#![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
+
+mod direct;
+mod heap;
+mod mirror;
+mod mutants;
+mod program;
+mod suite;
+
+use pagewise_alloc::Allocator;
+use pagewise_alloc::source::FailAfter;
+
+use direct::Direct;
+use heap::Heap;
+
+/// Where a pool under test gets its blocks.
+type Memory = FailAfter<Heap>;
+
+macro_rules! for_each_allocator {
+    ($($name:ident: |$memory:ident| $new:expr;)*) => {
+        mod pool {
+            $(mod $name {
+                use crate::*;
+
+                fn new($memory: Memory) -> Option<impl Allocator> {
+                    $new
+                }
+
+                #[test]
+                fn hands_out_blocks_that_are_aligned_and_apart_and_keep_what_they_hold() {
+                    suite::runs_any_program(new);
+                }
+
+                #[test]
+                fn runs_out_of_memory_at_any_moment_and_nothing_is_harmed() {
+                    suite::survives_running_out(new);
+                }
+            })*
+        }
+    };
+}
+
+for_each_allocator! {
+    direct: |memory| Some(Direct::new(memory));
+}

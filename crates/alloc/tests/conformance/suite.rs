@@ -1,0 +1,56 @@
+//! The tests that every pool passes.
+
+use pagewise_alloc::Allocator;
+use pagewise_alloc::source::FailAfter;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::Memory;
+use crate::heap::Heap;
+use crate::mirror::Mirror;
+use crate::program::{Step, programs};
+
+const PROGRAMS: u32 = if cfg!(miri) { 3 } else { 128 };
+/// Fewer, since each runs once for every block that it takes.
+const FAILING_PROGRAMS: u32 = if cfg!(miri) { 1 } else { 16 };
+
+/// Runs a test on random programs, and prints the shortest on which it panics.
+fn on_programs(cases: u32, test: impl Fn(&[Step])) {
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let run = TestRunner::new(config).run(&programs(), |program| {
+        test(&program);
+        Ok(())
+    });
+    run.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Runs a program on a new pool that gets no more than so many blocks, and says whether it ever was without memory. With
+/// every other program it ends while blocks are live.
+fn is_refused<A: Allocator>(pool: fn(Memory) -> Option<A>, program: &[Step], most: usize) -> bool {
+    let heap = Heap::default();
+    let pool = pool(FailAfter::new(heap.clone(), most));
+    let refused = pool.is_none_or(|pool| {
+        let mut mirror = Mirror::new(pool);
+        mirror.run(program);
+        if program.len().is_multiple_of(2) {
+            mirror.free_all();
+        }
+        mirror.refused() > 0
+    });
+    assert_eq!(heap.missing(), 0, "a pool that ends gives every block back");
+    refused
+}
+
+pub(crate) fn runs_any_program<A: Allocator>(pool: fn(Memory) -> Option<A>) {
+    on_programs(PROGRAMS, |program| {
+        let refused = is_refused(pool, program, usize::MAX);
+        assert!(!refused, "{} had no memory where there was", A::NAME);
+    });
+}
+
+pub(crate) fn survives_running_out<A: Allocator>(pool: fn(Memory) -> Option<A>) {
+    on_programs(FAILING_PROGRAMS, |program| {
+        // A pool may take a block ahead of its need, but not go on asking for ever.
+        let enough = (0..=program.len() + 1).find(|most| !is_refused(pool, program, *most));
+        assert!(enough.is_some(), "{} takes more than a block for a step", A::NAME);
+    });
+}
