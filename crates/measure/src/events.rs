@@ -106,6 +106,10 @@ use Operation::{Prefetch, Read, Write};
 use Outcome::{Access, Miss};
 use What::{Hardware, Tracepoint};
 
+/// Told by reason.
+const TLB_FLUSH: &str = "tlb/tlb_flush";
+const TRACES_TLB_FLUSHES: bool = cfg!(any(target_arch = "x86", target_arch = "x86_64"));
+
 /// Every event with a name of ours; `model::fields` says what each means. Numbers are those of `linux/perf_event.h`, reasons those of `enum tlb_flush_reason`.
 pub const EVENTS: &[Row] = rows! {
     "task_clock" software(1), Nanos, 0, true;
@@ -136,12 +140,12 @@ pub const EVENTS: &[Row] = rows! {
 
     "page_fault_user" Tracepoint("exceptions/page_fault_user", None), Count, 0, true;
     "page_fault_kernel" Tracepoint("exceptions/page_fault_kernel", None), Count, 0, true;
-    "tlb_flush_task_switch" Tracepoint("tlb/tlb_flush", Some("reason == 0")), Count, 0, true;
-    "tlb_flush_remote_received" Tracepoint("tlb/tlb_flush", Some("reason == 1")), Count, 0, true;
-    "tlb_flush_local" Tracepoint("tlb/tlb_flush", Some("reason == 2")), Count, 0, true;
-    "tlb_flush_local_mm" Tracepoint("tlb/tlb_flush", Some("reason == 3")), Count, 0, true;
-    "tlb_flush_remote_sent" Tracepoint("tlb/tlb_flush", Some("reason == 4")), Count, 0, true;
-    "tlb_flush_wrong_cpu" Tracepoint("tlb/tlb_flush", Some("reason == 5")), Count, 0, true;
+    "tlb_flush_task_switch" Tracepoint(TLB_FLUSH, Some("reason == 0")), Count, 0, true;
+    "tlb_flush_remote_received" Tracepoint(TLB_FLUSH, Some("reason == 1")), Count, 0, true;
+    "tlb_flush_local" Tracepoint(TLB_FLUSH, Some("reason == 2")), Count, 0, true;
+    "tlb_flush_local_mm" Tracepoint(TLB_FLUSH, Some("reason == 3")), Count, 0, true;
+    "tlb_flush_remote_sent" Tracepoint(TLB_FLUSH, Some("reason == 4")), Count, 0, true;
+    "tlb_flush_wrong_cpu" Tracepoint(TLB_FLUSH, Some("reason == 5")), Count, 0, true;
     "mm_page_alloc" Tracepoint("kmem/mm_page_alloc", None), Count, 0, true;
     "mm_compaction_begin" Tracepoint("compaction/mm_compaction_begin", None), Count, 0, true;
     "mm_direct_reclaim_begin" Tracepoint("vmscan/mm_vmscan_direct_reclaim_begin", None), Count, 0, true;
@@ -333,6 +337,10 @@ impl Catalogue {
             How::Known(What::Cache(cache, operation, outcome)) => {
                 let config = *cache as u64 | (*operation as u64) << 8 | (*outcome as u64) << 16;
                 Ok(plain(Kind::CACHE, config))
+            }
+            How::Known(What::Tracepoint(TLB_FLUSH, _)) if !TRACES_TLB_FLUSHES => {
+                let why = "this architecture's kernel has the tracepoint and never passes it";
+                Err(Absent::NotSupported(why.into()))
             }
             How::Known(What::Tracepoint(path, filter)) => {
                 Ok(Known { event: self.tracepoint(path)?, filter: *filter })

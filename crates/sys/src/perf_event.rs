@@ -113,10 +113,10 @@ const FORMAT_GROUP: u64 = 1 << 3;
 const FLAG_FD_CLOEXEC: c_ulong = 1 << 3;
 
 /// `_IO('$', n)`, and `_IOW('$', 6, char *)`.
-const IOC_ENABLE: c_ulong = 0x2400;
-const IOC_DISABLE: c_ulong = 0x2401;
-const IOC_RESET: c_ulong = 0x2403;
-const IOC_SET_FILTER: c_ulong = 0x4008_2406;
+const IOC_ENABLE: libc::Ioctl = 0x2400;
+const IOC_DISABLE: libc::Ioctl = 0x2401;
+const IOC_RESET: libc::Ioctl = 0x2403;
+const IOC_SET_FILTER: libc::Ioctl = 0x4008_2406;
 /// Makes an ioctl of a leader one of its whole group.
 const IOC_FLAG_GROUP: c_ulong = 1;
 
@@ -291,7 +291,7 @@ impl Counter {
         self.control(IOC_RESET, IOC_FLAG_GROUP)
     }
 
-    fn control(&self, request: c_ulong, flags: c_ulong) -> io::Result<()> {
+    fn control(&self, request: libc::Ioctl, flags: c_ulong) -> io::Result<()> {
         // SAFETY: these requests take a number and touch no memory of ours.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), request, flags) } {
             -1 => Err(io::Error::last_os_error()),
