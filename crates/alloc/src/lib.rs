@@ -6,8 +6,10 @@
 
 mod discipline;
 pub mod source;
+pub mod tlsf;
 #[doc(hidden)]
 pub mod watch;
 
 pub use discipline::{Allocator, Discipline};
 pub use source::{Block, Source};
+pub use tlsf::{LockedTlsf, Tlsf};

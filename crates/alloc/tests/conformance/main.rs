@@ -13,8 +13,8 @@ mod mutants;
 mod program;
 mod suite;
 
-use pagewise_alloc::Allocator;
 use pagewise_alloc::source::FailAfter;
+use pagewise_alloc::{Allocator, Tlsf};
 
 use direct::Direct;
 use heap::Heap;
@@ -48,4 +48,6 @@ macro_rules! for_each_allocator {
 
 for_each_allocator! {
     direct: |memory| Some(Direct::new(memory));
+    tlsf: |memory| Some(Tlsf::<_>::new(memory));
+    tlsf_with_nothing_at_hand: |memory| Some(Tlsf::<_, 0>::new(memory));
 }

@@ -1,0 +1,172 @@
+//! Blocks at hand: some freed blocks of each small size, not yet merged with their neighbours.
+//!
+//! ```text
+//!  counts  3 0 8 ..       one a size of block: LEAST, LEAST + GRANULE, ..
+//!  blocks  │a b c│     │d e f g h i j k│ ..      the last in is the first out
+//!  leaving m l            found no room: l is merged when the next finds none, m when the one after does; by then what
+//!                         lies around them has come near
+//! ```
+//!
+//! - For the heap these blocks are in use. A block of a class has its size, or GRANULE bytes more.
+//! - No more than `counts` of a row mean anything; that is at most N.
+
+use core::ptr::NonNull;
+
+use super::block::{Block, GRANULE, LEAST, POISON, WORD, size_for};
+use super::heap::{Heap, poison};
+use crate::source::Source;
+
+/// Sizes of blocks that are kept at hand: up to 528 bytes, for 520 of payload, where addresses have 64 bits.
+pub const CLASSES: usize = 32;
+
+/// Up to N freed blocks of each small size. C programs see it as `pw_tlsf`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Front<const N: usize> {
+    counts: [u8; CLASSES],
+    blocks: [[Option<NonNull<u8>>; N]; CLASSES],
+    leaving: [Option<Block>; 2],
+}
+
+// SAFETY: its pointers lead to memory that its pool alone has.
+unsafe impl<const N: usize> Send for Front<N> {}
+
+/// The class of the block for a payload; CLASSES or more where it is too large.
+#[inline]
+const fn class(payload: usize) -> usize {
+    let payload = if payload < LEAST - WORD { LEAST - WORD } else { payload };
+    (payload - WORD - 1) / GRANULE
+}
+
+impl<const N: usize> Front<N> {
+    /// Nothing at hand.
+    pub const EMPTY: Front<N> = {
+        assert!(N <= u8::MAX as usize);
+        Front { counts: [0; CLASSES], blocks: [[None; N]; CLASSES], leaving: [None; 2] }
+    };
+
+    /// A block for this many bytes, if one is at hand.
+    #[inline]
+    pub(super) fn pop(&mut self, payload: usize) -> Option<NonNull<u8>> {
+        let block = self.pop_class(class(payload))?;
+        check_poison(block);
+        Some(block)
+    }
+
+    #[inline]
+    fn pop_class(&mut self, class: usize) -> Option<NonNull<u8>> {
+        let count = self.counts.get_mut(class)?;
+        let last = count.checked_sub(1)?;
+        *count = last;
+        // SAFETY: counts are at most N.
+        *unsafe { self.blocks[class].get_unchecked(usize::from(last)) }
+    }
+
+    /// Keeps a block of this many bytes, if there is room.
+    #[inline]
+    pub(super) fn push(&mut self, block: NonNull<u8>, payload: usize) -> bool {
+        let class = class(payload);
+        let Some(count) = self.counts.get_mut(class) else { return false };
+        let Some(place) = self.blocks[class].get_mut(usize::from(*count)) else { return false };
+        *place = Some(block);
+        *count += 1;
+        true
+    }
+
+    /// Has a block leave, and merges the one that left before the last. By then its word and its neighbours are near: nobody
+    /// waited for them. Blocks that are not small are merged at once, and all are where none are kept at hand.
+    pub(super) fn leave<S: Source>(
+        &mut self,
+        heap: &mut Heap<S>,
+        block: NonNull<u8>,
+        payload: usize,
+    ) {
+        // SAFETY: the caller frees a block of the heap.
+        let block = unsafe { Block::of(block) };
+        let Some(size) = size_for(payload).filter(|_| N > 0 && class(payload) < CLASSES) else {
+            return heap.put(block);
+        };
+        block.prefetch();
+        block.split_at(size).prefetch();
+        let [last, first] = self.leaving;
+        self.leaving = [Some(block), last];
+        if let Some(last) = last.filter(|last| last.is_after_free()) {
+            last.before().prefetch();
+        }
+        if let Some(first) = first {
+            heap.put(first);
+        }
+    }
+
+    /// Gives one block back to the heap; `false` where none is at hand.
+    pub(super) fn give_back<S: Source>(&mut self, heap: &mut Heap<S>) -> bool {
+        let leaving = self.leaving.iter_mut().find_map(Option::take);
+        // SAFETY: what is at hand is a block of the heap.
+        let at_hand = || self.pop_class(self.some_class()).map(|block| unsafe { Block::of(block) });
+        let block = leaving.or_else(at_hand);
+        block.inspect(|block| heap.put(*block)).is_some()
+    }
+
+    /// A class of which blocks are at hand; CLASSES where none are.
+    fn some_class(&self) -> usize {
+        self.counts.iter().rposition(|count| *count > 0).unwrap_or(CLASSES)
+    }
+
+    /// Forgets all blocks at hand.
+    pub(super) fn reset(&mut self) {
+        self.counts = [0; CLASSES];
+        self.leaving = [None; 2];
+    }
+
+    /// How many blocks are at hand.
+    pub(super) fn len(&self) -> usize {
+        let counted: usize = self.counts.iter().map(|count| usize::from(*count)).sum();
+        counted + self.leaving.iter().flatten().count()
+    }
+
+    /// Whether this block is at hand.
+    pub(super) fn holds(&self, block: Block) -> bool {
+        let class = class(block.capacity());
+        let payload = Some(block.payload());
+        let rows = [class, class.wrapping_sub(1)].into_iter().filter_map(|class| self.row(class));
+        self.leaving.contains(&Some(block)) || rows.flatten().any(|kept| *kept == payload)
+    }
+
+    fn row(&self, class: usize) -> Option<&[Option<NonNull<u8>>]> {
+        self.blocks.get(class)?.get(..usize::from(self.counts[class]))
+    }
+}
+
+/// In debug builds: whether nobody has written to a freed block.
+fn check_poison(payload: NonNull<u8>) {
+    if cfg!(debug_assertions) {
+        // SAFETY: what is at hand is a block of the heap.
+        let block = unsafe { Block::of(payload) };
+        // SAFETY: a payload is as long as its block says; it was filled when it was freed.
+        let bytes = unsafe { core::slice::from_raw_parts(payload.as_ptr(), block.capacity()) };
+        assert!(
+            bytes.iter().all(|byte| *byte == POISON),
+            "{payload:p} was written to after it was freed"
+        );
+    }
+}
+
+/// In debug builds: whether a block may be freed, and with this layout. Fills it then.
+#[inline]
+pub(super) fn check_free<S: Source, const N: usize>(
+    front: &Front<N>,
+    heap: &Heap<S>,
+    payload: NonNull<u8>,
+    size: usize,
+) {
+    if cfg!(debug_assertions) {
+        let block = heap.find(payload);
+        assert!(!front.holds(block), "{payload:p} was freed before");
+        let spare = size_for(size).and_then(|size| block.size().checked_sub(size));
+        assert!(
+            spare.is_some_and(|spare| spare < LEAST),
+            "{payload:p} was not allocated with {size} bytes"
+        );
+        poison(block);
+    }
+}

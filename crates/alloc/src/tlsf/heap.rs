@@ -1,0 +1,357 @@
+//! The heap behind the front: regions from a source, cut into blocks, and the free ones by size.
+//!
+//! ```text
+//!  regions ─> ┌────────┬───────┬───────┬── ··· ──┬───────┬───┐
+//!             │ Region │ block │ block │         │ block │ 0 │   one of them; the source gave it in one piece
+//!             └─┬──────┴───────┴───────┴── ··· ──┴───────┴───┘
+//!               └─> the region before it
+//! ```
+//!
+//! Free neighbours are one block at all times. Nothing here takes longer for a larger heap, save what says so.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use super::block::{Block, GRANULE, LEAST, LIMIT, POISON, WORD};
+use super::lists::Lists;
+use crate::source::{self, Source};
+use crate::watch;
+
+/// The smallest region that is asked for, and how far regions grow with the heap.
+const REGION: core::ops::RangeInclusive<usize> = 1 << 16..=1 << 24;
+
+/// The start of a region: what the source gave, and the region that it gave before. Three words, so that the first
+/// payload, a word further, is aligned.
+#[derive(Debug)]
+#[repr(C)]
+struct Region {
+    before: Option<NonNull<Region>>,
+    size: usize,
+    zeroed: bool,
+}
+
+/// What a region needs beside its blocks.
+const AROUND: usize = size_of::<Region>() + WORD;
+
+const _: () = assert!(size_of::<Region>() == 3 * WORD && AROUND.is_multiple_of(GRANULE));
+
+/// Regions and their free blocks.
+#[derive(Debug)]
+pub struct Heap<S: Source> {
+    lists: Lists,
+    regions: Option<NonNull<Region>>,
+    held: usize,
+    pub(super) watch: watch::Pool,
+    source: S,
+}
+
+// SAFETY: its pointers lead to memory that the source gave to this heap alone.
+unsafe impl<S: Source + Send> Send for Heap<S> {}
+
+impl<S: Source> Heap<S> {
+    /// A heap that holds nothing yet.
+    pub const fn new(source: S) -> Heap<S> {
+        Heap { lists: Lists::EMPTY, regions: None, held: 0, watch: watch::created("tlsf"), source }
+    }
+
+    /// Where its memory comes from.
+    pub const fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// Bytes held of the source.
+    pub const fn held(&self) -> usize {
+        self.held
+    }
+
+    /// A block in use of this size or 16 bytes more, if there is a free one.
+    #[inline]
+    pub(super) fn take(&mut self, size: usize) -> Option<Block> {
+        let block = self.lists.take(size)?;
+        self.use_up(block, block.size(), size);
+        Some(block)
+    }
+
+    /// As [`Heap::take`], with the payload aligned to more than GRANULE.
+    pub(super) fn take_aligned(&mut self, size: usize, align: usize) -> Option<Block> {
+        // The payload moves by less than `align`, and by LEAST more where what it leaves would be too small for a block.
+        let room = size.checked_add(align)?.checked_add(LEAST).filter(|room| *room < LIMIT)?;
+        let block = self.lists.take(room)?;
+        let whole = block.size();
+        let mut skipped = block.payload().align_offset(align);
+        if skipped != 0 && skipped < LEAST {
+            skipped += align;
+        }
+        if skipped == 0 {
+            self.use_up(block, whole, size);
+            return Some(block);
+        }
+        let aligned = block.split_at(skipped);
+        self.use_up(aligned, whole - skipped, size);
+        aligned.set_after_free();
+        block.set_free(skipped);
+        self.lists.insert(block, skipped);
+        Some(aligned)
+    }
+
+    /// Makes a block in use of one that is in no list and `whole` bytes long. What is over becomes a free block.
+    #[inline]
+    fn use_up(&mut self, block: Block, whole: usize, size: usize) {
+        if whole - size < LEAST {
+            block.set_used(whole);
+            block.next().set_after_used();
+        } else {
+            block.set_used(size);
+            let rest = block.next();
+            rest.set_free(whole - size);
+            self.lists.insert(rest, whole - size);
+        }
+    }
+
+    /// Takes a block in use back, and makes one of it and its free neighbours.
+    #[inline]
+    pub(super) fn put(&mut self, block: Block) {
+        let (mut start, mut size) = (block, block.size());
+        let next = block.next();
+        if next.is_free() {
+            size += next.size();
+            self.lists.remove(next, next.size());
+        } else {
+            next.set_after_free();
+        }
+        if block.is_after_free() {
+            start = block.before();
+            size += start.size();
+            self.lists.remove(start, start.size());
+        }
+        start.set_free(size);
+        self.lists.insert(start, size);
+    }
+
+    /// Gives a block in use another size where it is, if that can be.
+    pub(super) fn resize(&mut self, block: Block, size: usize) -> bool {
+        let next = block.next();
+        let mut whole = block.size();
+        if (size..size + LEAST).contains(&whole) {
+            return true;
+        }
+        if next.is_free() {
+            whole += next.size();
+        }
+        if whole < size {
+            return false;
+        }
+        if next.is_free() {
+            self.lists.remove(next, next.size());
+        }
+        if whole - size < LEAST {
+            block.resize(whole);
+            block.next().set_after_used();
+            return true;
+        }
+        block.resize(size);
+        let rest = block.next();
+        rest.set_free(whole - size);
+        rest.next().set_after_free();
+        self.lists.insert(rest, whole - size);
+        true
+    }
+
+    /// Takes a region from the source in which a block of this size and alignment can be had. The larger the heap, the
+    /// larger the region, as far as the source has one.
+    pub(super) fn grow(&mut self, size: usize, align: usize) -> bool {
+        let aligned = if align > GRANULE { align + LEAST } else { 0 };
+        // A class may be 1/32 of the size wide, and only the next one is looked at.
+        let Some(least) = size.checked_add(aligned).filter(|least| *least < LIMIT / 2) else {
+            return false;
+        };
+        let least = (least + least / 16 + AROUND).next_multiple_of(GRANULE);
+        let mut wanted = self.held.clamp(*REGION.start(), *REGION.end()).max(least);
+        loop {
+            if let Some(given) = region(wanted).and_then(|layout| self.source.take(layout)) {
+                self.add(given);
+                return true;
+            }
+            if wanted == least {
+                return false;
+            }
+            wanted = (wanted / 2).next_multiple_of(GRANULE).max(least);
+        }
+    }
+
+    /// Makes a region of what the source gave, with one free block.
+    fn add(&mut self, given: source::Block) {
+        watch::taken(self.watch, given);
+        let region = given.start.cast::<Region>();
+        let head = Region { before: self.regions, size: given.size, zeroed: given.zeroed };
+        // SAFETY: it was asked for with the alignment of a region and room for one, and is the heap's alone.
+        unsafe { region.write(head) };
+        self.regions = Some(region);
+        self.held += given.size;
+        self.clear(region, given.size);
+    }
+
+    /// Makes one free block of a whole region.
+    fn clear(&mut self, region: NonNull<Region>, size: usize) {
+        let (block, size) = (first_block(region), (size & !(GRANULE - 1)).min(LIMIT) - AROUND);
+        block.set_free(size);
+        block.next().set_used(0);
+        block.next().set_after_free();
+        self.lists.insert(block, size);
+    }
+
+    /// Makes all memory free. Takes time for each region.
+    pub(super) fn reset(&mut self) {
+        self.lists = Lists::EMPTY;
+        for region in self.regions() {
+            // SAFETY: the heads of regions are written when they are added.
+            let size = unsafe { region.as_ref() }.size;
+            watch::popped(self.watch, region.cast(), size);
+            self.clear(region, size);
+        }
+    }
+
+    /// Gives regions without a block in use back to the source. Takes time for each region.
+    pub(super) fn trim(&mut self) {
+        let regions = self.regions();
+        self.regions = None;
+        for region in regions {
+            let block = first_block(region);
+            if block.is_free() && block.next().size() == 0 {
+                self.lists.remove(block, block.size());
+                self.give_back(region);
+            } else {
+                self.keep(region);
+            }
+        }
+    }
+
+    fn keep(&mut self, mut region: NonNull<Region>) {
+        // SAFETY: the heads of regions are written when they are added, and only the heap knows them.
+        unsafe { region.as_mut() }.before = self.regions;
+        self.regions = Some(region);
+    }
+
+    fn give_back(&mut self, region: NonNull<Region>) {
+        // SAFETY: the heads of regions are written when they are added.
+        let Region { size, zeroed, .. } = *unsafe { region.as_ref() };
+        self.held -= size;
+        let given = source::Block { start: region.cast(), size, zeroed };
+        watch::given_back(self.watch, given);
+        // SAFETY: the source gave this region, and no block of it is in use or in a list.
+        unsafe { self.source.give_back(given) };
+    }
+
+    fn regions(&self) -> Regions {
+        Regions(self.regions)
+    }
+
+    /// The block of a payload, where it is the payload of a block in use of this heap, as far as can be told in debug
+    /// builds. Takes time for each region.
+    ///
+    /// # Panics
+    /// Where it is not.
+    pub(super) fn find(&self, payload: NonNull<u8>) -> Block {
+        let word = payload.as_ptr().wrapping_sub(WORD).cast::<usize>();
+        let inside = self.regions().any(|region| blocks_of(region).contains(&word.addr()));
+        let aligned = payload.addr().get().is_multiple_of(GRANULE);
+        assert!(inside && aligned, "{payload:p} is no block of this pool");
+        // SAFETY: it is inside of a region, whose bytes may all be read.
+        let block = unsafe { Block::of(payload) };
+        assert!(
+            block.is_genuine() && block.size() >= LEAST,
+            "{payload:p} is no block of this pool"
+        );
+        assert!(!block.is_free(), "{payload:p} was freed before");
+        block
+    }
+
+    /// Walks all regions and lists. `at_hand` says whether the front has a block.
+    ///
+    /// # Panics
+    /// Where something does not hold.
+    pub(super) fn check(&self, mut at_hand: impl FnMut(Block) -> bool) -> usize {
+        let (mut free, mut kept, mut held) = (0, 0, 0);
+        for region in self.regions() {
+            let mut block = first_block(region);
+            let mut before: Option<Block> = None;
+            while block.size() > 0 {
+                let behind_free = before.filter(|before| before.is_free());
+                assert!(block.is_genuine(), "a word was overwritten");
+                assert_eq!(
+                    block.is_after_free(),
+                    behind_free.is_some(),
+                    "a block does not know its neighbour"
+                );
+                assert!(
+                    behind_free.is_none_or(|before| block.before() == before),
+                    "a block has no way back"
+                );
+                assert!(
+                    !(block.is_free() && behind_free.is_some()),
+                    "two free blocks are neighbours"
+                );
+                free += usize::from(block.is_free());
+                kept += usize::from(!block.is_free() && at_hand(block));
+                (before, block) = (Some(block), block.next());
+            }
+            assert_eq!(block.addr(), blocks_of(region).end, "blocks do not fill the region");
+            // SAFETY: the heads of regions are written when they are added.
+            held += unsafe { region.as_ref() }.size;
+        }
+        assert_eq!(held, self.held, "bytes of regions, and bytes held");
+        self.lists.check(free);
+        kept
+    }
+}
+
+impl<S: Source> Drop for Heap<S> {
+    fn drop(&mut self) {
+        self.regions().for_each(|region| self.give_back(region));
+        watch::destroyed(self.watch);
+    }
+}
+
+fn region(size: usize) -> Option<Layout> {
+    Layout::from_size_align(size, GRANULE).ok()
+}
+
+fn first_block(region: NonNull<Region>) -> Block {
+    // SAFETY: a region is larger than its head.
+    let word = unsafe { region.add(1) }.cast();
+    // SAFETY: behind the three words of the head comes the word of the first block, before a multiple of GRANULE.
+    unsafe { Block::at(word) }
+}
+
+/// The addresses from the word of the first block to the last word, of size 0.
+fn blocks_of(region: NonNull<Region>) -> core::ops::Range<usize> {
+    let start = region.addr().get();
+    // SAFETY: the heads of regions are written when they are added.
+    let size = unsafe { region.as_ref() }.size;
+    let size = (size & !(GRANULE - 1)).min(LIMIT);
+    start + size_of::<Region>()..start + size - WORD
+}
+
+/// Regions, the last first. The next is read before one is handed out, so that it may be given back.
+#[derive(Debug)]
+struct Regions(Option<NonNull<Region>>);
+
+impl Iterator for Regions {
+    type Item = NonNull<Region>;
+
+    fn next(&mut self) -> Option<NonNull<Region>> {
+        let region = self.0?;
+        // SAFETY: the heads of regions are written when they are added, and this one was not given back yet.
+        self.0 = unsafe { region.as_ref() }.before;
+        Some(region)
+    }
+}
+
+/// In debug builds: fills freed memory.
+#[inline]
+pub(super) fn poison(block: Block) {
+    if cfg!(debug_assertions) {
+        // SAFETY: the payload of a block that its user has given up.
+        unsafe { block.payload().write_bytes(POISON, block.capacity()) };
+    }
+}
