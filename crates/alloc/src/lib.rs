@@ -5,11 +5,15 @@
 #![no_std]
 
 mod discipline;
+pub mod fifo;
 pub mod source;
 pub mod tlsf;
 #[doc(hidden)]
 pub mod watch;
 
 pub use discipline::{Allocator, Discipline};
+pub use fifo::Fifo;
+#[cfg(feature = "os")]
+pub use source::Os;
 pub use source::{Block, Source};
 pub use tlsf::{LockedTlsf, Tlsf};

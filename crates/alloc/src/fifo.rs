@@ -1,0 +1,257 @@
+//! A pool for blocks that are freed about in the order in which they were asked for: messages, jobs, queues.
+//!
+//! Blocks lie one behind the other in pages, without headers of their own. A page that has no live block left is used
+//! again, or given back.
+//!
+//! ```
+//! use pagewise_alloc::{Fifo, Os};
+//! use std::collections::VecDeque;
+//!
+//! let pool = Fifo::new(Os).expect("a page of memory");
+//! let mut queue = VecDeque::new();
+//! for job in 0..100_000_u64 {
+//!     queue.push_back(pool.boxed([job; 4]).expect("memory"));
+//!     if queue.len() > 1000 {
+//!         queue.pop_front(); // What it held is used again.
+//!     }
+//! }
+//! assert!(pool.held() < 200_000);
+//! drop(pool); // The pool goes with the last of its blocks.
+//! assert_eq!(queue[0][0], 99_000);
+//! ```
+//!
+//! Three calls, each of a few instructions, do nearly all of the work:
+//!
+//! ```text
+//!             Hot                     page, 64 KiB, found by masking the block's address
+//!   next ------------------.         [ live | hole ... | marks | dead dead | block block block | room ]
+//!   end  ---------------.   \                  |                 ^--------^                    ^      ^
+//!                        \   `----------------------------------- noted hole ------------------´      |
+//!                         `---------------------------------------------------------------------------´
+//! ```
+//!
+//! - Allocating moves `next`. What is left of the current page counts as live there already.
+//! - Freeing takes the size off the page's `live`, and lets its noted hole grow over the block.
+//! - Only when there is no room, when nothing is live in a page, or when a block is not next to the noted hole, is there
+//!   more to do: see `pool` and `page`.
+//!
+//! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8: nothing else.
+
+mod boxed;
+mod page;
+mod policy;
+mod pool;
+mod queue;
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+pub use boxed::Boxed;
+#[cfg(feature = "ablation")]
+pub use policy::Policy;
+
+use crate::{Allocator, Discipline, Source};
+use page::{GRAIN, PageRef, rounded};
+use pool::{Hot, Pool, free_slow};
+
+/// A pool for blocks that are freed about in order of age. It belongs to one thread, as do its blocks.
+///
+/// Blocks may be freed in any order: holes are filled where that saves memory. Dropping the pool leaves live blocks
+/// where they are; their pages go with the last of them.
+#[derive(Debug)]
+pub struct Fifo<S: Source> {
+    pool: NonNull<Pool<S>>,
+}
+
+impl<S: Source> Fifo<S> {
+    /// A pool whose memory comes from `source`; `None` where it has not even enough for the pool itself.
+    pub fn new(source: S) -> Option<Fifo<S>> {
+        Some(Fifo { pool: Pool::create(source, policy::Policy::default())? })
+    }
+
+    /// A pool with other policies, to show what they gain.
+    #[cfg(feature = "ablation")]
+    pub fn with_policy(source: S, policy: Policy) -> Option<Fifo<S>> {
+        Some(Fifo { pool: Pool::create(source, policy)? })
+    }
+
+    /// Memory of this size and alignment, whatever was in it; `None` where the source has no more.
+    #[inline(always)]
+    pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let last = last_byte(layout.size());
+        if layout.align() <= GRAIN && last < self.hot().room() {
+            // SAFETY: the room is a multiple of `GRAIN`, as `last + 1` is, so it reaches that far.
+            return Some(unsafe { self.hot().bump(last + 1) });
+        }
+        self.allocate_slow(layout)
+    }
+
+    /// As [`Fifo::allocate`], with every byte 0.
+    #[inline(always)]
+    pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let last = last_byte(layout.size());
+        if layout.align() <= GRAIN && last < self.hot().room() {
+            // SAFETY: as in `allocate`.
+            let block = unsafe { self.hot().bump(last + 1) };
+            if !self.hot().is_zeroed() {
+                // SAFETY: the block is ours, and as large.
+                unsafe { block.write_bytes(0, last + 1) };
+            }
+            return Some(block);
+        }
+        self.allocate_zeroed_slow(layout)
+    }
+
+    #[cold]
+    fn allocate_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+        self.pool().allocate(self.pool.cast(), layout.size(), layout.align())
+    }
+
+    #[cold]
+    fn allocate_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let block = self.allocate_slow(layout)?;
+        // SAFETY: the block was handed out just now.
+        if !unsafe { PageRef::of(block) }.zeroed.get() {
+            // SAFETY: the block is ours, and as large.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        Some(block)
+    }
+
+    /// Takes a block back, in any order.
+    ///
+    /// # Safety
+    /// `block` came from a pool of this thread that may have been dropped, with this size, and was not freed since.
+    #[inline(always)]
+    pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { free(block, layout.size()) }
+    }
+
+    /// Changes a block's size, in place where it gets smaller, or is the last that was handed out and there is room
+    /// behind it; else it moves. Its alignment stays. `None`, and the block as it was, where the source has no more.
+    ///
+    /// # Safety
+    /// `block` came from this pool, with this layout, and was not freed since.
+    pub unsafe fn reallocate(
+        &self,
+        block: NonNull<u8>,
+        old: Layout,
+        size: usize,
+    ) -> Option<NonNull<u8>> {
+        let (was, now) = (rounded(old.size()), rounded(size));
+        if self.hot().is_last(block, was) && now <= was + self.hot().room() {
+            // SAFETY: the block ends at `next`, and the room behind it begins there.
+            self.hot().move_last(unsafe { block.add(now) });
+            return Some(block);
+        }
+        // SAFETY: the block is live, says the caller.
+        let page = unsafe { PageRef::of(block) };
+        if page.resize(block, was, now) {
+            return Some(block);
+        }
+        let moved = self.allocate(Layout::from_size_align(size, old.align()).ok()?)?;
+        // SAFETY: both are ours, as large as the smaller of the two sizes, and do not overlap.
+        unsafe { moved.copy_from_nonoverlapping(block, old.size().min(size)) };
+        // SAFETY: the caller has given it up, now that it moved.
+        unsafe { free(block, old.size()) };
+        Some(moved)
+    }
+
+    /// Moves a value into the pool, or gives it back where the source has no more memory.
+    ///
+    /// # Errors
+    /// The value, where there is no memory for it.
+    pub fn boxed<T>(&self, value: T) -> Result<Boxed<T>, T>
+    where
+        S: 'static,
+    {
+        match self.allocate(Layout::new::<T>()) {
+            // SAFETY: the block is new and of the type's layout; the source lives as long as it must.
+            Some(block) => Ok(unsafe { Boxed::new(block.cast(), value) }),
+            None => Err(value),
+        }
+    }
+
+    /// Bytes that the pool has from its source.
+    pub fn held(&self) -> usize {
+        self.pool().held()
+    }
+
+    /// Walks everything that must hold inside.
+    ///
+    /// # Panics
+    /// Where it does not hold.
+    pub fn check(&self) {
+        self.pool().check();
+    }
+
+    #[inline(always)]
+    fn pool(&self) -> &Pool<S> {
+        // SAFETY: a pool lives at least until it was dropped.
+        unsafe { self.pool.as_ref() }
+    }
+
+    #[inline(always)]
+    fn hot(&self) -> &Hot {
+        &self.pool().hot
+    }
+}
+
+impl<S: Source> Drop for Fifo<S> {
+    fn drop(&mut self) {
+        // SAFETY: nobody else can allocate from it.
+        unsafe { Pool::close(self.pool) };
+    }
+}
+
+/// The last byte of a block of this size, counted from 0. A size of 0 gives a number that no room has, and is left to the
+/// slow paths.
+#[inline(always)]
+const fn last_byte(size: usize) -> usize {
+    size.wrapping_sub(1) | (GRAIN - 1)
+}
+
+/// Takes a block of any pool back.
+///
+/// # Safety
+/// As [`Fifo::free`].
+#[inline(always)]
+unsafe fn free(block: NonNull<u8>, size: usize) {
+    // SAFETY: a live block, says the caller.
+    let page = unsafe { PageRef::of(block) };
+    let last = last_byte(size);
+    #[cfg(debug_assertions)]
+    // SAFETY: the block is as large, and nobody uses it any more.
+    unsafe {
+        block.write_bytes(POISON, rounded(size));
+    }
+    if last < page.live.get() - GRAIN && page.extend_hole(block, last) {
+        return;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { free_slow(page, block, rounded(size)) }
+}
+
+/// What freed memory is filled with in debug builds.
+#[cfg(debug_assertions)]
+const POISON: u8 = 0xdf;
+
+// SAFETY: a block is part of a page's room, or of the source's block, that was counted as live and is handed out once.
+unsafe impl<S: Source> Allocator for Fifo<S> {
+    const NAME: &'static str = "fifo";
+    const FREES: Discipline = Discipline::Fifo;
+
+    fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
+        Fifo::allocate(self, layout)
+    }
+
+    unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { Fifo::<S>::free(block, layout) }
+    }
+
+    fn check(&self) {
+        Fifo::check(self);
+    }
+}

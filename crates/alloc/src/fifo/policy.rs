@@ -1,0 +1,45 @@
+//! What a FIFO pool does with pages that are empty or nearly so. A benchmark can have it the old way, to show the gain.
+
+use super::page::{CAPACITY, PAGE};
+
+/// Which of a pool's policies are in force: all, unless a benchmark chooses, for which it needs the feature `ablation`.
+#[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// Keeps one empty page.
+    pub spare: bool,
+    /// Goes over to a page that becomes empty, if the current one has less than an eighth left.
+    pub replace: bool,
+    /// Fills holes where blocks are freed in no order.
+    pub holes: bool,
+}
+
+/// All of them.
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy { spare: true, replace: true, holes: true }
+    }
+}
+
+impl Policy {
+    /// Known when it is compiled, but for benchmarks.
+    fn chosen(self) -> Policy {
+        if cfg!(feature = "ablation") { self } else { Policy::default() }
+    }
+
+    pub(super) fn keeps_spare(self) -> bool {
+        self.chosen().spare
+    }
+
+    /// Below how many bytes the current page is left for an empty one.
+    pub(super) fn little_room(self) -> usize {
+        if self.chosen().replace { PAGE / 8 } else { 0 }
+    }
+
+    pub(super) fn fills_holes(self) -> bool {
+        self.chosen().holes
+    }
+}
+
+/// Up to how many live bytes a page is worth a search for holes: two thirds.
+pub(super) const SPARSE: usize = CAPACITY / 3 * 2;

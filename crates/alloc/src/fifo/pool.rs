@@ -1,0 +1,390 @@
+//! What a FIFO pool knows of its pages, and what it does when the page in use is full or another becomes empty.
+//!
+//! What holds between calls:
+//! - What lies between `next` and `end` is counted as live in the current page, so that handing it out touches no page.
+//! - A page is current, or the spare, which is empty, or in the queue, where something is alive in it.
+//! - A pool that was closed has no current and no spare page. It goes with its last page.
+
+use core::alloc::Layout;
+use core::cell::Cell;
+use core::mem::offset_of;
+use core::ops::Range;
+use core::ptr::NonNull;
+
+use super::page::{CAPACITY, GRAIN, PAGE, PageRef, rounded, short};
+use super::policy::{Policy, SPARSE};
+use super::queue::Queue;
+use crate::{Block, Source};
+
+/// What each call touches: one cache line, of which C knows the first three fields.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct Hot {
+    /// Where the next block begins; 0 where there is no room.
+    next: Cell<*mut u8>,
+    /// Where the room ends.
+    end: Cell<usize>,
+    /// Not 0 where the room is known to be zeroed.
+    zeroed: Cell<usize>,
+    current: Cell<Option<PageRef>>,
+    /// The slow path of freeing, which need not know the source's type.
+    emptied: unsafe fn(NonNull<Hot>, PageRef),
+}
+
+const _: () = assert!(size_of::<Hot>() == 64);
+const _: () = assert!(offset_of!(Hot, end) == 8 && offset_of!(Hot, zeroed) == 16);
+
+impl Hot {
+    /// Bytes that can be handed out without a further look.
+    #[inline(always)]
+    pub(super) fn room(&self) -> usize {
+        self.end.get().wrapping_sub(self.next.get().addr())
+    }
+
+    #[inline(always)]
+    pub(super) fn is_zeroed(&self) -> bool {
+        self.zeroed.get() != 0
+    }
+
+    /// Whether a block of this size that begins here is the last that was handed out.
+    #[inline(always)]
+    pub(super) fn is_last(&self, block: NonNull<u8>, size: usize) -> bool {
+        self.next.get().addr() == block.addr().get().wrapping_add(size)
+    }
+
+    /// Hands out the next `size` bytes.
+    ///
+    /// # Safety
+    /// There is as much room, and `size` is a positive multiple of `GRAIN`.
+    #[inline(always)]
+    pub(super) unsafe fn bump(&self, size: usize) -> NonNull<u8> {
+        let start = self.next.get();
+        // SAFETY: the room reaches as far, as the caller promises, in one page.
+        self.next.set(unsafe { start.add(size) });
+        // SAFETY: where there is room, `next` is an address in a page.
+        unsafe { NonNull::new_unchecked(start) }
+    }
+
+    /// Moves the end of the last block to `next`, which lies in it or in the room behind it.
+    pub(super) fn move_last(&self, next: NonNull<u8>) {
+        if next.as_ptr() < self.next.get() {
+            self.zeroed.set(0);
+            self.current.get().inspect(|page| page.zeroed.set(false));
+        }
+        self.next.set(next.as_ptr());
+    }
+}
+
+/// A pool, in a block of its own source.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Pool<S> {
+    pub(super) hot: Hot,
+    queue: Queue,
+    spare: Cell<Option<PageRef>>,
+    pages: Cell<usize>,
+    held: Cell<usize>,
+    closed: Cell<bool>,
+    policy: Policy,
+    block: Block,
+    source: S,
+}
+
+impl<S: Source> Pool<S> {
+    /// A pool without pages; `None` where the source has no memory for it.
+    pub(super) fn create(source: S, policy: Policy) -> Option<NonNull<Pool<S>>> {
+        let block = source.take(Layout::new::<Pool<S>>())?;
+        let hot = Hot {
+            next: Cell::new(core::ptr::null_mut()),
+            end: Cell::new(0),
+            zeroed: Cell::new(0),
+            current: Cell::new(None),
+            emptied: |hot, page| {
+                // SAFETY: a pool begins with its hot part, and lives as long as it has pages.
+                unsafe { Pool::<S>::emptied(hot.cast(), page) }
+            },
+        };
+        let pool = Pool {
+            hot,
+            queue: Queue::default(),
+            spare: Cell::new(None),
+            pages: Cell::new(0),
+            held: Cell::new(block.size),
+            closed: Cell::new(false),
+            policy,
+            block,
+            source,
+        };
+        let start = block.start.cast::<Pool<S>>();
+        // SAFETY: the block is ours, and as large and aligned as a pool.
+        unsafe { start.write(pool) };
+        Some(start)
+    }
+
+    /// Bytes that the source gave.
+    pub(super) fn held(&self) -> usize {
+        self.held.get()
+    }
+
+    /// Makes room for `size` bytes at a multiple of `align`, and hands them out.
+    pub(super) fn allocate(
+        &self,
+        this: NonNull<Hot>,
+        size: usize,
+        align: usize,
+    ) -> Option<NonNull<u8>> {
+        let (size, align) = (rounded(size), align.max(GRAIN));
+        let need = size.saturating_add(align - GRAIN);
+        if need > CAPACITY {
+            return self.own_block(this, size, align);
+        }
+        if self.padding(align) + size > self.hot.room() {
+            self.refill(this, need)?;
+        }
+        self.pad(self.padding(align));
+        // SAFETY: there was as much room with the padding, or there is now, whatever the padding.
+        Some(unsafe { self.hot.bump(size) })
+    }
+
+    /// Bytes up to the next multiple of `align`.
+    fn padding(&self, align: usize) -> usize {
+        self.hot.next.get().addr().wrapping_neg() & (align - 1)
+    }
+
+    /// Leaves out some bytes.
+    fn pad(&self, size: usize) {
+        if let Some(page) = self.hot.current.get().filter(|_| size > 0) {
+            // SAFETY: whoever pads has seen that there is more room than that.
+            let start = page.offset(unsafe { self.hot.bump(size) }.addr().get());
+            page.retire_rest(start..page.offset(self.hot.next.get().addr()));
+        }
+    }
+
+    /// A block that does not fit into a page.
+    fn own_block(&self, this: NonNull<Hot>, size: usize, align: usize) -> Option<NonNull<u8>> {
+        // Its header lies in the page that ends where the block begins, or in which it begins.
+        let header = PAGE - CAPACITY;
+        let before = if align < PAGE { header.next_multiple_of(align) } else { align };
+        let layout = Layout::from_size_align(before.checked_add(size)?, align.max(PAGE)).ok()?;
+        let block = self.take(layout)?;
+        // SAFETY: the block has `before` bytes, and then the data.
+        let start = unsafe { block.start.add(before) };
+        // SAFETY: between the multiple of `PAGE` before `start` and `start` there is room for a header.
+        let page = unsafe { PageRef::create(block, start, this, true) };
+        page.live.set(size);
+        Some(start)
+    }
+
+    /// Makes room for `need` bytes, at most `CAPACITY`, in the current page or another.
+    fn refill(&self, this: NonNull<Hot>, need: usize) -> Option<()> {
+        self.leave();
+        let (page, room) = (self.rest_of_current(need))
+            .or_else(|| self.empty_page())
+            .or_else(|| self.hole_of(self.sparse_page()?, need))
+            .or_else(|| self.new_page(this))
+            .or_else(|| self.queue.iter().find_map(|page| self.hole_of(page, need)))?;
+        self.enter(page, room);
+        Some(())
+    }
+
+    /// All of the current page if nothing is alive in it, or a further hole if holes are being filled there.
+    fn rest_of_current(&self, need: usize) -> Option<(PageRef, Range<u32>)> {
+        let page = self.hot.current.get()?;
+        if page.live.get() == 0 {
+            page.reset();
+            return Some((page, page.take_all()));
+        }
+        Some((page, page.take_hole(need)?))
+    }
+
+    /// Hands out from here from now on.
+    fn enter(&self, page: PageRef, room: Range<u32>) {
+        let left = self.hot.current.replace(Some(page));
+        left.filter(|left| *left != page).inspect(|left| self.put(*left));
+        self.hot.next.set(page.at(room.start).as_ptr());
+        self.hot.end.set(self.hot.next.get().addr() + room.len());
+        self.hot.zeroed.set(page.zeroed.get().into());
+    }
+
+    /// Hands out nothing from the current page any more; it stays current.
+    fn leave(&self) {
+        let room = self.hot.room();
+        if let Some(page) = self.hot.current.get().filter(|_| room > 0) {
+            let end = page.offset(self.hot.end.get());
+            page.retire_rest(page.offset(self.hot.next.get().addr())..end);
+        }
+        self.hot.next.set(core::ptr::null_mut());
+        self.hot.end.set(0);
+    }
+
+    fn empty_page(&self) -> Option<(PageRef, Range<u32>)> {
+        self.spare.take().map(|page| (page, page.take_all()))
+    }
+
+    fn new_page(&self, this: NonNull<Hot>) -> Option<(PageRef, Range<u32>)> {
+        let block = self.take(Layout::from_size_align(PAGE, PAGE).ok()?)?;
+        // SAFETY: one byte into a block of a page is inside it.
+        let inside = unsafe { block.start.add(1) };
+        // SAFETY: the block is a page.
+        let page = unsafe { PageRef::create(block, inside, this, false) };
+        Some((page, page.take_all()))
+    }
+
+    /// A hole of a page of the queue, which leaves the queue.
+    fn hole_of(&self, page: PageRef, need: usize) -> Option<(PageRef, Range<u32>)> {
+        page.look_again();
+        let hole = page.take_hole(need)?;
+        self.queue.remove(page);
+        Some((page, hole))
+    }
+
+    /// A page of the queue whose holes are worth filling. Where blocks die in order of age, only the oldest page is partly
+    /// dead, and best left alone; two that are say that blocks die in no order.
+    fn sparse_page(&self) -> Option<PageRef> {
+        let first = self.queue.first().filter(|_| self.policy.fills_holes())?;
+        let second = first.next.get()?;
+        let is_sparse = |page: &PageRef| page.live.get() <= SPARSE;
+        for full in [first, second].into_iter().filter(|page| !is_sparse(page)) {
+            self.queue.remove(full);
+            self.queue.push(full);
+        }
+        let both = [first, second].into_iter().filter(is_sparse);
+        both.clone().nth(1).and_then(|_| both.min_by_key(|page| page.live.get()))
+    }
+
+    /// The last block of a page was freed.
+    ///
+    /// # Safety
+    /// `this` is the pool of the page, in which nothing is counted as live any more.
+    #[cold]
+    unsafe fn emptied(this: NonNull<Pool<S>>, page: PageRef) {
+        // SAFETY: a pool lives as long as it has pages.
+        let pool = unsafe { this.as_ref() };
+        pool.take_back(page);
+        if pool.closed.get() && pool.pages.get() == 0 {
+            // SAFETY: it was closed, and this was its last page.
+            unsafe { Pool::destroy(this) };
+        }
+    }
+
+    fn take_back(&self, page: PageRef) {
+        if page.alone {
+            return self.release(page);
+        }
+        if self.hot.current.get() == Some(page) {
+            page.reset();
+            return self.enter(page, page.take_all());
+        }
+        self.queue.remove(page);
+        match self.hot.current.get() {
+            Some(_) if self.hot.room() < self.policy.little_room() => {
+                self.leave();
+                page.reset();
+                self.enter(page, page.take_all());
+            }
+            _ => self.keep(page),
+        }
+    }
+
+    /// Puts a page where it belongs that was current.
+    fn put(&self, page: PageRef) {
+        if page.live.get() == 0 { self.keep(page) } else { self.queue.push(page) }
+    }
+
+    /// Keeps an empty page as the spare, or gives it back.
+    fn keep(&self, page: PageRef) {
+        if self.spare.get().is_some() || self.closed.get() || !self.policy.keeps_spare() {
+            return self.release(page);
+        }
+        page.reset();
+        self.spare.set(Some(page));
+    }
+
+    fn take(&self, layout: Layout) -> Option<Block> {
+        let block = self.source.take(layout)?;
+        self.held.set(self.held.get() + block.size);
+        self.pages.set(self.pages.get() + 1);
+        Some(block)
+    }
+
+    /// Gives a page back that is nowhere any more.
+    fn release(&self, page: PageRef) {
+        let block = page.block();
+        self.held.set(self.held.get() - block.size);
+        self.pages.set(self.pages.get() - 1);
+        // SAFETY: it came from there with the page, and nothing is alive in it.
+        unsafe { self.source.give_back(block) };
+    }
+
+    /// Gives back what is empty, and the rest when it becomes so.
+    ///
+    /// # Safety
+    /// Nobody allocates from the pool any more.
+    pub(super) unsafe fn close(this: NonNull<Pool<S>>) {
+        // SAFETY: a pool lives until it was closed.
+        let pool = unsafe { this.as_ref() };
+        pool.leave();
+        pool.closed.set(true);
+        pool.spare.take().inspect(|page| pool.release(*page));
+        pool.hot.current.take().inspect(|page| pool.put(*page));
+        if pool.pages.get() == 0 {
+            // SAFETY: it has no page, and nobody allocates from it.
+            unsafe { Pool::destroy(this) };
+        }
+    }
+
+    /// # Safety
+    /// Nobody uses the pool any more.
+    unsafe fn destroy(this: NonNull<Pool<S>>) {
+        // SAFETY: the pool is read for the last time, and forgotten.
+        let Pool { source, block, .. } = unsafe { this.read() };
+        // SAFETY: the block came from there, and the pool was all that lay in it.
+        unsafe { source.give_back(block) };
+    }
+
+    /// Walks everything that must hold.
+    pub(super) fn check(&self) {
+        let current = self.hot.current.get();
+        let mut pages = 0;
+        for page in self.queue.iter().chain(current) {
+            assert_eq!(
+                page.live.get() + page.holes(),
+                CAPACITY,
+                "bytes are neither live nor holes"
+            );
+            assert!(
+                page.live.get() > 0 || Some(page) == current,
+                "an empty page is not given back"
+            );
+            pages += 1;
+        }
+        if let Some(spare) = self.spare.get() {
+            assert_eq!(spare.live.get() + spare.holes(), 0, "the spare page is not empty");
+            pages += 1;
+        }
+        assert!(pages <= self.pages.get(), "more pages than were taken");
+        if let Some(page) = current.filter(|_| self.hot.room() > 0) {
+            let start = page.offset(self.hot.next.get().addr()) as usize;
+            assert!(start + self.hot.room() <= PAGE, "there is room behind the page");
+            assert!(page.live.get() >= self.hot.room(), "room that is not counted as live");
+        }
+    }
+}
+
+/// The slow path of freeing `size` bytes at `block`.
+///
+/// # Safety
+/// They are a live block of the page, which is not used any more.
+#[cold]
+pub(super) unsafe fn free_slow(page: PageRef, block: NonNull<u8>, size: usize) {
+    if page.live.get() > size {
+        let start = page.offset(block.addr().get());
+        return page.retire(start..start + short(size));
+    }
+    debug_assert_eq!(page.live.get(), size, "a block was freed with a wrong size, or twice");
+    page.live.set(0);
+    // SAFETY: a pool lives as long as it has pages.
+    let emptied = unsafe { page.pool.as_ref() }.emptied;
+    // SAFETY: the pool made the page, and this was its last block.
+    unsafe { emptied(page.pool, page) };
+}

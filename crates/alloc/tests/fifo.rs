@@ -1,0 +1,175 @@
+//! FIFO pools: programs in any order mirrored in a shadow heap, pages under every policy, and running out of memory.
+
+#![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
+
+use std::alloc::Layout;
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+use pagewise_alloc::source::{FailAfter, Os};
+use pagewise_alloc::{Fifo, Source};
+use proptest::prelude::*;
+
+const PAGE: usize = 1 << 16;
+
+fn layout(size: usize, align: usize) -> Layout {
+    Layout::from_size_align(size, align).unwrap()
+}
+
+fn pattern(seed: u8) -> impl Iterator<Item = u8> {
+    (0..=250).cycle().map(move |at| seed ^ at)
+}
+
+/// A block and what was written to it.
+#[derive(Clone, Copy)]
+struct Shadow {
+    block: NonNull<u8>,
+    layout: Layout,
+    seed: u8,
+}
+
+impl Shadow {
+    fn range(&self) -> std::ops::Range<usize> {
+        self.block.addr().get()..self.block.addr().get() + self.layout.size()
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the block is live and as large.
+        unsafe { std::slice::from_raw_parts_mut(self.block.as_ptr(), self.layout.size()) }
+    }
+
+    fn fill(&mut self) {
+        let seed = self.seed;
+        self.bytes().iter_mut().zip(pattern(seed)).for_each(|(byte, value)| *byte = value);
+    }
+
+    fn check(&mut self, upto: usize) {
+        let seed = self.seed;
+        let mut bytes = self.bytes().iter().take(upto).zip(pattern(seed));
+        assert!(bytes.all(|(byte, written)| *byte == written), "a block changed");
+    }
+}
+
+/// A pool beside what it should hold.
+struct Mirrored<S: Source> {
+    pool: Fifo<S>,
+    live: VecDeque<Shadow>,
+}
+
+impl<S: Source> Mirrored<S> {
+    fn new(source: S) -> Mirrored<S> {
+        Mirrored { pool: Fifo::new(source).unwrap(), live: VecDeque::new() }
+    }
+
+    fn add(&mut self, mut new: Shadow) {
+        assert!(new.block.addr().get().is_multiple_of(new.layout.align()));
+        let range = new.range();
+        let overlaps =
+            |old: &Shadow| old.range().start < range.end && range.start < old.range().end;
+        assert!(!self.live.iter().any(overlaps), "two blocks overlap");
+        new.fill();
+        self.live.push_back(new);
+    }
+
+    fn allocate(&mut self, layout: Layout, seed: u8, zeroed: bool) -> bool {
+        let block = match zeroed {
+            true => self.pool.allocate_zeroed(layout),
+            false => self.pool.allocate(layout),
+        };
+        let Some(block) = block else { return false };
+        let mut new = Shadow { block, layout, seed };
+        assert!(!zeroed || new.bytes().iter().all(|byte| *byte == 0), "not zeroed");
+        self.add(new);
+        true
+    }
+
+    fn free(&mut self, index: usize) {
+        if let Some(mut old) = self.live.remove(index) {
+            old.check(usize::MAX);
+            // SAFETY: it is live and was allocated so.
+            unsafe { Fifo::<S>::free(old.block, old.layout) };
+        }
+    }
+
+    fn reallocate(&mut self, index: usize, size: usize) {
+        let Some(mut old) = self.live.remove(index) else { return };
+        old.check(usize::MAX);
+        // SAFETY: it is live and was allocated so.
+        let moved = unsafe { self.pool.reallocate(old.block, old.layout, size) };
+        let Some(block) = moved else { return self.live.push_back(old) };
+        if size <= old.layout.size() {
+            assert_eq!(block, old.block, "it moved while it shrank");
+        }
+        let kept = size.min(old.layout.size());
+        let mut new = Shadow { block, layout: layout(size, old.layout.align()), ..old };
+        new.check(kept);
+        self.add(new);
+    }
+
+    fn check(&self) {
+        self.pool.check();
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate { size: usize, align: usize, zeroed: bool },
+    Oldest,
+    Any(usize),
+    Reallocate(usize, usize),
+    Last(usize),
+}
+
+fn size() -> impl Strategy<Value = usize> {
+    prop_oneof![8 => 0..600_usize, 2 => 0..9000_usize, 1 => 0..3 * PAGE]
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let align = prop_oneof![8 => Just(0_u32), 2 => 0..8_u32, 1 => 0..19_u32];
+    let allocate = (size(), align, any::<bool>())
+        .prop_map(|(size, align, zeroed)| Step::Allocate { size, align: 1 << align, zeroed });
+    let step = prop_oneof![
+        8 => allocate,
+        3 => Just(Step::Oldest),
+        3 => any::<usize>().prop_map(Step::Any),
+        1 => (any::<usize>(), size()).prop_map(|(index, size)| Step::Reallocate(index, size)),
+        1 => size().prop_map(Step::Last),
+    ];
+    prop::collection::vec(step, 0..400)
+}
+
+fn run<S: Source>(heap: &mut Mirrored<S>, steps: &[Step]) {
+    for (step, seed) in steps.iter().zip((0..=255).cycle()) {
+        let n = heap.live.len().max(1);
+        match *step {
+            Step::Allocate { size, align, zeroed } => {
+                heap.allocate(layout(size, align), seed, zeroed);
+            }
+            Step::Oldest => heap.free(0),
+            Step::Any(index) => heap.free(index % n),
+            Step::Reallocate(index, size) => heap.reallocate(index % n, size),
+            Step::Last(size) => heap.reallocate(n - 1, size),
+        }
+        heap.check();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn blocks_neither_overlap_nor_change_whatever_is_freed(steps in steps()) {
+        let mut heap = Mirrored::new(Os);
+        run(&mut heap, &steps);
+        while !heap.live.is_empty() {
+            heap.free(heap.live.len() / 2);
+            heap.check();
+        }
+    }
+
+    #[test]
+    fn memory_may_run_out_at_any_time(steps in steps(), n in 1..12_usize) {
+        let mut heap = Mirrored::new(FailAfter::new(Os, n));
+        run(&mut heap, &steps);
+    }
+}
