@@ -146,7 +146,7 @@ fn allocate<S: Source, const N: usize>(
 ) -> Option<NonNull<u8>> {
     let at_hand = if layout.align() <= GRANULE { front.pop(layout.size()) } else { None };
     let block = at_hand.or_else(|| fetch(front, heap, layout))?;
-    watch::allocated(heap.watch, block, layout.size());
+    watch::counted(&heap.watch, layout.size());
     Some(block)
 }
 
@@ -196,7 +196,7 @@ unsafe fn free<S: Source, const N: usize>(
     size: usize,
 ) {
     front::check_free(front, heap, block, size);
-    watch::freed(heap.watch, block, size);
+    watch::uncounted(&heap.watch, size);
     if !front.push(block, size) {
         retire(front, heap, block, size);
     }
@@ -225,7 +225,7 @@ unsafe fn reallocate<S: Source, const N: usize>(
     // SAFETY: the caller passes the payload of a block.
     let block = unsafe { Block::of(payload) };
     if heap.resize(block, size_for(size)?) {
-        watch::resized(heap.watch, payload, layout.size(), size);
+        watch::recounted(&heap.watch, layout.size(), size);
         return Some(payload);
     }
     let moved = allocate(front, heap, Layout::from_size_align(size, layout.align()).ok()?)?;

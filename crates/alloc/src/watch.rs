@@ -1,45 +1,207 @@
-//! What pools tell those who watch memory: checkers of accesses, statistics. Nobody does yet, and each call is nothing.
+//! What pools tell those who watch memory: valgrind and AddressSanitizer, found when the program runs, and statistics,
+//! where the feature `stats` is on.
 //!
-//! A pool calls these where it happens, fast paths included, with the memory of its user: no header, no padding.
+//! Fast paths know nothing of this, the inlined ones in C programs that were compiled long ago included. Two rules make
+//! up for it:
+//! - A pool that is watched closely ([`checked`]) keeps its fast paths closed: every call finds no room and comes to a slow
+//!   path, which tells of each block.
+//! - Statistics alone leave the fast paths open. Pools of a few instructions a call tell of their [`Progress`] when a slow
+//!   path comes anyway; pools that take longer count each call.
 
+mod checker;
+#[cfg(feature = "stats")]
+mod entry;
+#[cfg(feature = "stats")]
+mod table;
+
+use core::cell::Cell;
 use core::ptr::NonNull;
 
 use crate::source::Block;
 
-/// A pool, as its watchers know it.
+pub use checker::{GAP, Quiet, checked, quiet};
+#[cfg(feature = "stats")]
+pub use entry::{Entry, SAMPLES, SIZES};
+#[cfg(feature = "stats")]
+pub use table::{MAGIC, Table};
+
+/// A pool, as its watchers know it. Lies in what its fast paths do not touch.
+#[derive(Debug)]
+pub struct Pool {
+    /// By what valgrind knows it; 0 before it does.
+    id: Cell<usize>,
+    #[cfg(feature = "stats")]
+    kind: &'static str,
+    #[cfg(feature = "stats")]
+    entry: Cell<Option<&'static Entry>>,
+}
+
+// SAFETY: its entry belongs to this pool alone and is written by who uses the pool, one thread at a time.
+unsafe impl Send for Pool {}
+
+/// What happened in a pool since it told the last time.
 #[derive(Clone, Copy, Debug)]
-pub struct Pool(());
+pub struct Progress {
+    /// Blocks that were asked for.
+    pub requests: usize,
+    /// Their bytes; what aligns them may be in it.
+    pub requested: usize,
+    /// Bytes that came back.
+    pub returned: usize,
+    /// The size of one of the blocks, which stands for all: that at hand when the pool tells.
+    pub size: usize,
+}
 
 /// A pool begins.
 #[inline(always)]
-pub const fn created(_kind: &'static str) -> Pool {
-    Pool(())
+pub const fn created(kind: &'static str) -> Pool {
+    #[cfg(not(feature = "stats"))]
+    let _ = kind;
+    Pool {
+        id: Cell::new(0),
+        #[cfg(feature = "stats")]
+        kind,
+        #[cfg(feature = "stats")]
+        entry: Cell::new(None),
+    }
 }
 
-/// A pool ends, and with it all that it handed out.
-#[inline(always)]
-pub const fn destroyed(_pool: Pool) {}
+/// Its user gives it a name, of which the first 32 bytes count.
+pub fn named(pool: &Pool, name: &str) {
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.enter() {
+        entry.rename(name);
+    }
+    #[cfg(not(feature = "stats"))]
+    let _ = (pool, name);
+}
 
-/// A pool has a block of its source: nobody may touch it but the pool.
-#[inline(always)]
-pub const fn taken(_pool: Pool, _block: Block) {}
+/// A pool ends, and with it all that it handed out. Its blocks were given back.
+pub fn destroyed(pool: &Pool) {
+    checker::destroyed(&pool.id);
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.entry.take() {
+        entry.end();
+    }
+}
 
-/// A pool gives a block back.
-#[inline(always)]
-pub const fn given_back(_pool: Pool, _block: Block) {}
+/// A pool has a block of its source: nobody may touch it but the pool, in slow paths. See [`ours`].
+pub fn taken(pool: &Pool, block: Block) {
+    checker::taken(&pool.id, block);
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.enter() {
+        entry.taken(block.size);
+    }
+}
 
-/// Memory was handed out. Its contents are not defined.
-#[inline(always)]
-pub const fn allocated(_pool: Pool, _start: NonNull<u8>, _size: usize) {}
+/// These bytes of a block are the pool's own, and fast paths touch them too.
+pub fn ours(start: NonNull<u8>, size: usize) {
+    checker::defined(start, size);
+}
 
-/// Memory that was handed out keeps its place and has another size.
-#[inline(always)]
-pub const fn resized(_pool: Pool, _start: NonNull<u8>, _old: usize, _new: usize) {}
+/// A pool is about to give a block back, in which nothing is handed out.
+pub fn given_back(pool: &Pool, block: Block) {
+    checker::given_back(block);
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.entry.get() {
+        entry.given_back(block.size);
+    }
+    #[cfg(not(feature = "stats"))]
+    let _ = pool;
+}
 
-/// Memory that was handed out came back.
-#[inline(always)]
-pub const fn freed(_pool: Pool, _start: NonNull<u8>, _size: usize) {}
+/// Memory was handed out, with nothing defined in it. Where [`checked`], and in slow paths.
+pub fn allocated(pool: &Pool, start: NonNull<u8>, size: usize) {
+    checker::allocated(&pool.id, start, size);
+}
 
-/// All that was handed out of these bytes came back at once.
+/// Memory was handed out that is all 0. Where [`checked`], and in slow paths.
+pub fn allocated_zeroed(pool: &Pool, start: NonNull<u8>, size: usize) {
+    checker::allocated(&pool.id, start, size);
+    checker::defined(start, size);
+}
+
+/// Memory that was handed out has another size in its place. Where [`checked`], and in slow paths.
+pub fn resized(pool: &Pool, start: NonNull<u8>, old: usize, new: usize) {
+    checker::resized(&pool.id, start, old, new);
+}
+
+/// Memory that was handed out came back. Where [`checked`], and in slow paths.
+pub fn freed(pool: &Pool, start: NonNull<u8>, size: usize) {
+    checker::freed(&pool.id, start, size);
+}
+
+/// Counts what happened since the last time, for a pool that does not count each call. In slow paths.
 #[inline(always)]
-pub const fn popped(_pool: Pool, _start: NonNull<u8>, _size: usize) {}
+pub fn progress(pool: &Pool, progress: Progress) {
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.entry.get() {
+        entry.progress(progress);
+    }
+    #[cfg(not(feature = "stats"))]
+    let _ = (pool, progress);
+}
+
+/// Counts a block that is handed out.
+#[inline(always)]
+pub fn counted(pool: &Pool, size: usize) {
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.entry.get() {
+        entry.counted(size);
+    }
+    #[cfg(not(feature = "stats"))]
+    let _ = (pool, size);
+}
+
+/// Counts a block that has another size.
+#[inline(always)]
+pub fn recounted(pool: &Pool, old: usize, new: usize) {
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.entry.get() {
+        entry.recounted(old, new);
+    }
+    #[cfg(not(feature = "stats"))]
+    let _ = (pool, old, new);
+}
+
+/// Counts a block that came back.
+#[inline(always)]
+pub fn uncounted(pool: &Pool, size: usize) {
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.entry.get() {
+        entry.uncounted(size);
+    }
+    #[cfg(not(feature = "stats"))]
+    let _ = (pool, size);
+}
+
+/// Counts that all that was out came back.
+pub fn forgotten(pool: &Pool) {
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.entry.get() {
+        entry.forgotten();
+    }
+    #[cfg(not(feature = "stats"))]
+    let _ = pool;
+}
+
+/// Counts a slow path that takes more than a few instructions longer.
+#[inline(always)]
+pub fn slow(pool: &Pool) {
+    #[cfg(feature = "stats")]
+    if let Some(entry) = pool.entry.get() {
+        entry.slow();
+    }
+    #[cfg(not(feature = "stats"))]
+    let _ = pool;
+}
+
+#[cfg(feature = "stats")]
+impl Pool {
+    /// Its entry, from its first block or its name on.
+    #[cold]
+    fn enter(&self) -> Option<&'static Entry> {
+        self.entry.set(self.entry.get().or_else(|| table::enter(self.kind)));
+        self.entry.get()
+    }
+}

@@ -181,7 +181,7 @@ impl<S: Source> Heap<S> {
 
     /// Makes a region of what the source gave, with one free block.
     fn add(&mut self, given: source::Block) {
-        watch::taken(self.watch, given);
+        watch::taken(&self.watch, given);
         let region = given.start.cast::<Region>();
         let head = Region { before: self.regions, size: given.size, zeroed: given.zeroed };
         // SAFETY: it was asked for with the alignment of a region and room for one, and is the heap's alone.
@@ -202,11 +202,11 @@ impl<S: Source> Heap<S> {
 
     /// Makes all memory free. Takes time for each region.
     pub(super) fn reset(&mut self) {
+        watch::forgotten(&self.watch);
         self.lists = Lists::EMPTY;
         for region in self.regions() {
             // SAFETY: the heads of regions are written when they are added.
             let size = unsafe { region.as_ref() }.size;
-            watch::popped(self.watch, region.cast(), size);
             self.clear(region, size);
         }
     }
@@ -237,7 +237,7 @@ impl<S: Source> Heap<S> {
         let Region { size, zeroed, .. } = *unsafe { region.as_ref() };
         self.held -= size;
         let given = source::Block { start: region.cast(), size, zeroed };
-        watch::given_back(self.watch, given);
+        watch::given_back(&self.watch, given);
         // SAFETY: the source gave this region, and no block of it is in use or in a list.
         unsafe { self.source.give_back(given) };
     }
@@ -308,7 +308,7 @@ impl<S: Source> Heap<S> {
 impl<S: Source> Drop for Heap<S> {
     fn drop(&mut self) {
         self.regions().for_each(|region| self.give_back(region));
-        watch::destroyed(self.watch);
+        watch::destroyed(&self.watch);
     }
 }
 

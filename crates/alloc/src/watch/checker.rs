@@ -1,0 +1,92 @@
+//! Those who check each access: valgrind's memcheck, and AddressSanitizer.
+//!
+//! valgrind is asked by a sequence of instructions that do nothing on a processor and that it knows when it translates
+//! them. AddressSanitizer is there where its runtime is: its two functions for custom allocators are looked up by name,
+//! so that a library that was built without it serves programs that were built with it.
+
+use core::cell::Cell;
+use core::ptr::NonNull;
+
+use crate::source::Block;
+
+#[cfg(feature = "os")]
+mod asan;
+#[cfg(feature = "os")]
+mod valgrind;
+
+/// Bytes that a pool leaves free behind each block where it is [`checked`], so that who writes beyond is seen.
+pub const GAP: usize = 16;
+
+/// Whether somebody checks accesses in this process: then every call must come to a slow path.
+#[cfg(feature = "os")]
+pub fn checked() -> bool {
+    use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+    /// 0 is not known yet.
+    static FOUND: AtomicU8 = AtomicU8::new(0);
+    const NOBODY: u8 = 1;
+    const SOMEBODY: u8 = 2;
+    match FOUND.load(Relaxed) {
+        0 => {
+            let found = valgrind::is_running() || asan::is_there();
+            FOUND.store(if found { SOMEBODY } else { NOBODY }, Relaxed);
+            found
+        }
+        found => found == SOMEBODY,
+    }
+}
+
+/// Nobody is known without a system.
+#[cfg(not(feature = "os"))]
+pub const fn checked() -> bool {
+    false
+}
+
+/// While this lives, the thread may touch memory that nobody may.
+#[derive(Debug)]
+pub struct Quiet(bool);
+
+/// Has checkers look away from this thread, for slow paths that touch what is free.
+pub fn quiet() -> Quiet {
+    let checked = checked();
+    #[cfg(feature = "os")]
+    if checked {
+        valgrind::report_errors(false);
+    }
+    Quiet(checked)
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if self.0 {
+            #[cfg(feature = "os")]
+            valgrind::report_errors(true);
+        }
+    }
+}
+
+/// Defines a function that tells both, where anyone is there.
+macro_rules! tell {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*);)*) => {
+        $($(#[$doc])*
+        pub(super) fn $name($($argument: $type),*) {
+            #[cfg(feature = "os")]
+            if checked() {
+                asan::$name($($argument),*);
+                valgrind::$name($($argument),*);
+            }
+            #[cfg(not(feature = "os"))]
+            let _ = ($($argument),*);
+        })*
+    };
+}
+
+tell! {
+    taken(pool: &Cell<usize>, block: Block);
+    given_back(block: Block);
+    destroyed(pool: &Cell<usize>);
+    allocated(pool: &Cell<usize>, start: NonNull<u8>, size: usize);
+    resized(pool: &Cell<usize>, start: NonNull<u8>, old: usize, new: usize);
+    freed(pool: &Cell<usize>, start: NonNull<u8>, size: usize);
+    defined(start: NonNull<u8>, size: usize);
+}

@@ -1,0 +1,76 @@
+//! `AddressSanitizer`: memory that nobody may touch is poisoned.
+
+use core::cell::Cell;
+use core::ffi::{CStr, c_void};
+use core::mem;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use crate::source::Block;
+
+/// The two functions of its interface for custom allocators: `void (void const volatile *, size_t)`.
+static POISON: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static UNPOISON: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Looks for the two functions in all that is loaded.
+pub(super) fn is_there() -> bool {
+    let poison = find(c"__asan_poison_memory_region");
+    let unpoison = find(c"__asan_unpoison_memory_region");
+    POISON.store(poison, Relaxed);
+    UNPOISON.store(unpoison, Relaxed);
+    !poison.is_null() && !unpoison.is_null()
+}
+
+fn find(name: &CStr) -> *mut c_void {
+    // SAFETY: the name ends with NUL.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+fn call(function: &AtomicPtr<c_void>, start: NonNull<u8>, size: usize) {
+    let function = function.load(Relaxed);
+    if !function.is_null() {
+        // SAFETY: the function of this name has this type, as its header says.
+        let function: unsafe extern "C" fn(*const c_void, usize) =
+            unsafe { mem::transmute(function) };
+        // SAFETY: it changes nothing but the shadow of memory that is the pool's.
+        unsafe { function(start.as_ptr().cast(), size) };
+    }
+}
+
+fn poison(start: NonNull<u8>, size: usize) {
+    call(&POISON, start, size);
+}
+
+fn unpoison(start: NonNull<u8>, size: usize) {
+    call(&UNPOISON, start, size);
+}
+
+pub(super) fn taken(_pool: &Cell<usize>, block: Block) {
+    poison(block.start, block.size);
+}
+
+pub(super) fn given_back(block: Block) {
+    unpoison(block.start, block.size);
+}
+
+/// Its blocks were given back.
+pub(super) fn destroyed(_pool: &Cell<usize>) {}
+
+pub(super) fn allocated(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
+    unpoison(start, size);
+}
+
+/// Whole granules are poisoned: what is shorter than 8 bytes keeps those before it.
+pub(super) fn resized(_pool: &Cell<usize>, start: NonNull<u8>, old: usize, new: usize) {
+    poison(start, old);
+    unpoison(start, new);
+}
+
+pub(super) fn freed(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
+    poison(start, size);
+}
+
+/// Which of it is defined is not its business.
+pub(super) fn defined(start: NonNull<u8>, size: usize) {
+    unpoison(start, size);
+}

@@ -1,0 +1,249 @@
+//! The counters of one pool, as they lie in memory for those who read them from outside.
+//!
+//! One thread at a time counts, the one that uses the pool: each counter is read and written without a locked
+//! instruction. A reader in another process sees each whole, and all of about the same moment.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use super::Progress;
+
+/// Sizes are told apart by their power of two: up to 1 byte, 2, 4, .. and the last for all larger ones.
+pub const SIZES: usize = 24;
+/// Points of the series.
+pub const SAMPLES: usize = 64;
+
+/// What an entry is.
+mod state {
+    pub(super) const FREE: u32 = 0;
+    pub(super) const LIVE: u32 = 1;
+    pub(super) const ENDED: u32 = 2;
+}
+
+/// One pool. All zero is an entry that was never used.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Entry {
+    state: AtomicU32,
+    /// Grows each time the entry gets another pool.
+    serial: AtomicU32,
+    /// UTF-8, filled up with 0.
+    kind: [AtomicU64; 2],
+    name: [AtomicU64; 4],
+    /// Blocks that were asked for.
+    requests: AtomicU64,
+    /// Bytes that were asked for, and that came back.
+    requested: AtomicU64,
+    returned: AtomicU64,
+    /// The most that was out at once.
+    peak_live: AtomicU64,
+    /// Bytes of the source now, and at most.
+    held: AtomicU64,
+    peak_held: AtomicU64,
+    /// Blocks that were taken of the source, and given back.
+    blocks_taken: AtomicU64,
+    blocks_returned: AtomicU64,
+    slow_paths: AtomicU64,
+    /// Requests by size. The size of one stands for those around it.
+    sizes: [AtomicU64; SIZES],
+    /// When `requested` reaches this, a request's size is noted; and when one was the last time.
+    next_size: AtomicU64,
+    last_size: AtomicU64,
+    /// When `requested` reaches this, a sample is due; and how much further the next.
+    next_sample: AtomicU64,
+    interval: AtomicU64,
+    samples_used: AtomicU64,
+    reserved: [u64; 19],
+    samples: [Sample; SAMPLES],
+}
+
+/// A point of the series.
+#[repr(C)]
+#[derive(Debug)]
+struct Sample {
+    requests: AtomicU64,
+    live: AtomicU64,
+    held: AtomicU64,
+}
+
+/// Requested bytes between the first samples.
+const FIRST_INTERVAL: u64 = 1024;
+/// Requested bytes between two sizes that are noted, at most; fewer while an eighth of all are fewer.
+const SIZE_INTERVAL: u64 = 32 << 10;
+
+/// Adds without a locked instruction: there is one writer.
+#[inline(always)]
+fn add(counter: &AtomicU64, n: u64) -> u64 {
+    let sum = counter.load(Relaxed).wrapping_add(n);
+    counter.store(sum, Relaxed);
+    sum
+}
+
+fn raise(most: &AtomicU64, now: u64) {
+    if now > most.load(Relaxed) {
+        most.store(now, Relaxed);
+    }
+}
+
+/// Which of the sizes that are told apart.
+const fn class(size: usize) -> usize {
+    let power = usize::BITS - size.saturating_sub(1).leading_zeros();
+    if power as usize >= SIZES { SIZES - 1 } else { power as usize }
+}
+
+impl Entry {
+    /// Makes it the entry of a new pool; `false` where it is another's.
+    pub(super) fn claim(&self, kind: &str) -> bool {
+        for state in [state::FREE, state::ENDED] {
+            if self.state.compare_exchange(state, u32::MAX, Relaxed, Relaxed).is_ok() {
+                self.clear(kind);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn clear(&self, kind: &str) {
+        let counters = [
+            &self.requests,
+            &self.requested,
+            &self.returned,
+            &self.peak_live,
+            &self.held,
+            &self.peak_held,
+            &self.blocks_taken,
+            &self.blocks_returned,
+            &self.slow_paths,
+            &self.next_size,
+            &self.last_size,
+            &self.next_sample,
+            &self.samples_used,
+        ];
+        counters.iter().copied().chain(&self.sizes).for_each(|counter| counter.store(0, Relaxed));
+        self.interval.store(FIRST_INTERVAL, Relaxed);
+        write(&self.kind, kind);
+        write(&self.name, "");
+        self.serial.fetch_add(1, Relaxed);
+        self.state.store(state::LIVE, Relaxed);
+    }
+
+    pub(super) fn rename(&self, name: &str) {
+        write(&self.name, name);
+    }
+
+    pub(super) fn end(&self) {
+        self.state.store(state::ENDED, Relaxed);
+    }
+
+    #[cold]
+    pub(super) fn taken(&self, size: usize) {
+        add(&self.blocks_taken, 1);
+        raise(&self.peak_held, add(&self.held, size as u64));
+    }
+
+    #[cold]
+    pub(super) fn given_back(&self, size: usize) {
+        add(&self.blocks_returned, 1);
+        add(&self.held, (size as u64).wrapping_neg());
+    }
+
+    #[cold]
+    pub(super) fn slow(&self) {
+        add(&self.slow_paths, 1);
+    }
+
+    #[cold]
+    pub(super) fn progress(&self, progress: Progress) {
+        let requests = progress.requests as u64;
+        add(&self.requests, requests);
+        add(&self.sizes[class(progress.size)], requests);
+        // The most was out before anything came back.
+        let requested = add(&self.requested, progress.requested as u64);
+        self.note_live(requested);
+        add(&self.returned, progress.returned as u64);
+    }
+
+    #[inline(always)]
+    pub(super) fn counted(&self, size: usize) {
+        add(&self.requests, 1);
+        let requested = add(&self.requested, size as u64);
+        if requested >= self.next_size.load(Relaxed) {
+            self.note_size(size, requested);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn uncounted(&self, size: usize) {
+        add(&self.returned, size as u64);
+    }
+
+    /// Another size is no request: the bytes that are more were asked for, those that are less came back.
+    #[inline(always)]
+    pub(super) fn recounted(&self, old: usize, new: usize) {
+        add(&self.requested, new.saturating_sub(old) as u64);
+        add(&self.returned, old.saturating_sub(new) as u64);
+    }
+
+    /// All that was out came back.
+    pub(super) fn forgotten(&self) {
+        self.returned.store(self.requested.load(Relaxed), Relaxed);
+    }
+
+    /// Notes a request's size for all since the last time: a request is met with a chance that grows with its size, of
+    /// which dividing by the size makes up.
+    #[cold]
+    fn note_size(&self, size: usize, requested: u64) {
+        let since = requested.saturating_sub(self.last_size.load(Relaxed));
+        let stands_for = (since / (size as u64).max(1)).max(1);
+        add(&self.sizes[class(size)], stands_for);
+        self.last_size.store(requested, Relaxed);
+        let next = (requested / 8).min(SIZE_INTERVAL);
+        self.next_size.store(requested.saturating_add(next), Relaxed);
+        self.note_live(requested);
+    }
+
+    fn note_live(&self, requested: u64) {
+        let live = requested.wrapping_sub(self.returned.load(Relaxed));
+        raise(&self.peak_live, live);
+        if requested >= self.next_sample.load(Relaxed) {
+            self.sample(requested, live);
+        }
+    }
+
+    /// Adds a point to the series. When it is full, every second one goes, and those to come are twice as far apart.
+    fn sample(&self, requested: u64, live: u64) {
+        let mut used = usize::try_from(self.samples_used.load(Relaxed)).unwrap_or(0).min(SAMPLES);
+        if used == SAMPLES {
+            used = SAMPLES / 2;
+            for at in 0..used {
+                self.samples[at].set(self.samples[2 * at].get());
+            }
+            add(&self.interval, self.interval.load(Relaxed));
+        }
+        let [requests, held] = [&self.requests, &self.held].map(|counter| counter.load(Relaxed));
+        self.samples[used].set([requests, live, held]);
+        self.samples_used.store(used as u64 + 1, Relaxed);
+        self.next_sample.store(requested.saturating_add(self.interval.load(Relaxed)), Relaxed);
+    }
+}
+
+impl Sample {
+    fn get(&self) -> [u64; 3] {
+        [&self.requests, &self.live, &self.held].map(|number| number.load(Relaxed))
+    }
+
+    fn set(&self, numbers: [u64; 3]) {
+        let places = [&self.requests, &self.live, &self.held];
+        places.iter().zip(numbers).for_each(|(place, number)| place.store(number, Relaxed));
+    }
+}
+
+/// Writes the start of a text into words.
+fn write(words: &[AtomicU64], text: &str) {
+    for (at, word) in words.iter().enumerate() {
+        let mut bytes = [0; 8];
+        let rest = text.as_bytes().get(at * 8..).unwrap_or_default();
+        let length = rest.len().min(8);
+        bytes[..length].copy_from_slice(&rest[..length]);
+        word.store(u64::from_le_bytes(bytes), Relaxed);
+    }
+}

@@ -1,0 +1,116 @@
+//! Where the counters of all pools of a process lie, to be found from outside.
+//!
+//! A private mapping of a file in memory that is called [`NAME`]: `/proc/<pid>/maps` shows it as `/memfd:pagewise-pools
+//! (deleted)`, stripped and static programs included, and a child of `fork` has its own. Who may trace the process reads
+//! it with `process_vm_readv`, without the process's doing.
+//!
+//! ```text
+//!   0        64               64 + 2048            64 + 2 * 2048
+//!   | header | entry 0        | entry 1            | ..
+//! ```
+
+use core::ffi::CStr;
+use core::mem::size_of;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use super::Entry;
+
+/// What the kernel calls the mapping.
+const NAME: &CStr = c"pagewise-pools";
+
+/// The first word: `PWPOOLS` and the version.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PWPOOLS\x01");
+
+/// As many pools as are told apart; more are only counted.
+const ENTRIES: u32 = 1024;
+
+/// All pools of a process.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Table {
+    magic: AtomicU64,
+    entry_size: AtomicU32,
+    entries: AtomicU32,
+    /// Entries from here on were never used.
+    used: AtomicU32,
+    /// Pools that found no entry.
+    lost: AtomicU32,
+    reserved: [u64; 5],
+    entry: [Entry; ENTRIES as usize],
+}
+
+/// What [`Table::entry_size`] says.
+const ENTRY_SIZE: u32 = 2048;
+const _: () = assert!(size_of::<Entry>() == ENTRY_SIZE as usize);
+const _: () = assert!(core::mem::offset_of!(Table, entry) == 64);
+
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
+
+/// An entry for a new pool; `None` where there is none left, or no memory for them.
+#[cold]
+pub(super) fn enter(kind: &str) -> Option<&'static Entry> {
+    let table = table()?;
+    let entry = table.entry.iter().enumerate().find(|(_, entry)| entry.claim(kind));
+    let Some((at, entry)) = entry else {
+        table.lost.fetch_add(1, Ordering::Relaxed);
+        return None;
+    };
+    let used = u32::try_from(at + 1).unwrap_or(u32::MAX);
+    table.used.fetch_max(used, Ordering::Relaxed);
+    Some(entry)
+}
+
+fn table() -> Option<&'static Table> {
+    let made = TABLE.load(Ordering::Acquire);
+    // SAFETY: what is stored there is a table that stays mapped for good.
+    unsafe { made.as_ref() }.or_else(make)
+}
+
+/// Makes the table; of two threads that do, one wins, and the other's stays unused.
+fn make() -> Option<&'static Table> {
+    let new = map()?;
+    // SAFETY: the mapping is as large as a table, aligned to pages, and zero: a table without pools.
+    let table = unsafe { &*new };
+    table.entry_size.store(ENTRY_SIZE, Ordering::Relaxed);
+    table.entries.store(ENTRIES, Ordering::Relaxed);
+    table.magic.store(MAGIC, Ordering::Release);
+    match TABLE.compare_exchange(core::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(table),
+        Err(first) => {
+            // SAFETY: nobody else has seen this mapping.
+            unsafe { libc::munmap(new.cast(), size_of::<Table>()) };
+            // SAFETY: what is stored there is a table that stays mapped for good.
+            unsafe { first.as_ref() }
+        }
+    }
+}
+
+fn map() -> Option<*mut Table> {
+    // SAFETY: the name ends with NUL.
+    let file = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
+    if file == -1 {
+        return None;
+    }
+    let size = size_of::<Table>();
+    let length = libc::off_t::try_from(size).unwrap_or(0);
+    // SAFETY: the call takes numbers.
+    let sized = unsafe { libc::ftruncate(file, length) } == 0;
+    let start = if sized {
+        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                size,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE,
+                file,
+                0,
+            )
+        }
+    } else {
+        libc::MAP_FAILED
+    };
+    // SAFETY: this is ours, and the mapping keeps the file.
+    unsafe { libc::close(file) };
+    (start != libc::MAP_FAILED).then_some(start.cast())
+}
