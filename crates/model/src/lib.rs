@@ -18,6 +18,7 @@ pub mod object;
 pub mod page_map;
 pub mod process;
 pub mod reading;
+pub mod registry;
 pub mod report;
 pub mod settings;
 pub mod snapshot;

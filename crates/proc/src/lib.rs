@@ -23,6 +23,7 @@ pub mod page_map;
 pub mod pages;
 pub mod pressure;
 pub mod referenced;
+pub mod registry;
 mod root;
 pub mod saved;
 pub mod settings;

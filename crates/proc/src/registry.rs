@@ -1,0 +1,189 @@
+//! The table in which pools of pagewise's allocators count, read from outside: `watch::Table` of `pagewise-alloc` says
+//! what lies where.
+
+use std::ops::Range;
+
+use pagewise_model::registry::{Point, Pool, Registry};
+use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
+use pagewise_sys::remote;
+
+use crate::capture::outline;
+use crate::{Error, ProcRoot};
+
+/// What `maps` calls the table.
+const NAME: &[u8] = b"/memfd:pagewise-pools (deleted)";
+
+/// `PWPOOLS` and the version.
+const MAGIC: u64 = u64::from_le_bytes(*b"PWPOOLS\x01");
+
+const HEADER: usize = 64;
+/// An entry: states and names, counters, sizes, the series. Where each begins, in bytes.
+const KIND: Range<usize> = 8..24;
+const LABEL: Range<usize> = 24..56;
+const COUNTERS: usize = 56;
+const SIZES: usize = 128;
+const SIZES_COUNT: usize = 24;
+const SAMPLES_USED: usize = 352;
+const SAMPLES: usize = 512;
+const SAMPLES_COUNT: usize = 64;
+const SAMPLE: usize = 24;
+const ENTRY: usize = SAMPLES + SAMPLES_COUNT * SAMPLE;
+
+/// The states of an entry.
+const LIVE: u32 = 1;
+const ENDED: u32 = 2;
+
+/// As many entries as anyone makes.
+const MOST: usize = 1 << 16;
+
+/// The pools of a running process.
+///
+/// # Errors
+/// [`Error::NoSuchProcess`], [`Error::NotPermitted`] and others of reading a process. The inner reading is absent where
+/// the process has no table, or one of another version.
+pub fn read(root: &ProcRoot, pid: Pid) -> Result<Reading<Registry>, Error> {
+    let (process, mappings) = outline(root, pid)?;
+    let mappings = match mappings {
+        Ok(mappings) => mappings,
+        Err(absent) => return Ok(Err(absent)),
+    };
+    let table = mappings.iter().find(|mapping| mapping.name.as_bytes() == NAME);
+    let Some(table) = table.filter(|_| root.is_live()) else {
+        let why = "it has no pools of pagewise's that count: they do with the feature `stats`";
+        return Ok(Err(Absent::NotCollected(why.into())));
+    };
+    let range = table.range.start..table.range.end;
+    let explain = |error| root.explain(pid, &root.file(pid, "maps"), error);
+    let header = piece(pid, range.start..range.start + HEADER as u64).map_err(explain)?;
+    let Some(shape) = Shape::of(&header, range.end - range.start) else {
+        let why = "its table of pools is of another version of pagewise";
+        return Ok(Err(Absent::NotSupported(why.into())));
+    };
+    let first = range.start + HEADER as u64;
+    let length = (shape.used * shape.entry_size) as u64;
+    let entries = piece(pid, first..first + length).map_err(explain)?;
+    let pools = entries.chunks_exact(shape.entry_size).filter_map(parse).collect();
+    Ok(Ok(Registry { pid, process: process.name, pools, lost: shape.lost }))
+}
+
+fn piece(pid: Pid, range: Range<u64>) -> std::io::Result<Vec<u8>> {
+    let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(0);
+    let mut bytes = vec![0; length];
+    if length > 0 {
+        let read = remote::read(pid.0, &[range], &mut bytes)?;
+        bytes.truncate(read);
+    }
+    Ok(bytes)
+}
+
+/// What the header says.
+#[derive(Debug, PartialEq, Eq)]
+struct Shape {
+    entry_size: usize,
+    used: usize,
+    lost: u32,
+}
+
+impl Shape {
+    /// `None` for what is no table, or does not fit into the mapping.
+    fn of(header: &[u8], mapping: u64) -> Option<Shape> {
+        let magic = u64_at(header, 0)?;
+        let [entry_size, _, used, lost] = [8, 12, 16, 20].map(|at| u32_at(header, at));
+        let entry_size = usize::try_from(entry_size?).ok()?;
+        let used = usize::try_from(used?).ok()?;
+        let fits =
+            used <= MOST && entry_size <= 1 << 16 && (HEADER + used * entry_size) as u64 <= mapping;
+        (magic == MAGIC && entry_size >= ENTRY && fits).then_some(Shape {
+            entry_size,
+            used,
+            lost: lost?,
+        })
+    }
+}
+
+/// Reads one entry; `None` where it was never used, or is just being made.
+fn parse(entry: &[u8]) -> Option<Pool> {
+    let state = u32_at(entry, 0)?;
+    if state != LIVE && state != ENDED {
+        return None;
+    }
+    let counter = |at: usize| u64_at(entry, COUNTERS + at * 8);
+    let size = |at: usize| u64_at(entry, SIZES + at * 8);
+    let points = u64_at(entry, SAMPLES_USED)?.min(SAMPLES_COUNT as u64);
+    let point = |at: usize| {
+        let word = |word: usize| u64_at(entry, SAMPLES + at * SAMPLE + word * 8);
+        Some(Point { requests: word(0)?, live: Bytes(word(1)?), held: Bytes(word(2)?) })
+    };
+    Some(Pool {
+        kind: text(&entry[KIND]),
+        name: text(&entry[LABEL]),
+        lives: state == LIVE,
+        requests: counter(0)?,
+        requested: Bytes(counter(1)?),
+        returned: Bytes(counter(2)?),
+        peak_live: Bytes(counter(3)?),
+        held: Bytes(counter(4)?),
+        peak_held: Bytes(counter(5)?),
+        blocks_taken: counter(6)?,
+        blocks_returned: counter(7)?,
+        slow_paths: counter(8)?,
+        sizes: (0..SIZES_COUNT).map(size).collect::<Option<_>>()?,
+        series: (0..usize::try_from(points).ok()?).map(point).collect::<Option<_>>()?,
+    })
+}
+
+/// Text up to the first NUL.
+fn text(bytes: &[u8]) -> Name {
+    Name::new(bytes.split(|byte| *byte == 0).next().unwrap_or_default())
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    let word = bytes.get(at..at + 8)?;
+    Some(u64::from_ne_bytes(word.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let word = bytes.get(at..at + 4)?;
+    Some(u32::from_ne_bytes(word.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header(magic: u64, entry_size: u32, used: u32) -> Vec<u8> {
+        let mut header = magic.to_ne_bytes().to_vec();
+        for word in [entry_size, 1024, used, 3] {
+            header.extend(word.to_ne_bytes());
+        }
+        header
+    }
+
+    #[test]
+    fn a_table_is_one_by_its_first_word_and_fits_its_mapping() {
+        let shape =
+            |entry_size, used, mapping| Shape::of(&header(MAGIC, entry_size, used), mapping);
+        assert_eq!(shape(2048, 2, 4160), Some(Shape { entry_size: 2048, used: 2, lost: 3 }));
+        assert_eq!(shape(2048, 2, 4159), None, "it is cut off");
+        assert_eq!(shape(1024, 2, 1 << 20), None, "entries are smaller than those we know");
+        assert_eq!(shape(u32::MAX, u32::MAX, u64::MAX), None);
+        assert_eq!(Shape::of(&header(MAGIC + (1 << 56), 2048, 2), 1 << 20), None);
+        assert_eq!(Shape::of(&[], 1 << 20), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(mut entry in proptest::collection::vec(any::<u8>(), ENTRY), state in 0..4_u32) {
+            entry[..4].copy_from_slice(&state.to_ne_bytes());
+            let pool = parse(&entry);
+            prop_assert_eq!(pool.is_some(), state == LIVE || state == ENDED);
+            if let Some(pool) = pool {
+                prop_assert!(pool.series.len() <= SAMPLES_COUNT);
+                let _ = pool.live();
+            }
+            let _ = parse(&entry[..entry.len() / 2]);
+        }
+    }
+}
