@@ -35,6 +35,8 @@ pub enum Block {
     Findings(Findings),
     /// A picture of an address space, for people only.
     AddressMap(AddressMap),
+    /// Lines over an axis, for people only.
+    Chart(Chart),
     /// A paragraph, for people only.
     Text(Paragraph),
 }
@@ -411,4 +413,98 @@ pub struct Paragraph {
     pub pieces: Vec<Value>,
     /// Whom it is for.
     pub audience: Audience,
+}
+
+/// Lines over a common axis, both axes from 0 or the least value to the greatest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chart {
+    /// The heading, in words and names.
+    pub title: Vec<Value>,
+    /// What goes to the right.
+    pub x: Axis,
+    /// What goes up, from 0.
+    pub y: Axis,
+    /// The lines, the most important first.
+    pub lines: Vec<Line>,
+}
+
+/// An axis of a [`Chart`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Axis {
+    /// What its numbers are.
+    pub label: Label,
+    /// Their unit.
+    pub unit: Unit,
+}
+
+/// What the numbers of an [`Axis`] are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// [`Value::Bytes`].
+    Bytes,
+    /// [`Value::Count`].
+    Count,
+}
+
+impl Unit {
+    /// A number of it as a value.
+    pub const fn value(self, number: u64) -> Value {
+        match self {
+            Unit::Bytes => Value::Bytes(number),
+            Unit::Count => Value::Count(number),
+        }
+    }
+}
+
+/// A line of a [`Chart`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// What it is.
+    pub label: Label,
+    /// Its points, from left to right.
+    pub points: Vec<(u64, u64)>,
+}
+
+impl Chart {
+    /// The least and the greatest x of all lines; `None` where there is no point.
+    pub fn width(&self) -> Option<(u64, u64)> {
+        let each = || self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0));
+        each().min().zip(each().max())
+    }
+
+    /// The greatest y of all lines.
+    pub fn height(&self) -> u64 {
+        let each = self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
+        each.max().unwrap_or(0)
+    }
+}
+
+impl Line {
+    /// Its height at `x`, on a straight line between the points around; `None` beside its ends.
+    pub fn at(&self, x: u64) -> Option<u64> {
+        let after = self.points.partition_point(|point| point.0 < x);
+        let (x1, y1) = *self.points.get(after)?;
+        let Some((x0, y0)) = after.checked_sub(1).map(|before| self.points[before]) else {
+            return (x1 == x).then_some(y1);
+        };
+        let [whole, part] = [x1, x].map(|x| u128::from(x.saturating_sub(x0)));
+        let rise =
+            |from: u64, to: u64| u64::try_from(u128::from(to - from) * part / whole.max(1)).ok();
+        if y1 >= y0 { y0.checked_add(rise(y0, y1)?) } else { y0.checked_sub(rise(y1, y0)?) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_straight_between_its_points() {
+        let line = Line { label: "a".into(), points: vec![(10, 100), (20, 0), (30, u64::MAX)] };
+        assert_eq!(
+            [9, 10, 15, 20, 31].map(|x| line.at(x)),
+            [None, Some(100), Some(50), Some(0), None]
+        );
+        assert_eq!(line.at(30), Some(u64::MAX));
+    }
 }

@@ -2,6 +2,7 @@
 //! JavaScript; with it tables can be sorted and filtered and the map can be zoomed.
 
 mod address_map;
+mod chart;
 mod table;
 
 use std::io::{self, Write};
@@ -65,7 +66,7 @@ fn has_more(report: &Report) -> bool {
             is_long(table.audience) || table.columns.iter().any(|c| is_long(c.audience))
         }
         Block::Text(text) => is_long(text.audience),
-        Block::Findings(_) | Block::AddressMap(_) => false,
+        Block::Findings(_) | Block::AddressMap(_) | Block::Chart(_) => false,
     })
 }
 
@@ -113,6 +114,7 @@ impl Page<'_> {
             Block::Table(table) if for_people(table.audience, true) => self.table(table)?,
             Block::Findings(findings) => self.findings(findings),
             Block::AddressMap(map) => self.address_map(map),
+            Block::Chart(chart) => self.chart(chart),
             Block::Text(text) if for_people(text.audience, true) => self.paragraph(text),
             Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
         }

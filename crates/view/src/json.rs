@@ -92,7 +92,8 @@ fn tree(report: &Report) -> Members<'_> {
                     _ => set(&mut root, "findings", Node::Findings(findings.list.iter().collect())),
                 }
             }
-            Block::Facts(_) | Block::Table(_) | Block::AddressMap(_) | Block::Text(_) => {}
+            Block::Facts(_) | Block::Table(_) => {}
+            Block::AddressMap(_) | Block::Chart(_) | Block::Text(_) => {}
         }
     }
     root

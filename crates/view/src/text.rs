@@ -1,6 +1,7 @@
 //! Text for terminals: never wider than asked, aligned, calm, and without colour unless asked.
 
 mod address_map;
+mod chart;
 mod facts;
 mod findings;
 mod page;
@@ -65,6 +66,7 @@ pub fn write(report: &Report, style: &Style, out: &mut dyn Write) -> io::Result<
             }
             Block::Findings(findings) => findings::draw(&mut page, findings),
             Block::AddressMap(map) => address_map::draw(&mut page, map),
+            Block::Chart(chart) => chart::draw(&mut page, chart),
             Block::Text(text) if for_people(text.audience, style.long) => {
                 paragraph(&mut page, text);
             }

@@ -33,6 +33,7 @@ pub(crate) fn sample() -> Report {
         mappings(),
         Block::Findings(findings()),
         Block::AddressMap(address_map()),
+        Block::Chart(chart()),
         all_mappings(),
         Block::Text(Paragraph {
             title: "How to read this".into(),
@@ -50,6 +51,21 @@ pub(crate) fn sample() -> Report {
     ];
     let title = vec![Value::Name("cached".into()), Value::text(", process "), Value::Count(4242)];
     Report { schema: "pagewise.explain/1", title, blocks }
+}
+
+fn chart() -> Chart {
+    let line = |label: &'static str, points: &[(u64, u64)]| Line {
+        label: label.into(),
+        points: points.to_vec(),
+    };
+    let live = [(0, 0), (1000, 300 << 10), (5000, 2 << 20), (9000, 700 << 10), (10_000, 0)];
+    let held = [(0, 64 << 10), (4000, 1 << 20), (4001, 3 << 20), (10_000, 3 << 20)];
+    Chart {
+        title: vec![Value::text("Pool "), Value::Name("a<b>\x1b[2J".into())],
+        x: Axis { label: "requests".into(), unit: Unit::Count },
+        y: Axis { label: "memory".into(), unit: Unit::Bytes },
+        lines: vec![line("live", &live), line("held", &held)],
+    }
 }
 
 fn who() -> Block {
@@ -545,6 +561,15 @@ fn any_map() -> impl Strategy<Value = Block> {
         .prop_map(|(title, clusters)| Block::AddressMap(AddressMap { title, clusters }))
 }
 
+fn any_chart() -> impl Strategy<Value = Block> {
+    let unit = || proptest::sample::select(vec![Unit::Bytes, Unit::Count]);
+    let axis = move || (any_label(), unit()).prop_map(|(label, unit)| Axis { label, unit });
+    let line =
+        (any_label(), some(any::<(u64, u64)>())).prop_map(|(label, points)| Line { label, points });
+    (some(any_value()), axis(), axis(), some(line))
+        .prop_map(|(title, x, y, lines)| Block::Chart(Chart { title, x, y, lines }))
+}
+
 fn any_text() -> impl Strategy<Value = Block> {
     (any_label(), some(any_value()), any_audience())
         .prop_map(|(title, pieces, audience)| Block::Text(Paragraph { title, pieces, audience }))
@@ -552,7 +577,8 @@ fn any_text() -> impl Strategy<Value = Block> {
 
 /// Any report, sensible or not.
 pub(crate) fn any_report() -> impl Strategy<Value = Report> {
-    let block = prop_oneof![any_facts(), any_table(), any_findings(), any_map(), any_text()];
+    let block =
+        prop_oneof![any_facts(), any_table(), any_findings(), any_map(), any_chart(), any_text()];
     (some(any_value()), proptest::collection::vec(block, 0..5)).prop_map(|(title, blocks)| Report {
         schema: "pagewise.test/1",
         title,
