@@ -90,7 +90,7 @@ pub fn taken(pool: &Pool, block: Block) {
     checker::taken(&pool.id, block);
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.enter() {
-        entry.taken(block.size);
+        entry.taken(block);
     }
 }
 
@@ -104,7 +104,7 @@ pub fn given_back(pool: &Pool, block: Block) {
     checker::given_back(block);
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.entry.get() {
-        entry.given_back(block.size);
+        entry.given_back(block);
     }
     #[cfg(not(feature = "stats"))]
     let _ = pool;

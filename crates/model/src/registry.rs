@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Name, Pid};
+use crate::{AddrRange, Bytes, Name, Pid};
 
 /// All pools of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +48,10 @@ pub struct Pool {
     pub sizes: Vec<u64>,
     /// How it went, from its beginning.
     pub series: Vec<Point>,
+    /// Where its blocks lie, in no order.
+    pub ranges: Vec<AddrRange>,
+    /// Blocks of which it lost count where they lie: there were too many in too many places.
+    pub ranges_lost: u64,
 }
 
 /// A pool after so many requests.

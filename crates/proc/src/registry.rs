@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use pagewise_model::registry::{Point, Pool, Registry};
-use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
+use pagewise_model::{Absent, AddrRange, Bytes, Name, Pid, Reading};
 use pagewise_sys::remote;
 
 use crate::capture::outline;
@@ -27,7 +27,11 @@ const SAMPLES_USED: usize = 352;
 const SAMPLES: usize = 512;
 const SAMPLES_COUNT: usize = 64;
 const SAMPLE: usize = 24;
-const ENTRY: usize = SAMPLES + SAMPLES_COUNT * SAMPLE;
+const RANGES_LOST: usize = 360;
+const RANGES: usize = SAMPLES + SAMPLES_COUNT * SAMPLE;
+const RANGES_COUNT: usize = 128;
+const RANGE: usize = 16;
+const ENTRY: usize = RANGES + RANGES_COUNT * RANGE;
 
 /// The states of an entry.
 const LIVE: u32 = 1;
@@ -114,6 +118,11 @@ fn parse(entry: &[u8]) -> Option<Pool> {
         let word = |word: usize| u64_at(entry, SAMPLES + at * SAMPLE + word * 8);
         Some(Point { requests: word(0)?, live: Bytes(word(1)?), held: Bytes(word(2)?) })
     };
+    let range = |at: usize| {
+        let word = |word: usize| u64_at(entry, RANGES + at * RANGE + word * 8);
+        Some(AddrRange { start: word(0)?, end: word(1)? })
+    };
+    let ranges: Vec<AddrRange> = (0..RANGES_COUNT).map(range).collect::<Option<_>>()?;
     Some(Pool {
         kind: text(&entry[KIND]),
         name: text(&entry[LABEL]),
@@ -129,6 +138,8 @@ fn parse(entry: &[u8]) -> Option<Pool> {
         slow_paths: counter(8)?,
         sizes: (0..SIZES_COUNT).map(size).collect::<Option<_>>()?,
         series: (0..usize::try_from(points).ok()?).map(point).collect::<Option<_>>()?,
+        ranges: ranges.into_iter().filter(|range| range.start < range.end).collect(),
+        ranges_lost: u64_at(entry, RANGES_LOST)?,
     })
 }
 
@@ -165,11 +176,11 @@ mod tests {
     fn a_table_is_one_by_its_first_word_and_fits_its_mapping() {
         let shape =
             |entry_size, used, mapping| Shape::of(&header(MAGIC, entry_size, used), mapping);
-        assert_eq!(shape(2048, 2, 4160), Some(Shape { entry_size: 2048, used: 2, lost: 3 }));
-        assert_eq!(shape(2048, 2, 4159), None, "it is cut off");
-        assert_eq!(shape(1024, 2, 1 << 20), None, "entries are smaller than those we know");
+        assert_eq!(shape(4096, 2, 8256), Some(Shape { entry_size: 4096, used: 2, lost: 3 }));
+        assert_eq!(shape(4096, 2, 8255), None, "it is cut off");
+        assert_eq!(shape(2048, 2, 1 << 20), None, "entries are smaller than those we know");
         assert_eq!(shape(u32::MAX, u32::MAX, u64::MAX), None);
-        assert_eq!(Shape::of(&header(MAGIC + (1 << 56), 2048, 2), 1 << 20), None);
+        assert_eq!(Shape::of(&header(MAGIC + (1 << 56), 4096, 2), 1 << 20), None);
         assert_eq!(Shape::of(&[], 1 << 20), None);
     }
 

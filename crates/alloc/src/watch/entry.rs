@@ -6,17 +6,21 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Progress;
+use crate::source::Block;
 
 /// Sizes are told apart by their power of two: up to 1 byte, 2, 4, .. and the last for all larger ones.
 pub const SIZES: usize = 24;
 /// Points of the series.
 pub const SAMPLES: usize = 64;
+/// How many ranges of addresses are told apart.
+const RANGES: usize = 128;
 
 /// What an entry is.
 mod state {
     pub(super) const FREE: u32 = 0;
     pub(super) const LIVE: u32 = 1;
     pub(super) const ENDED: u32 = 2;
+    pub(super) const CLAIMED: u32 = 3;
 }
 
 /// One pool. All zero is an entry that was never used.
@@ -52,8 +56,20 @@ pub struct Entry {
     next_sample: AtomicU64,
     interval: AtomicU64,
     samples_used: AtomicU64,
-    reserved: [u64; 19],
+    /// Blocks that found no room among the ranges.
+    ranges_lost: AtomicU64,
+    reserved: [u64; 18],
     samples: [Sample; SAMPLES],
+    /// Where its blocks lie, neighbours in one; empty ones mean nothing.
+    ranges: [Range; RANGES],
+}
+
+/// Addresses from `start` up to `end`.
+#[repr(C)]
+#[derive(Debug)]
+struct Range {
+    start: AtomicU64,
+    end: AtomicU64,
 }
 
 /// A point of the series.
@@ -93,13 +109,14 @@ const fn class(size: usize) -> usize {
 impl Entry {
     /// Makes it the entry of a new pool; `false` where it is another's.
     pub(super) fn claim(&self, kind: &str) -> bool {
-        for state in [state::FREE, state::ENDED] {
-            if self.state.compare_exchange(state, u32::MAX, Relaxed, Relaxed).is_ok() {
-                self.clear(kind);
-                return true;
-            }
+        let was = self.state.load(Relaxed);
+        let is_free = was == state::FREE || was == state::ENDED;
+        let claimed =
+            is_free && self.state.compare_exchange(was, state::CLAIMED, Relaxed, Relaxed).is_ok();
+        if claimed {
+            self.clear(kind);
         }
-        false
+        claimed
     }
 
     fn clear(&self, kind: &str) {
@@ -117,8 +134,10 @@ impl Entry {
             &self.last_size,
             &self.next_sample,
             &self.samples_used,
+            &self.ranges_lost,
         ];
         counters.iter().copied().chain(&self.sizes).for_each(|counter| counter.store(0, Relaxed));
+        self.ranges.iter().for_each(|range| range.set(0, 0));
         self.interval.store(FIRST_INTERVAL, Relaxed);
         write(&self.kind, kind);
         write(&self.name, "");
@@ -135,15 +154,39 @@ impl Entry {
     }
 
     #[cold]
-    pub(super) fn taken(&self, size: usize) {
+    pub(super) fn taken(&self, block: Block) {
         add(&self.blocks_taken, 1);
-        raise(&self.peak_held, add(&self.held, size as u64));
+        raise(&self.peak_held, add(&self.held, block.size as u64));
+        let (start, end) = ends(block);
+        let next_to = |range: &&Range| range.end() == start || range.start() == end;
+        if let Some(range) = self.ranges.iter().find(|range| !range.is_empty() && next_to(range)) {
+            range.set(range.start().min(start), range.end().max(end));
+        } else {
+            self.add_range(start, end);
+        }
     }
 
     #[cold]
-    pub(super) fn given_back(&self, size: usize) {
+    pub(super) fn given_back(&self, block: Block) {
         add(&self.blocks_returned, 1);
-        add(&self.held, (size as u64).wrapping_neg());
+        add(&self.held, (block.size as u64).wrapping_neg());
+        let (start, end) = ends(block);
+        let around = |range: &&Range| range.start() <= start && end <= range.end();
+        if let Some(range) = self.ranges.iter().find(around) {
+            let after = range.end();
+            range.set(range.start(), start);
+            self.add_range(end, after);
+        }
+    }
+
+    fn add_range(&self, start: u64, end: u64) {
+        if start == end {
+            return;
+        }
+        match self.ranges.iter().find(|range| range.is_empty()) {
+            Some(range) => range.set(start, end),
+            None => drop(add(&self.ranges_lost, 1)),
+        }
     }
 
     #[cold]
@@ -223,6 +266,30 @@ impl Entry {
         self.samples[used].set([requests, live, held]);
         self.samples_used.store(used as u64 + 1, Relaxed);
         self.next_sample.store(requested.saturating_add(self.interval.load(Relaxed)), Relaxed);
+    }
+}
+
+fn ends(block: Block) -> (u64, u64) {
+    let start = block.start.addr().get();
+    (start as u64, (start + block.size) as u64)
+}
+
+impl Range {
+    fn start(&self) -> u64 {
+        self.start.load(Relaxed)
+    }
+
+    fn end(&self) -> u64 {
+        self.end.load(Relaxed)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.start() == self.end()
+    }
+
+    fn set(&self, start: u64, end: u64) {
+        self.start.store(start, Relaxed);
+        self.end.store(end, Relaxed);
     }
 }
 

@@ -5,7 +5,7 @@
 //! it with `process_vm_readv`, without the process's doing.
 //!
 //! ```text
-//!   0        64               64 + 2048            64 + 2 * 2048
+//!   0        64               64 + 4 KiB           64 + 8 KiB
 //!   | header | entry 0        | entry 1            | ..
 //! ```
 
@@ -40,7 +40,7 @@ pub struct Table {
 }
 
 /// What [`Table::entry_size`] says.
-const ENTRY_SIZE: u32 = 2048;
+const ENTRY_SIZE: u32 = 4 << 10;
 const _: () = assert!(size_of::<Entry>() == ENTRY_SIZE as usize);
 const _: () = assert!(core::mem::offset_of!(Table, entry) == 64);
 
