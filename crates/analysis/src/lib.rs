@@ -18,6 +18,7 @@ pub mod pools;
 pub mod ps;
 pub mod pss;
 pub mod quadrants;
+pub mod registry;
 pub mod sections;
 pub mod stat;
 pub mod thp;

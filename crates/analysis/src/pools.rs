@@ -7,6 +7,7 @@
 mod anonymous;
 mod images;
 mod names;
+mod registered;
 mod stacks;
 mod sums;
 
@@ -202,6 +203,7 @@ pub fn classify(snapshot: &Snapshot) -> Pools {
     let mut sorter = Sorter::new(snapshot, mappings);
     images::place(&mut sorter);
     names::place(&mut sorter);
+    registered::place(&mut sorter);
     anonymous::place(&mut sorter);
     sorter.finish()
 }

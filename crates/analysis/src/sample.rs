@@ -122,6 +122,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
         threads: Err(nobody_read()),
         objects: Vec::new(),
         heads: Vec::new(),
+        pools: Vec::new(),
         limits: Err(nobody_read()),
         cgroup: Err(nobody_read()),
         ksm: Err(nobody_read()),

@@ -84,6 +84,13 @@ pub(crate) enum Command {
     ///   pagewise pages 1234 --touched 5s
     #[command(verbatim_doc_comment)]
     Pages(Pages),
+    /// Show the pools of pagewise's allocators in a running process: what is out, what they hold for it
+    ///
+    /// Examples:
+    ///   pagewise pools 1234
+    ///   pagewise pools 1234 frames --html pools.html
+    #[command(verbatim_doc_comment)]
+    Pools(Pools),
     /// Measure what huge pages cost a process, and give their unused parts back
     ///
     /// Examples:
@@ -287,6 +294,21 @@ pub(crate) struct Pages {
     /// Say instead what is touched in this time; clears the referenced bits of the process at first
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["runs", "detail", "fast"])]
     pub(crate) touched: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pools {
+    /// A pid, a process name (exact, else part of one), or `self`
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
+    /// Only pools of this kind or name, or part of it
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: Option<String>,
+    /// Draw how so many pools grew, those that hold most; 1, or all where a POOL is named
+    #[arg(long, value_name = "POOLS")]
+    pub(crate) charts: Option<usize>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Diff(args) => commands::diff::run(&args, &look),
         Command::Define(args) => commands::define::run(&args, &look),
         Command::Pages(args) => commands::pages::run(&args, &look),
+        Command::Pools(args) => commands::pools::run(&args, &look),
         Command::Thp(args) => commands::thp::run(&args, &look),
         Command::Run(args) => commands::run::run(&args),
         Command::Stat(args) => commands::stat::run(&args, &Look::on_stderr(&cli.look)),

@@ -1170,6 +1170,42 @@ fields! {
         "block" "bytes" ""
             "The size of one block."
             "";
+        "pool_live" "bytes" ""
+            "What a pool of pagewise's allocators handed out and did not get back."
+            "Stack, FIFO and ring tell of it when a block of theirs is full or a frame leaves it: it may be off by a block, and what aligns counts.";
+        "pool_peak" "bytes" ""
+            "The most that was out of a pool at once."
+            "Seen where pools tell of their progress: what came and went in between is not in it.";
+        "pool_held" "bytes" ""
+            "What a pool has of its source: the system, another pool, a buffer."
+            "Address space: pages that were never touched are not resident.";
+        "pool_peak_held" "bytes" ""
+            "The most that a pool had of its source."
+            "";
+        "pool_use" "share" ""
+            "Which share of what is held is out."
+            "";
+        "requests" "count" ""
+            "How often memory was asked for."
+            "Stack and ring do not count each request: theirs is what was asked for, divided by the sizes met at the ends of blocks.";
+        "mean_size" "bytes" ""
+            "What was asked for, by requests."
+            "";
+        "blocks_taken" "count" ""
+            "Blocks that a pool ever took of its source: system calls, where that is the system."
+            "";
+        "blocks_returned" "count" ""
+            "Blocks that a pool gave back to its source."
+            "";
+        "slow_paths" "count" ""
+            "How often a pool had to do more than a few instructions."
+            "";
+        "size_classes" "list" ""
+            "Requests by size, each class up to a power of two."
+            "Estimated: the size of one request stands for those around it.";
+        "series" "list" ""
+            "How a pool went from its beginning: requests, what was out, what was held. At most 65 points, the last now."
+            "";
         "blocks" "count" ""
             "Free blocks of exactly that order."
             "";

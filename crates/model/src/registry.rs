@@ -18,7 +18,7 @@ pub struct Registry {
 }
 
 /// One pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
     /// Which allocator: `stack`, `fifo`, ..
     pub kind: Name,

@@ -7,6 +7,7 @@ use crate::mapping::{Mapping, Pages};
 use crate::object::Object;
 use crate::process::{CgroupMemory, Ksm, Limits, NodeShare, Process, Statm, Status, Thread};
 use crate::reading::plain;
+use crate::registry::Pool;
 use crate::{Reading, Smaps};
 
 /// The version of the saved form. Raised when an older reader would misread a newer file.
@@ -49,6 +50,9 @@ pub struct Snapshot {
     /// The first 16 bytes of large private anonymous mappings, where their first page is resident:
     /// glibc keeps a chunk's size there.
     pub heads: Vec<Head>,
+    /// The pools of pagewise's allocators that count themselves, where they could be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<Pool>,
     /// `limits`.
     #[serde(with = "plain")]
     pub limits: Reading<Limits>,

@@ -8,6 +8,7 @@ use pagewise_model::machine::{Gap, Method, Moment, Provenance};
 use pagewise_model::mapping::Mapping;
 use pagewise_model::object::Object;
 use pagewise_model::process::{NodeShare, Process, Statm};
+use pagewise_model::registry::Pool;
 use pagewise_model::snapshot::{Head, SNAPSHOT_VERSION, Snapshot};
 use pagewise_model::{Absent, Bytes, Counter, Name, PageSize, Pid, Reading};
 use pagewise_sys::probe::Features;
@@ -19,7 +20,8 @@ use crate::stat::Stat;
 use crate::stream::LongestRead;
 use crate::users::Users;
 use crate::{
-    Error, ProcRoot, cgroup, elf, heads, ksm, limits, meminfo, mountinfo, stat, status, threads,
+    Error, ProcRoot, cgroup, elf, heads, ksm, limits, meminfo, mountinfo, registry, stat, status,
+    threads,
 };
 
 /// Up to here a full reading holds the target for well below a millisecond a mapping.
@@ -106,6 +108,7 @@ fn read(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error>
         threads: threads::read(root, pid),
         objects: capture.objects(&memory.mappings, &process),
         heads: capture.heads(&memory.mappings),
+        pools: capture.pools(&memory.mappings),
         mappings: memory.mappings,
         limits: root.reading(pid, "limits").and_then(|text| {
             limits::parse(&text).map_err(|error| Absent::NotSupported(error.to_string().into()))
@@ -295,6 +298,13 @@ impl<'a> Capture<'a> {
     fn objects(&self, mappings: &Reading<Vec<Mapping>>, process: &Process) -> Vec<Object> {
         let mappings = mappings.as_deref().unwrap_or_default();
         elf::objects(self.root, self.holder, mappings, process.exe.as_ref().ok(), &self.mounts)
+    }
+
+    /// The pools of pagewise's allocators; none where they cannot be read.
+    fn pools(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<Pool> {
+        let Ok(mappings) = mappings else { return Vec::new() };
+        let read = registry::of(self.root, self.pid, mappings);
+        read.ok().and_then(Result::ok).map_or_else(Vec::new, |registry| registry.pools)
     }
 
     fn heads(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<Head> {

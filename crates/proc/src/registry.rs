@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use pagewise_model::registry::{Point, Pool, Registry};
-use pagewise_model::{Absent, AddrRange, Bytes, Name, Pid, Reading};
+use pagewise_model::{Absent, AddrRange, Bytes, Mapping, Name, Pid, Reading};
 use pagewise_sys::remote;
 
 use crate::capture::outline;
@@ -47,27 +47,35 @@ const MOST: usize = 1 << 16;
 /// the process has no table, or one of another version.
 pub fn read(root: &ProcRoot, pid: Pid) -> Result<Reading<Registry>, Error> {
     let (process, mappings) = outline(root, pid)?;
-    let mappings = match mappings {
-        Ok(mappings) => mappings,
-        Err(absent) => return Ok(Err(absent)),
+    let found = match mappings {
+        Ok(mappings) => of(root, pid, &mappings)?,
+        Err(absent) => Err(absent),
     };
+    Ok(found.map(|found| Registry { process: process.name, ..found }))
+}
+
+/// The pools of a process with these mappings. It has no name in there.
+///
+/// # Errors
+/// As [`read`].
+pub fn of(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Result<Reading<Registry>, Error> {
     let table = mappings.iter().find(|mapping| mapping.name.as_bytes() == NAME);
     let Some(table) = table.filter(|_| root.is_live()) else {
         let why = "it has no pools of pagewise's that count: they do with the feature `stats`";
         return Ok(Err(Absent::NotCollected(why.into())));
     };
-    let range = table.range.start..table.range.end;
     let explain = |error| root.explain(pid, &root.file(pid, "maps"), error);
-    let header = piece(pid, range.start..range.start + HEADER as u64).map_err(explain)?;
-    let Some(shape) = Shape::of(&header, range.end - range.start) else {
+    let AddrRange { start, end } = table.range;
+    let header = piece(pid, start..start + HEADER as u64).map_err(explain)?;
+    let Some(shape) = Shape::of(&header, end - start) else {
         let why = "its table of pools is of another version of pagewise";
         return Ok(Err(Absent::NotSupported(why.into())));
     };
-    let first = range.start + HEADER as u64;
+    let first = start + HEADER as u64;
     let length = (shape.used * shape.entry_size) as u64;
     let entries = piece(pid, first..first + length).map_err(explain)?;
     let pools = entries.chunks_exact(shape.entry_size).filter_map(parse).collect();
-    Ok(Ok(Registry { pid, process: process.name, pools, lost: shape.lost }))
+    Ok(Ok(Registry { pid, process: Name::default(), pools, lost: shape.lost }))
 }
 
 fn piece(pid: Pid, range: Range<u64>) -> std::io::Result<Vec<u8>> {
@@ -123,21 +131,27 @@ fn parse(entry: &[u8]) -> Option<Pool> {
         Some(AddrRange { start: word(0)?, end: word(1)? })
     };
     let ranges: Vec<AddrRange> = (0..RANGES_COUNT).map(range).collect::<Option<_>>()?;
+    let requests = counter(0)?;
+    let [requested, returned, peak, held] = [1, 2, 3, 4].map(counter);
+    let live = requested?.wrapping_sub(returned?);
+    // The series ends with now, and so does the peak.
+    let now = Point { requests, live: Bytes(live), held: Bytes(held?) };
+    let past: Vec<Point> = (0..usize::try_from(points).ok()?).map(point).collect::<Option<_>>()?;
     Some(Pool {
         kind: text(&entry[KIND]),
         name: text(&entry[LABEL]),
         lives: state == LIVE,
-        requests: counter(0)?,
-        requested: Bytes(counter(1)?),
-        returned: Bytes(counter(2)?),
-        peak_live: Bytes(counter(3)?),
-        held: Bytes(counter(4)?),
+        requests,
+        requested: Bytes(requested?),
+        returned: Bytes(returned?),
+        peak_live: Bytes(peak?.max(live)),
+        held: Bytes(held?),
         peak_held: Bytes(counter(5)?),
         blocks_taken: counter(6)?,
         blocks_returned: counter(7)?,
         slow_paths: counter(8)?,
         sizes: (0..SIZES_COUNT).map(size).collect::<Option<_>>()?,
-        series: (0..usize::try_from(points).ok()?).map(point).collect::<Option<_>>()?,
+        series: past.into_iter().filter(|point| point.requests < requests).chain([now]).collect(),
         ranges: ranges.into_iter().filter(|range| range.start < range.end).collect(),
         ranges_lost: u64_at(entry, RANGES_LOST)?,
     })
@@ -191,7 +205,7 @@ mod tests {
             let pool = parse(&entry);
             prop_assert_eq!(pool.is_some(), state == LIVE || state == ENDED);
             if let Some(pool) = pool {
-                prop_assert!(pool.series.len() <= SAMPLES_COUNT);
+                prop_assert!(pool.series.len() <= SAMPLES_COUNT + 1);
                 let _ = pool.live();
             }
             let _ = parse(&entry[..entry.len() / 2]);

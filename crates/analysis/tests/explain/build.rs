@@ -184,6 +184,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
         threads: Ok(vec![thread(1234, "prog", 0)]),
         objects: Vec::new(),
         heads: Vec::new(),
+        pools: Vec::new(),
         limits: Ok(Limits {
             stack: Limit { soft: Some(8 << 20), hard: None },
             address_space: unlimited,

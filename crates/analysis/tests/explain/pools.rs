@@ -2,7 +2,7 @@
 
 use pagewise_analysis::pools::{Kind, Part, classify};
 use pagewise_model::object::Object;
-use pagewise_model::{Bytes, Mapping, Pid, Snapshot};
+use pagewise_model::{AddrRange, Bytes, Mapping, Pid, Snapshot};
 use proptest::prelude::*;
 
 use crate::build::*;
@@ -391,6 +391,31 @@ fn a_sanitizer_is_told_by_its_huge_shadow() {
 }
 
 #[test]
+fn what_pools_say_is_theirs_is_theirs_where_they_have_most_of_it() {
+    let pool = |name: &str, ranges: &[(u64, u64)]| pagewise_model::registry::Pool {
+        kind: "tlsf".into(),
+        name: name.into(),
+        lives: true,
+        ranges: ranges.iter().map(|&(start, end)| AddrRange { start, end }).collect(),
+        ..Default::default()
+    };
+    let map = |start: u64, kib: u64| map(start, kib, "rw-p", "");
+    let mappings = vec![map(0x10_0000, 64), map(0x20_0000, 64), map(0x30_0000, 64)];
+    let ours = vec![
+        pool("a", &[(0x20_0000, 0x20_9000), (0x10_0000, 0x11_0000)]),
+        pool("b", &[(0x20_9000, 0x20_f000)]),
+        pool("c", &[(0x30_0000, 0x30_8000)]),
+    ];
+    let ended = vec![pagewise_model::registry::Pool { lives: false, ..ours[0].clone() }];
+    let with = |pools| Snapshot { pools, ..snapshot(mappings.clone()) };
+    let a = (Kind::Pagewise, "tlsf a".to_owned());
+    let found = pools(&with(ours));
+    assert_eq!(found[..2], [a.clone(), a]);
+    assert_eq!(found[2].0, Kind::Anonymous, "half of it is not most of it");
+    assert_eq!(kinds(&with(ended)), [Kind::Anonymous; 3]);
+}
+
+#[test]
 fn a_kernel_thread_has_no_pools() {
     assert!(classify(&Snapshot { mappings: absent(), ..snapshot(vec![]) }).list().is_empty());
 }
@@ -418,7 +443,11 @@ proptest! {
         let threads = pointers.iter().zip(1u32..).map(|(&sp, tid)| {
             pagewise_model::process::Thread { tid: Pid(tid), name: "t".into(), stack_pointer: Ok(sp) }
         }).collect();
-        let snapshot = Snapshot { objects, heads, threads: Ok(threads), ..snapshot(mappings.clone()) };
+        let ranges = starts.iter().map(|&(end, start, _)| AddrRange { start, end }).collect();
+        let pool = pagewise_model::registry::Pool { lives: true, ranges, ..Default::default() };
+        let pools = vec![pool.clone(), pool];
+        let snapshot =
+            Snapshot { objects, heads, pools, threads: Ok(threads), ..snapshot(mappings.clone()) };
         prop_assert_eq!(kinds(&snapshot).len(), mappings.len());
     }
 }

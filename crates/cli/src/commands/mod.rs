@@ -8,6 +8,7 @@ pub(crate) mod explain;
 pub(crate) mod fragmentation;
 pub(crate) mod maps;
 pub(crate) mod pages;
+pub(crate) mod pools;
 pub(crate) mod ps;
 pub(crate) mod run;
 pub(crate) mod run_command;

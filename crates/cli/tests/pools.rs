@@ -1,0 +1,123 @@
+//! `pools` and `explain` on pools of this very process, whose numbers are known.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::alloc::Layout;
+use std::process::{Command, Stdio};
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pagewise_alloc::{Os, Tlsf};
+use serde_json::Value;
+
+use fixture::{json, number, pagewise};
+
+/// Tests of one process share its table.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn report(command: &str) -> Value {
+    json(&[command, &std::process::id().to_string(), "--json"])
+}
+
+/// The one pool that lives.
+fn living(report: &Value) -> &Value {
+    let pools = report["pools"].as_array().unwrap();
+    let living: Vec<&Value> = pools.iter().filter(|pool| pool["lives"] == true).collect();
+    assert_eq!(living.len(), 1, "{report}");
+    living[0]
+}
+
+fn fill(pool: &mut Tlsf<Os>, layout: Layout, count: usize) -> Vec<NonNull<u8>> {
+    let take = |_| {
+        let block = pool.allocate(layout).unwrap();
+        // SAFETY: the block has this size and is ours.
+        unsafe { block.write_bytes(7, layout.size()) };
+        block
+    };
+    (0..count).map(take).collect()
+}
+
+#[test]
+fn a_running_pool_is_read_to_the_byte() {
+    let _turn = alone();
+    let mut pool = Tlsf::<Os>::new(Os);
+    let layout = Layout::from_size_align(100, 8).unwrap();
+    let blocks = fill(&mut pool, layout, 1000);
+    for block in &blocks[..400] {
+        // SAFETY: it came from there with this layout and is used no more.
+        unsafe { pool.free(*block, layout) };
+    }
+    let report = report("pools");
+    let found = living(&report);
+    assert_eq!(found["kind"], "tlsf");
+    let expected = [
+        ("pool_live", 60_000),
+        ("requested", 100_000),
+        ("returned", 40_000),
+        ("requests", 1000),
+        ("mean_size", 100),
+        ("pool_held", pool.held() as u64),
+    ];
+    for (key, value) in expected {
+        assert_eq!(number(found, key), value, "{key}");
+    }
+    let all = |key: &str| report["totals"][key].as_u64().unwrap();
+    assert_eq!((all("pool_live"), all("pool_held")), (60_000, pool.held() as u64));
+    let ranges = found["ranges"].as_array().unwrap();
+    let holds = |block: &NonNull<u8>| {
+        let address = block.addr().get() as u64;
+        ranges.iter().any(|r| (number(r, "start")..number(r, "end")).contains(&address))
+    };
+    assert!(blocks.iter().all(holds), "{ranges:?}");
+    let sizes = found["size_classes"].as_array().unwrap();
+    assert_eq!(sizes.len(), 1, "all are of one class: {sizes:?}");
+    assert_eq!(number(&sizes[0], "up_to"), 128);
+    let peak = number(found, "pool_peak");
+    assert!((90_000..=100_000).contains(&peak), "{peak}");
+    let points = found["series"].as_array().unwrap();
+    assert!(points.len() > 10 && points.len() <= 65, "{points:?}");
+    assert!(points.is_sorted_by_key(|point| number(point, "requests")));
+    assert!(points.iter().all(|point| number(point, "live") <= number(point, "held")));
+}
+
+#[test]
+fn explain_shows_the_memory_of_a_pool_as_its_own() {
+    let _turn = alone();
+    let mut pool = Tlsf::<Os>::new(Os);
+    let layout = Layout::from_size_align(1 << 20, 8).unwrap();
+    let _blocks = fill(&mut pool, layout, 64);
+    let report = report("explain");
+    let pools = report["pools"].as_array().unwrap();
+    let ours = |pool: &&Value| pool["pool"] == "pagewise" && pool["name"] == "tlsf";
+    let resident = pools.iter().find(ours).map_or(0, |pool| number(pool, "resident"));
+    let held = pool.held() as u64;
+    assert!((64 << 20..held + (8 << 20)).contains(&resident), "{resident} of {held}");
+}
+
+#[test]
+fn a_pool_that_ended_is_told_so() {
+    let _turn = alone();
+    let mut pool = Tlsf::<Os>::new(Os);
+    fill(&mut pool, Layout::new::<[u64; 4]>(), 10);
+    drop(pool);
+    let report = report("pools");
+    let pools = report["pools"].as_array().unwrap();
+    assert!(!pools.is_empty() && pools.iter().all(|pool| pool["lives"] == false), "{pools:?}");
+    assert_eq!(number(&report, "totals.count"), 0);
+}
+
+#[test]
+fn a_process_without_pools_is_told_so() {
+    let mut sleep = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+    let output = pagewise(&["pools", &sleep.id().to_string()]);
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("no pools of pagewise's"), "{error}");
+}
