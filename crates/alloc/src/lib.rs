@@ -7,6 +7,7 @@
 mod discipline;
 pub mod fifo;
 pub mod source;
+pub mod stack;
 pub mod tlsf;
 #[doc(hidden)]
 pub mod watch;
@@ -16,4 +17,5 @@ pub use fifo::Fifo;
 #[cfg(feature = "os")]
 pub use source::Os;
 pub use source::{Block, Source};
+pub use stack::Stack;
 pub use tlsf::{LockedTlsf, Tlsf};

@@ -14,7 +14,7 @@ mod program;
 mod suite;
 
 use pagewise_alloc::source::FailAfter;
-use pagewise_alloc::{Allocator, Tlsf};
+use pagewise_alloc::{Allocator, Stack, Tlsf};
 
 use direct::Direct;
 use heap::Heap;
@@ -48,6 +48,8 @@ macro_rules! for_each_allocator {
 
 for_each_allocator! {
     direct: |memory| Some(Direct::new(memory));
+    stack: |memory| Some(Stack::unguarded(memory));
+    stack_with_guards: |memory| Some(Stack::guarded(memory));
     tlsf: |memory| Some(Tlsf::<_>::new(memory));
     tlsf_with_nothing_at_hand: |memory| Some(Tlsf::<_, 0>::new(memory));
 }

@@ -1,0 +1,343 @@
+//! The slow paths of a stack: which block is next, how large a new one is, and popping over blocks.
+//!
+//! ```text
+//!  ┌────────┬──────┬──────────────────────────────┬─┐
+//!  │ Header │ Cold │ what is handed out           │ │   Cold in the first block only, which goes last
+//!  └────────┴──────┴──────────────────────────────┴─┘
+//!  ^ block         ^ begin                        ^ end: no allocation reaches it
+//! ```
+//!
+//! Blocks in use are in the order of their use, from the first to the current one, and never leave it: marks point to
+//! them. Free ones may change their order: one that is chosen is moved to the current one.
+
+use core::alloc::Layout;
+use core::cell::Cell;
+use core::ptr::{self, NonNull};
+
+use super::guard::report;
+use super::policy::{FOLLOWED, REQUESTS, SMALLEST};
+use super::{Mark, Policy, Stack};
+use crate::source::{Block, Source};
+use crate::watch;
+
+/// What every block and its end are aligned to: one that asks for no more alignment than this begins at or before `end`.
+pub(super) const ALIGN: usize = 16;
+
+/// What a block begins with.
+#[repr(C, align(16))]
+#[derive(Debug)]
+pub(super) struct Header {
+    next: Cell<Option<NonNull<Header>>>,
+    begin: Cell<NonNull<u8>>,
+    end: NonNull<u8>,
+    block: Block,
+}
+
+impl Header {
+    /// Makes a block of the list: nothing is in it.
+    fn new(block: Block) -> NonNull<Header> {
+        let header = block.start.cast::<Header>();
+        // SAFETY: every block that is asked for has room for a header.
+        let begin = unsafe { header.add(1) }.cast();
+        let size = block.size & !(ALIGN - 1);
+        // SAFETY: at most the size of the block.
+        let end = unsafe { block.start.add(size) };
+        let next = Cell::new(None);
+        // SAFETY: as above; the block is aligned, since that was asked for, too.
+        unsafe { header.write(Header { next, begin: Cell::new(begin), end, block }) };
+        header
+    }
+
+    /// Where it is, as a pointer to the whole block.
+    pub(super) fn place(&self) -> NonNull<Header> {
+        self.block.start.cast()
+    }
+
+    /// Where its first allocation would begin.
+    pub(super) fn begin(&self) -> *mut u8 {
+        self.begin.get().as_ptr()
+    }
+
+    pub(super) fn end(&self) -> *mut u8 {
+        self.end.as_ptr()
+    }
+
+    /// Bytes that the source gave.
+    pub(super) fn size(&self) -> usize {
+        self.block.size
+    }
+
+    /// Bytes that can be handed out.
+    fn capacity(&self) -> usize {
+        self.end().addr() - self.begin().addr()
+    }
+
+    pub(super) fn fits(&self, layout: Layout) -> bool {
+        let start = self.begin().addr().wrapping_add(layout.align() - 1) & !(layout.align() - 1);
+        start.wrapping_add(layout.size()) < self.end().addr()
+    }
+
+    /// Whether a stack can be there with its `next` and `end`.
+    pub(super) fn holds(&self, next: *mut u8, end: *mut u8) -> bool {
+        self.begin() <= next && next <= end && end <= self.end() && next < self.end()
+    }
+
+    /// The block behind this one.
+    pub(super) fn next(&self) -> Option<&Header> {
+        // SAFETY: a block in the list has a header, and stays until it leaves the list.
+        self.next.get().map(|next| unsafe { next.as_ref() })
+    }
+
+    /// Takes the next block out of the list.
+    pub(super) fn take_next(&self) -> Option<NonNull<Header>> {
+        let taken = self.next.get()?;
+        self.next.set(self.next()?.next.get());
+        Some(taken)
+    }
+
+    /// Puts a block into the list behind this one.
+    fn insert(&self, block: NonNull<Header>) -> &Header {
+        // SAFETY: it has a header, and nobody else knows it.
+        let inserted = unsafe { block.as_ref() };
+        inserted.next.set(self.next.replace(Some(block)));
+        inserted
+    }
+}
+
+/// What fast paths do not touch.
+#[repr(align(16))]
+#[derive(Debug)]
+pub(super) struct Cold {
+    first: NonNull<Header>,
+    requests: Requests,
+    /// Bytes that the stack has of its source now, and that it ever took.
+    pub(super) held: Cell<usize>,
+    pub(super) taken: Cell<u64>,
+    pub(super) pool: watch::Pool,
+}
+
+/// How large requests are. Counting each would slow the fast path down, and is not needed: who meets the end of a block
+/// stands for all that it was filled with. A request does so with a chance that grows with its size, of which dividing the
+/// block by it makes up, and the mean is that of all.
+#[derive(Debug, Default)]
+struct Requests {
+    sum: Cell<u64>,
+    count: Cell<u64>,
+}
+
+impl Requests {
+    /// So that old requests are forgotten: with as many as this, both sums are quartered.
+    const MANY: u64 = 65_535;
+
+    /// Notes a request that did not fit into a block of `capacity` bytes.
+    fn note(&self, size: usize, capacity: usize) {
+        let (size, capacity) = (size.max(1) as u64, capacity as u64);
+        let count = self.count.get() + (capacity / size).max(1);
+        let sum = self.sum.get().saturating_add(capacity.max(size));
+        let shift = if count >= Requests::MANY { 2 } else { 0 };
+        self.count.set((count >> shift).max(1));
+        self.sum.set(sum >> shift);
+    }
+
+    fn mean(&self) -> usize {
+        usize::try_from(self.sum.get() / self.count.get().max(1)).unwrap_or(usize::MAX)
+    }
+}
+
+impl<S: Source, P: Policy> Stack<S, P> {
+    pub(super) fn cold(&self) -> Option<&Cold> {
+        // SAFETY: NULL, or written with the first block, which stays until the stack is destroyed.
+        unsafe { self.cold.get().as_ref() }
+    }
+
+    /// The block that the stack is in.
+    pub(super) fn current(&self) -> Option<&Header> {
+        let cold = self.cold()?;
+        let current = match self.is_guarded() {
+            true => self.last_guard().map_or(cold.first, |guard| guard.block),
+            false => NonNull::new(self.block.get())?,
+        };
+        // SAFETY: who has cold parts has blocks, and the current one has a header as all have.
+        Some(unsafe { current.as_ref() })
+    }
+
+    /// The list, from the first block to the last.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Header> {
+        // SAFETY: the first block has a header, and stays until the stack is destroyed.
+        let first = self.cold().map(|cold| unsafe { cold.first.as_ref() });
+        core::iter::successors(first, |block| block.next())
+    }
+
+    /// Goes on in a block behind the current one into which `layout` fits: a free one, or a new one.
+    pub(super) fn enter_block_for(&self, layout: Layout) -> Option<&Header> {
+        let block = match self.current() {
+            None => self.first_block(layout)?,
+            Some(current) => {
+                if let Some(cold) = self.cold() {
+                    cold.requests.note(layout.size(), current.capacity());
+                }
+                let found = self.free_block_for(layout, current);
+                current.insert(found.or_else(|| self.new_block(layout, 0))?)
+            }
+        };
+        self.enter(block);
+        Some(block)
+    }
+
+    fn enter(&self, block: &Header) {
+        self.next.set(block.begin());
+        self.end.set(block.end());
+        self.block.set(block.place().as_ptr());
+    }
+
+    /// Takes the first free block that is large enough out of the list.
+    fn free_block_for(&self, layout: Layout, current: &Header) -> Option<NonNull<Header>> {
+        let mut before = current;
+        loop {
+            match before.next()? {
+                free if free.fits(layout) => return before.take_next(),
+                _ if P::GREEDY => {
+                    before.take_next().into_iter().for_each(|free| self.give_back(free))
+                }
+                free => before = free,
+            }
+        }
+    }
+
+    /// Takes a block with room for `layout` from the source, and for `more` before it.
+    fn new_block(&self, layout: Layout, more: usize) -> Option<NonNull<Header>> {
+        let overhead = size_of::<Header>() + more + layout.align() + 2 * ALIGN;
+        let needed = layout.size().checked_add(overhead)?;
+        let mean = self.cold().map_or(0, |cold| cold.requests.mean());
+        let room = if P::SIZED_BY_MEAN { mean.saturating_mul(REQUESTS) } else { 0 };
+        let wanted = room.saturating_add(overhead).max(SMALLEST).max(needed);
+        // A source that is nearly empty may have less than is wanted.
+        let smaller = |size: &usize| (*size > needed).then(|| (size / 2).max(needed));
+        let mut sizes = core::iter::successors(Some(wanted), smaller);
+        let block =
+            sizes.find_map(|size| self.source.take(Layout::from_size_align(size, ALIGN).ok()?))?;
+        let new = Header::new(block);
+        self.count(block);
+        Some(new)
+    }
+
+    /// The block that all begins with, and the cold parts in it.
+    fn first_block(&self, layout: Layout) -> Option<&Header> {
+        let first = self.new_block(layout, size_of::<Cold>())?;
+        // SAFETY: the header was written, and nobody else knows the block.
+        let header = unsafe { first.as_ref() };
+        let cold = header.begin.get().cast::<Cold>();
+        // SAFETY: room for it was asked for; where a header ends there is its alignment.
+        header.begin.set(unsafe { cold.add(1) }.cast());
+        let pool = watch::created("stack");
+        let (held, taken) = (Cell::new(0), Cell::new(0));
+        // SAFETY: as above.
+        unsafe { cold.write(Cold { first, requests: Requests::default(), held, taken, pool }) };
+        self.cold.set(cold.as_ptr());
+        self.count(header.block);
+        Some(header)
+    }
+
+    /// Notes a block that was taken; the first one when the cold parts are there.
+    fn count(&self, block: Block) {
+        if let Some(cold) = self.cold() {
+            cold.held.set(cold.held.get() + block.size);
+            cold.taken.set(cold.taken.get() + block.size as u64);
+            watch::taken(cold.pool, block);
+        }
+    }
+
+    /// Gives the source a block that is out of the list.
+    pub(super) fn give_back(&self, block: NonNull<Header>) {
+        // SAFETY: a block that was in the list has a header.
+        let given = unsafe { block.as_ref() }.block;
+        if let Some(cold) = self.cold() {
+            cold.held.set(cold.held.get() - given.size);
+            watch::given_back(cold.pool, given);
+        }
+        // SAFETY: it came from there; it is out of the list and no mark is in it: it was free, or the stack ends.
+        unsafe { self.source.give_back(given) };
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn rewind_slow(&self, mark: Mark) {
+        if self.is_guarded() {
+            return self.rewind_guarded(mark);
+        }
+        // SAFETY: NULL, or a block that was the current one when the mark was made, and is not free since.
+        match unsafe { mark.block.as_ref() } {
+            None => self.blocks().take(1).for_each(|first| self.enter(first)),
+            Some(marked) => self.leave_for(marked, mark.next),
+        }
+    }
+
+    /// Goes back to a block from one behind it; or to the next where there is little left to go back to.
+    fn leave_for(&self, marked: &Header, next: *mut u8) {
+        let room = marked.end().addr() - next.addr();
+        match marked.next() {
+            Some(behind) if P::FOLLOW && room < marked.capacity() / FOLLOWED => self.enter(behind),
+            _ => {
+                self.enter(marked);
+                self.next.set(next);
+            }
+        }
+    }
+
+    /// Ends the stack: it is as it was when it was made.
+    pub(super) fn destroy(&self) {
+        let Some(cold) = self.cold() else { return };
+        let intact = self.all_intact();
+        watch::destroyed(cold.pool);
+        let first = cold.first;
+        self.cold.set(ptr::null_mut());
+        // SAFETY: the first block is given back last, so its header is there.
+        let header = unsafe { first.as_ref() };
+        while let Some(block) = header.take_next() {
+            self.give_back(block);
+        }
+        self.give_back(first);
+        self.next.set(ptr::null_mut());
+        self.end.set(ptr::null_mut());
+        self.block.set(ptr::null_mut());
+        report(intact);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fills blocks of 64 KiB with requests as they come, and notes those that do not fit, as a stack does.
+    fn noted(sizes: impl Iterator<Item = usize>) -> usize {
+        let (requests, mut left) = (Requests::default(), SMALLEST);
+        for size in sizes {
+            if size > left {
+                requests.note(size, SMALLEST);
+                left = SMALLEST.max(size);
+            }
+            left -= size;
+        }
+        requests.mean()
+    }
+
+    #[test]
+    fn the_mean_of_all_requests_is_known_from_those_that_do_not_fit() {
+        assert_eq!(noted((0..100_000).map(|_| 100)), 100);
+        // Sizes from 8 to 1007, each as often as any other: 507.
+        let any =
+            (0..1_000_000_u64).map(|n| 8 + (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 1000);
+        let mean = noted(any.map(|size| usize::try_from(size).unwrap()));
+        assert!((480..535).contains(&mean), "{mean}");
+    }
+
+    #[test]
+    fn old_requests_are_forgotten() {
+        let requests = Requests::default();
+        (0..10_000).for_each(|_| requests.note(8, SMALLEST));
+        assert_eq!(requests.mean(), 8);
+        (0..1000).for_each(|_| requests.note(SMALLEST, SMALLEST));
+        (0..200_000).for_each(|_| requests.note(SMALLEST, SMALLEST));
+        assert!(requests.mean() > SMALLEST / 2, "{}", requests.mean());
+    }
+}

@@ -1,0 +1,190 @@
+//! Guards: what a stack in debug builds writes behind each allocation, and looks at when its frame is popped.
+//!
+//! ```text
+//!  ┌───────────────┬──────┬───────┬───────────────┬──────┬───────┬ ─ ─
+//!  │ an allocation │ EDGE │ Guard │ an allocation │ EDGE │ Guard │ free
+//!  └───────────────┴──────┴───────┴───────────────┴──────┴───────┴ ─ ─
+//!  ^ start                ^ block of a frame's mark      ^ block ^ next = end
+//! ```
+//!
+//! Guards are linked, the last first. In a guarded stack `block` is the last of them or NULL, and a frame's mark tells down
+//! to which it is popped. An allocation in a guarded stack always moves when it grows, so who kept its old address finds out.
+
+use core::alloc::Layout;
+use core::ptr::{self, NonNull};
+use core::slice;
+
+use super::block::{ALIGN, Header};
+use super::{Mark, Policy, Stack};
+use crate::source::Source;
+use crate::watch;
+
+/// What lies between an allocation and its guard.
+const EDGE: u8 = 0xca;
+/// What new memory holds, and what popped memory does.
+const NEW: u8 = 0xa5;
+const POPPED: u8 = 0xdb;
+/// What the seal of a guard begins from.
+const SEAL: usize = 0x5ca1_ab1e;
+
+/// What lies behind an allocation.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Guard {
+    seal: usize,
+    previous: *mut Guard,
+    /// The block where it lies.
+    pub(super) block: NonNull<Header>,
+    start: NonNull<u8>,
+    size: usize,
+}
+
+impl Guard {
+    /// A sum of where it lies and all that it says: neither a stray write nor a copy of a guard has the right one.
+    fn seal(&self) -> usize {
+        let says = [
+            ptr::from_ref(self).addr(),
+            self.previous.addr(),
+            self.block.addr().get(),
+            self.start.addr().get(),
+            self.size,
+        ];
+        says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
+    }
+
+    /// Whether nobody wrote over it. What is written past an end comes to the edge first, then to the guard.
+    fn is_intact(&self) -> bool {
+        self.seal == self.seal() && self.edge().iter().all(|byte| *byte == EDGE)
+    }
+
+    /// The bytes between the allocation and the guard, once the seal is known to be right.
+    fn edge(&self) -> &[u8] {
+        let end = self.start.as_ptr().wrapping_add(self.size);
+        let size = ptr::from_ref(self).addr() - end.addr();
+        // SAFETY: these bytes were written when the guard was, and lie between it and its allocation.
+        unsafe { slice::from_raw_parts(end, size) }
+    }
+}
+
+/// Why a frame cannot be popped as it should.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// Somebody wrote past the end of the allocation before the guard at this address.
+    Guard(usize),
+    /// The mark is of a frame that was popped.
+    Order,
+}
+
+impl<S: Source, P: Policy> Stack<S, P> {
+    /// The last guard; none where nothing was allocated.
+    pub(super) fn last_guard(&self) -> Option<&Guard> {
+        // SAFETY: a guarded stack has a guard that was written here, or NULL.
+        unsafe { self.block.get().cast::<Guard>().as_ref() }
+    }
+
+    /// Memory with a guard behind it.
+    pub(super) fn allocate_guarded(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let (whole, at) = layout.extend(Layout::new::<Guard>()).ok()?;
+        let whole = whole.align_to(ALIGN).ok()?.pad_to_align();
+        let previous = self.block.get().cast();
+        let placed = self.place(whole);
+        self.end.set(self.next.get());
+        let (start, block) = placed?;
+        self.fill(start, layout.size(), NEW);
+        // SAFETY: the edge and the guard are within `whole`, which was placed at `start`.
+        let edge = unsafe { start.add(layout.size()) };
+        self.fill(edge, at - layout.size(), EDGE);
+        // SAFETY: as above.
+        let place = unsafe { start.add(at) }.cast::<Guard>();
+        // SAFETY: as above; `extend` has aligned it.
+        unsafe { place.write(Guard { seal: 0, previous, block, start, size: layout.size() }) };
+        // SAFETY: as above, it is written, and nobody else knows it.
+        let guard = unsafe { &mut *place.as_ptr() };
+        guard.seal = guard.seal();
+        self.block.set(place.as_ptr().cast());
+        if let Some(cold) = self.cold() {
+            watch::allocated(cold.pool, start, layout.size());
+        }
+        Some(start)
+    }
+
+    /// A place in the current block, or in another, and the block.
+    fn place(&self, whole: Layout) -> Option<(NonNull<u8>, NonNull<Header>)> {
+        if let Some(current) = self.current() {
+            // For one allocation only.
+            self.end.set(current.end());
+            if let Some(start) = self.bump(whole) {
+                return Some((start, current.place()));
+            }
+        }
+        let entered = self.enter_block_for(whole)?.place();
+        Some((self.bump(whole)?, entered))
+    }
+
+    /// Fills memory of this stack that is handed out to nobody yet, or no more.
+    fn fill(&self, start: NonNull<u8>, size: usize, byte: u8) {
+        // SAFETY: callers are in this file, and pass parts of what was placed.
+        unsafe { start.write_bytes(byte, size) };
+    }
+
+    pub(super) fn rewind_guarded(&self, mark: Mark) {
+        let popped = self.pop_guards(mark.block.cast());
+        if let Err(Broken::Order) = popped {
+            return report(popped);
+        }
+        // Also where a guard is broken: the frame ends here, whether or not what was in it was used well.
+        self.block.set(mark.block);
+        let begin = self.blocks().next().map_or(ptr::null_mut(), Header::begin);
+        let next = if mark.block.is_null() { begin } else { mark.next };
+        self.next.set(next);
+        self.end.set(next);
+        report(popped);
+    }
+
+    /// Pops guards until `last` is the last, and fills what they guarded with rubbish.
+    fn pop_guards(&self, last: *mut Guard) -> Result<(), Broken> {
+        while !ptr::eq(self.block.get(), last.cast()) {
+            let guard = self.last_guard().ok_or(Broken::Order)?;
+            let at = ptr::from_ref(guard).addr();
+            guard.is_intact().then_some(()).ok_or(Broken::Guard(at))?;
+            let (start, end) = (guard.start, at + size_of::<Guard>());
+            if let Some(cold) = self.cold() {
+                watch::popped(cold.pool, start, guard.size);
+            }
+            self.block.set(guard.previous.cast());
+            self.fill(start, end - start.addr().get(), POPPED);
+        }
+        Ok(())
+    }
+
+    /// Looks at every guard.
+    ///
+    /// # Panics
+    /// Where somebody wrote over one.
+    pub(super) fn check_guards(&self) {
+        report(self.all_intact());
+    }
+
+    pub(super) fn all_intact(&self) -> Result<(), Broken> {
+        let mut guard = self.last_guard().filter(|_| self.is_guarded());
+        while let Some(last) = guard {
+            let at = ptr::from_ref(last).addr();
+            last.is_intact().then_some(()).ok_or(Broken::Guard(at))?;
+            // SAFETY: the guard is intact, so it has the one before it, or NULL.
+            guard = unsafe { last.previous.as_ref() };
+        }
+        Ok(())
+    }
+}
+
+/// # Panics
+/// Where something is broken.
+pub(super) fn report(found: Result<(), Broken>) {
+    match found {
+        Ok(()) => {}
+        Err(Broken::Guard(at)) => {
+            panic!("stack: somebody wrote past the end of the allocation before {at:#x}")
+        }
+        Err(Broken::Order) => panic!("stack: a frame is popped twice, or after one around it"),
+    }
+}

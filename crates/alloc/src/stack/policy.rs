@@ -1,0 +1,183 @@
+//! How a stack chooses its blocks. One way is best, and the others are here to show by how much.
+
+use core::alloc::Layout;
+
+/// How a stack chooses blocks and places allocations. [`Usual`] is for use.
+pub trait Policy: core::fmt::Debug + 'static {
+    /// Blocks are at least 64 times as large as the mean request, not 64 KiB only.
+    const SIZED_BY_MEAN: bool = true;
+    /// Looking for a block that is large enough gives back those on the way that are not.
+    const GREEDY: bool = false;
+    /// A frame whose block was nearly full when an inner frame left it goes on in the next, lest each inner frame that
+    /// follows cross over again.
+    const FOLLOW: bool = true;
+    /// The last allocation changes its size where it is.
+    const IN_PLACE: bool = true;
+    /// Scopes ask at run time whether they are the innermost: the compiler does not know of all.
+    const LINKED: bool = false;
+
+    /// What is taken for an allocation.
+    #[inline(always)]
+    fn shape(layout: Layout) -> Layout {
+        layout
+    }
+}
+
+/// The size that blocks have at least.
+pub(super) const SMALLEST: usize = 64 << 10;
+
+/// How many requests of mean size a block has room for, at least.
+pub(super) const REQUESTS: usize = 64;
+
+/// A frame follows an inner one into the next block where less than this part of its own is left. Otherwise an inner frame
+/// that crosses over has filled as much.
+pub(super) const FOLLOWED: usize = 8;
+
+/// The policy of every stack that asks for no other.
+#[derive(Clone, Copy, Debug)]
+pub struct Usual;
+
+impl Policy for Usual {}
+
+/// What stacks did before, to show by how much it is worse.
+#[cfg(any(test, feature = "ablation"))]
+#[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
+pub(super) mod old {
+    use super::{Layout, Policy};
+
+    /// Gives back the blocks that it walks over.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Greedy;
+
+    impl Policy for Greedy {
+        const GREEDY: bool = true;
+    }
+
+    /// Blocks of the smallest size, whatever is asked for.
+    #[derive(Clone, Copy, Debug)]
+    pub struct SmallBlocks;
+
+    impl Policy for SmallBlocks {
+        const SIZED_BY_MEAN: bool = false;
+    }
+
+    /// Frames go back to the block where they were.
+    #[derive(Clone, Copy, Debug)]
+    pub struct NoFollow;
+
+    impl Policy for NoFollow {
+        const FOLLOW: bool = false;
+    }
+
+    /// Allocations that grow always move.
+    #[derive(Clone, Copy, Debug)]
+    pub struct NotInPlace;
+
+    impl Policy for NotInPlace {
+        const IN_PLACE: bool = false;
+    }
+
+    /// Sizes are rounded to 16 bytes, so that every address is aligned.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Rounded;
+
+    impl Policy for Rounded {
+        #[inline(always)]
+        fn shape(layout: Layout) -> Layout {
+            let align = layout.align().max(16);
+            let size = layout.size().max(1).next_multiple_of(16);
+            Layout::from_size_align(size, align).unwrap_or(layout)
+        }
+    }
+}
+
+#[cfg(all(test, feature = "os"))]
+#[allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
+mod tests {
+    use super::old::{Greedy, NoFollow, NotInPlace, Rounded, SmallBlocks};
+    use super::*;
+    use crate::{Os, Stack};
+
+    fn layout(size: usize) -> Layout {
+        Layout::from_size_align(size, 8).unwrap()
+    }
+
+    fn stack<P: Policy>() -> Stack<Os, P> {
+        Stack::with_policy(Os, false)
+    }
+
+    /// Bytes taken of the system, in MiB, while inner frames fill many blocks and the outer one asks for blocks that are
+    /// larger than those, and larger each time.
+    fn worst_case<P: Policy>(rounds: usize) -> f64 {
+        let mut stack = stack::<P>();
+        stack.scope(|outer| {
+            for round in 0..rounds {
+                outer.scope(|inner| {
+                    (0..20_000).for_each(|_| _ = inner.allocate(layout(100)).unwrap());
+                });
+                outer.allocate(layout(80_000 + 4096 * round)).unwrap();
+            }
+        });
+        stack.check();
+        f64::from(u32::try_from(stack.taken()).unwrap()) / f64::from(1 << 20)
+    }
+
+    #[test]
+    fn large_requests_among_small_ones_do_not_cost_the_blocks_of_the_small_ones() {
+        let (usual, greedy) = (worst_case::<Usual>(20), worst_case::<Greedy>(20));
+        assert!(usual <= 7.5, "{usual} MiB");
+        assert!((30.0..45.0).contains(&greedy), "{greedy} MiB");
+    }
+
+    /// How many blocks requests of a size lie in, of 10,000.
+    fn blocks<P: Policy>(size: usize) -> usize {
+        let stack = stack::<P>();
+        (0..10_000).for_each(|_| _ = stack.allocate(layout(size)).unwrap());
+        stack.blocks().count()
+    }
+
+    #[test]
+    fn blocks_have_room_for_64_requests_of_mean_size() {
+        let (by_mean, small) = (blocks::<Usual>(4000), blocks::<SmallBlocks>(4000));
+        assert!(by_mean <= 10_000 / 60 && small >= 600, "{by_mean}, {small}");
+        assert_eq!(blocks::<Usual>(100), blocks::<SmallBlocks>(100));
+    }
+
+    /// How many of 100 frames cross the end of a block, the first of which begins just before it.
+    fn crossings<P: Policy>() -> usize {
+        let stack = stack::<P>();
+        stack.allocate(layout(8)).unwrap();
+        while stack.end.get().addr() - stack.next.get().addr() > 100 {
+            stack.allocate(layout(8)).unwrap();
+        }
+        let crosses = |_: &usize| {
+            let mark = stack.mark();
+            stack.allocate(layout(200)).unwrap();
+            let crossed = stack.mark().block != mark.block;
+            // SAFETY: the mark is of this frame, and nobody uses what was allocated in it.
+            unsafe { stack.rewind(mark) };
+            crossed
+        };
+        (0..100).filter(crosses).count()
+    }
+
+    #[test]
+    fn a_frame_at_the_end_of_its_block_goes_on_in_the_next() {
+        assert_eq!((crossings::<Usual>(), crossings::<NoFollow>()), (1, 100));
+    }
+
+    /// Whether an allocation that grows stays where it is.
+    fn stays<P: Policy>() -> bool {
+        let stack = stack::<P>();
+        let block = stack.allocate(layout(16)).unwrap();
+        // SAFETY: the block came from there with this layout, and nobody uses it.
+        unsafe { stack.resize(block, layout(16), layout(32)) }.unwrap() == block
+    }
+
+    #[test]
+    fn what_was_done_before_can_be_shown() {
+        assert!(stays::<Usual>() && !stays::<NotInPlace>());
+        let held = [blocks::<Usual>(8), blocks::<Rounded>(8)];
+        assert!(held[1] > held[0], "{held:?}");
+    }
+}

@@ -1,0 +1,292 @@
+//! Scopes: frames that the compiler pops, and whose memory it lets nobody use after that.
+
+use core::alloc::Layout;
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::needs_drop;
+use core::ops::{Deref, DerefMut};
+use core::ptr::{self, NonNull};
+use core::slice;
+
+use super::{Link, Mark, Policy, Stack, Usual};
+use crate::source::Source;
+
+/// A frame for allocating in, and for pushing others on: until it is popped what was allocated stays, for `'s`.
+///
+/// What was popped cannot be used:
+///
+/// ```compile_fail
+/// # use pagewise_alloc::{Stack, source::Os};
+/// let mut stack = Stack::new(Os);
+/// let gone = stack.scope(|scope| scope.alloc(7));
+/// ```
+///
+/// Nor does a frame take more while one is open inside, whose memory that would be:
+///
+/// ```compile_fail
+/// # use pagewise_alloc::{Stack, source::Os};
+/// Stack::new(Os).scope(|outer| outer.scope(|_| _ = outer.alloc(7)));
+/// ```
+///
+/// Nor does it go to another thread:
+///
+/// ```compile_fail
+/// # use pagewise_alloc::{Stack, source::Os};
+/// Stack::new(Os).scope(|scope| std::thread::scope(|threads| _ = threads.spawn(|| scope.alloc(7))));
+/// ```
+///
+/// Popping takes the same time whatever is in the frame, so it runs no destructor. What has one does not compile here, but
+/// as [`Scope::owned`]:
+///
+/// ```compile_fail
+/// # use pagewise_alloc::{Stack, source::Os};
+/// Stack::new(Os).scope(|scope| _ = scope.alloc(String::from("lost")));
+/// ```
+pub struct Scope<'s, S: Source, P: Policy = Usual> {
+    stack: &'s Stack<S, P>,
+    /// Its frame, which is linked where [`Policy::LINKED`].
+    link: *const Link,
+    /// No scope stands for another: what was allocated in it would live too long.
+    only: PhantomData<fn(&'s ()) -> &'s ()>,
+}
+
+/// A frame that is popped when this is dropped: for who cannot use [`Stack::scope`].
+///
+/// ```
+/// # use pagewise_alloc::{Stack, source::Os};
+/// let mut stack = Stack::new(Os);
+/// let mut frame = stack.frame();
+/// let scope = frame.scope();
+/// let (one, two) = (scope.alloc(1), scope.alloc(2));
+/// assert_eq!(*one + *two, 3);
+/// ```
+#[derive(Debug)]
+pub struct Frame<'f, S: Source, P: Policy = Usual> {
+    stack: &'f Stack<S, P>,
+    mark: Mark,
+}
+
+impl<S: Source, P: Policy> Stack<S, P> {
+    /// Pushes a frame, runs `body` with it, and pops it, also when `body` panics.
+    #[inline]
+    pub fn scope<R>(&mut self, body: impl for<'s> FnOnce(&mut Scope<'s, S, P>) -> R) -> R {
+        self.enter_scope(body)
+    }
+
+    /// Pushes a frame.
+    #[inline]
+    pub fn frame(&mut self) -> Frame<'_, S, P> {
+        const { assert!(!P::LINKED, "a frame that moves cannot be linked") };
+        Frame { mark: self.mark(), stack: self }
+    }
+
+    /// Callers are the innermost scope, or begin where no scope is known to the compiler.
+    #[inline(always)]
+    pub(super) fn enter_scope<R>(&self, body: impl for<'s> FnOnce(&mut Scope<'s, S, P>) -> R) -> R {
+        let open = Open { stack: self, link: Link { mark: self.mark(), outer: self.frame.get() } };
+        if P::LINKED {
+            self.frame.set(&raw const open.link);
+        }
+        body(&mut Scope { stack: self, link: &raw const open.link, only: PhantomData })
+    }
+}
+
+/// A frame that is open: it does not move.
+struct Open<'f, S: Source, P: Policy> {
+    stack: &'f Stack<S, P>,
+    link: Link,
+}
+
+impl<S: Source, P: Policy> Drop for Open<'_, S, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if P::LINKED {
+            assert!(
+                ptr::eq(self.stack.frame.get(), &raw const self.link),
+                "stack: a frame was pushed inside that was not popped"
+            );
+            self.stack.frame.set(self.link.outer);
+        }
+        // SAFETY: the mark was made when the frame was pushed; what was allocated since lives no longer than the scope.
+        unsafe { self.stack.rewind(self.link.mark) };
+    }
+}
+
+impl<S: Source, P: Policy> Drop for Frame<'_, S, P> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the mark was made when the frame was pushed; what was allocated since lives as long as a borrow of this.
+        unsafe { self.stack.rewind(self.mark) };
+    }
+}
+
+impl<S: Source, P: Policy> Frame<'_, S, P> {
+    /// The frame, for allocating in.
+    #[inline]
+    pub fn scope(&mut self) -> Scope<'_, S, P> {
+        Scope { stack: self.stack, link: ptr::null(), only: PhantomData }
+    }
+}
+
+impl<S: Source, P: Policy> fmt::Debug for Scope<'_, S, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").field("mark", &self.stack.mark()).finish_non_exhaustive()
+    }
+}
+
+impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
+    /// Pushes a frame inside this one, runs `body` with it, and pops it.
+    #[inline]
+    pub fn scope<R>(&mut self, body: impl for<'n> FnOnce(&mut Scope<'n, S, P>) -> R) -> R {
+        self.assert_innermost();
+        self.stack.enter_scope(body)
+    }
+
+    /// Pushes a frame inside this one.
+    #[inline]
+    pub fn frame(&mut self) -> Frame<'_, S, P> {
+        const { assert!(!P::LINKED, "a frame that moves cannot be linked") };
+        Frame { stack: self.stack, mark: self.stack.mark() }
+    }
+
+    /// Memory until the frame is popped; `None` where the source has no more.
+    ///
+    /// # Panics
+    /// Where the scope is of a thread's stack, and a frame inside it is open.
+    #[inline]
+    pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
+        self.assert_innermost();
+        self.stack.allocate(layout)
+    }
+
+    /// Whether no frame is open inside this one, as far as that is not the compiler's to know.
+    #[inline(always)]
+    pub(super) fn is_innermost(&self) -> bool {
+        !P::LINKED || ptr::eq(self.stack.frame.get(), self.link)
+    }
+
+    #[inline(always)]
+    fn assert_innermost(&self) {
+        assert!(self.is_innermost(), "stack: a scope is used while another is open inside");
+    }
+
+    /// Moves a value into the frame; `None` where there is no memory.
+    #[inline]
+    pub fn try_alloc<T>(&self, value: T) -> Option<&'s mut T> {
+        const { assert!(!needs_drop::<T>(), "a frame runs no destructors: use `owned`") };
+        let place = self.allocate(Layout::new::<T>())?.cast::<T>();
+        // SAFETY: the memory is for a `T`, until the frame is popped, and for nobody else.
+        unsafe { place.write(value) };
+        // SAFETY: as above, and it is written.
+        Some(unsafe { &mut *place.as_ptr() })
+    }
+
+    /// Moves a value into the frame.
+    ///
+    /// # Panics
+    /// Where there is no memory, as [`Scope::allocate`] does, and so do the calls below.
+    #[inline]
+    pub fn alloc<T>(&self, value: T) -> &'s mut T {
+        self.try_alloc(value).unwrap_or_else(|| no_memory())
+    }
+
+    /// Moves a value into the frame that is dropped with what this returns.
+    #[inline]
+    pub fn owned<T>(&self, value: T) -> Owned<'s, T> {
+        let place = self.allocate(Layout::new::<T>()).unwrap_or_else(|| no_memory()).cast::<T>();
+        // SAFETY: the memory is for a `T`, until the frame is popped, and for nobody else.
+        unsafe { place.write(value) };
+        // SAFETY: as above, and it is written.
+        Owned(unsafe { &mut *place.as_ptr() })
+    }
+
+    /// As many values as asked for, each made of its place.
+    #[inline]
+    pub fn alloc_slice_with<T>(
+        &self,
+        len: usize,
+        mut value: impl FnMut(usize) -> T,
+    ) -> &'s mut [T] {
+        const { assert!(!needs_drop::<T>(), "a frame runs no destructors: use `owned`") };
+        let layout = Layout::array::<T>(len).ok();
+        let start = layout.and_then(|layout| self.allocate(layout)).unwrap_or_else(|| no_memory());
+        let start = start.cast::<T>();
+        for at in 0..len {
+            // SAFETY: the memory is for `len` of them.
+            let place = unsafe { start.add(at) };
+            // SAFETY: as above, until the frame is popped, and for nobody else.
+            unsafe { place.write(value(at)) };
+        }
+        // SAFETY: as above, and all are written.
+        unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
+    }
+
+    /// A copy of a slice.
+    #[inline]
+    pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &'s mut [T] {
+        let start = self.allocate(Layout::for_value(values)).unwrap_or_else(|| no_memory());
+        let start = start.cast::<T>().as_ptr();
+        // SAFETY: the memory is for as many, and new, so it is not theirs.
+        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), start, values.len()) };
+        // SAFETY: as above, until the frame is popped, and all are written.
+        unsafe { slice::from_raw_parts_mut(start, values.len()) }
+    }
+
+    /// A copy of a string.
+    #[inline]
+    pub fn alloc_str(&self, text: &str) -> &'s mut str {
+        let bytes = self.alloc_slice(text.as_bytes());
+        // SAFETY: they are a copy of what is UTF-8.
+        unsafe { core::str::from_utf8_unchecked_mut(bytes) }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn no_memory() -> ! {
+    panic!("stack: the source has no more memory")
+}
+
+/// A value in a frame with its destructor, which runs when this is dropped: before the frame is popped, since it cannot
+/// outlive it. Its memory stays until then.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owned<'s, T: ?Sized>(&'s mut T);
+
+impl<'s, T> Owned<'s, T> {
+    /// The value, moved out.
+    pub fn into_inner(self) -> T {
+        let value: *const T = self.0;
+        core::mem::forget(self);
+        // SAFETY: it was written when this was made, and nobody drops or uses it any more.
+        unsafe { value.read() }
+    }
+
+    /// Gives the destructor up.
+    pub fn leak(self) -> &'s mut T {
+        let value: *mut T = self.0;
+        core::mem::forget(self);
+        // SAFETY: it was borrowed for `'s`, and this was the only borrow.
+        unsafe { &mut *value }
+    }
+}
+
+impl<T: ?Sized> Deref for Owned<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0
+    }
+}
+
+impl<T: ?Sized> DerefMut for Owned<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0
+    }
+}
+
+impl<T: ?Sized> Drop for Owned<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: it was written when this was made, and is dropped here alone.
+        unsafe { ptr::drop_in_place(self.0) };
+    }
+}
