@@ -39,6 +39,7 @@ use core::ptr::{self, NonNull};
 
 use crate::discipline::{Allocator, Discipline};
 use crate::source::Source;
+use crate::watch;
 
 mod block;
 mod guard;
@@ -174,6 +175,9 @@ impl<S: Source, P: Policy> Stack<S, P> {
     #[cold]
     #[inline(never)]
     fn allocate_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if watch::checked() {
+            self.guard();
+        }
         if self.is_guarded() {
             return self.allocate_guarded(layout);
         }
@@ -283,6 +287,14 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// Where the memory comes from.
     pub const fn source(&self) -> &S {
         &self.source
+    }
+
+    /// Names the stack for who looks at its statistics; takes its first block for that, and does nothing where there is none.
+    pub fn set_name(&self, name: &str) {
+        let none = self.allocate(Layout::new::<()>());
+        if let Some(cold) = self.cold().filter(|_| none.is_some()) {
+            watch::named(&cold.pool, name);
+        }
     }
 
     /// Walks everything that must hold inside.

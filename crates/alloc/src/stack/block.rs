@@ -18,7 +18,7 @@ use super::guard::report;
 use super::policy::{FOLLOWED, REQUESTS, SMALLEST};
 use super::{Mark, Policy, Stack};
 use crate::source::{Block, Source};
-use crate::watch;
+use crate::watch::{self, Progress};
 
 /// What every block and its end are aligned to: one that asks for no more alignment than this begins at or before `end`.
 pub(super) const ALIGN: usize = 16;
@@ -31,6 +31,8 @@ pub(super) struct Header {
     begin: Cell<NonNull<u8>>,
     end: NonNull<u8>,
     block: Block,
+    /// Bytes that were live when the stack entered this block.
+    before: Cell<usize>,
 }
 
 impl Header {
@@ -42,9 +44,9 @@ impl Header {
         let size = block.size & !(ALIGN - 1);
         // SAFETY: at most the size of the block.
         let end = unsafe { block.start.add(size) };
-        let next = Cell::new(None);
+        let (next, begin, before) = (Cell::new(None), Cell::new(begin), Cell::new(0));
         // SAFETY: as above; the block is aligned, since that was asked for, too.
-        unsafe { header.write(Header { next, begin: Cell::new(begin), end, block }) };
+        unsafe { header.write(Header { next, begin, end, block, before }) };
         header
     }
 
@@ -113,6 +115,8 @@ pub(super) struct Cold {
     /// Bytes that the stack has of its source now, and that it ever took.
     pub(super) held: Cell<usize>,
     pub(super) taken: Cell<u64>,
+    /// Bytes that were live when watchers were told the last time.
+    told: Cell<usize>,
     pub(super) pool: watch::Pool,
 }
 
@@ -154,7 +158,10 @@ impl<S: Source, P: Policy> Stack<S, P> {
     pub(super) fn current(&self) -> Option<&Header> {
         let cold = self.cold()?;
         let current = match self.is_guarded() {
-            true => self.last_guard().map_or(cold.first, |guard| guard.block),
+            true => {
+                let _quiet = watch::quiet();
+                self.last_guard().map_or(cold.first, |guard| guard.block)
+            }
             false => NonNull::new(self.block.get())?,
         };
         // SAFETY: who has cold parts has blocks, and the current one has a header as all have.
@@ -174,14 +181,32 @@ impl<S: Source, P: Policy> Stack<S, P> {
             None => self.first_block(layout)?,
             Some(current) => {
                 if let Some(cold) = self.cold() {
+                    watch::slow(&cold.pool);
                     cold.requests.note(layout.size(), current.capacity());
                 }
                 let found = self.free_block_for(layout, current);
-                current.insert(found.or_else(|| self.new_block(layout, 0))?)
+                let block = current.insert(found.or_else(|| self.new_block(layout, 0))?);
+                block.before.set(self.tell(layout.size()));
+                block
             }
         };
         self.enter(block);
         Some(block)
+    }
+
+    /// Tells watchers how many bytes are live, in requests of about this size, and returns it. Those that came and went
+    /// since the last time are not seen, unless the stack is guarded: then each is counted, and this is nothing.
+    fn tell(&self, size: usize) -> usize {
+        let (Some(cold), Some(current)) = (self.cold(), self.current()) else { return 0 };
+        if self.is_guarded() {
+            return 0;
+        }
+        let live = current.before.get() + (self.next.get().addr() - current.begin().addr());
+        let told = cold.told.replace(live);
+        let (requested, returned) = (live.saturating_sub(told), told.saturating_sub(live));
+        let requests = requested / size.max(1);
+        watch::progress(&cold.pool, Progress { requests, requested, returned, size });
+        live
     }
 
     fn enter(&self, block: &Header) {
@@ -208,8 +233,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     fn new_block(&self, layout: Layout, more: usize) -> Option<NonNull<Header>> {
         let overhead = size_of::<Header>() + more + layout.align() + 2 * ALIGN;
         let needed = layout.size().checked_add(overhead)?;
-        let mean = self.cold().map_or(0, |cold| cold.requests.mean());
-        let room = if P::SIZED_BY_MEAN { mean.saturating_mul(REQUESTS) } else { 0 };
+        let room = if P::SIZED_BY_MEAN { self.mean().saturating_mul(REQUESTS) } else { 0 };
         let wanted = room.saturating_add(overhead).max(SMALLEST).max(needed);
         // A source that is nearly empty may have less than is wanted.
         let smaller = |size: &usize| (*size > needed).then(|| (size / 2).max(needed));
@@ -219,6 +243,11 @@ impl<S: Source, P: Policy> Stack<S, P> {
         let new = Header::new(block);
         self.count(block);
         Some(new)
+    }
+
+    /// The mean size of requests.
+    fn mean(&self) -> usize {
+        self.cold().map_or(0, |cold| cold.requests.mean())
     }
 
     /// The block that all begins with, and the cold parts in it.
@@ -231,10 +260,12 @@ impl<S: Source, P: Policy> Stack<S, P> {
         header.begin.set(unsafe { cold.add(1) }.cast());
         let pool = watch::created("stack");
         let (held, taken) = (Cell::new(0), Cell::new(0));
+        let (requests, told) = (Requests::default(), Cell::new(0));
         // SAFETY: as above.
-        unsafe { cold.write(Cold { first, requests: Requests::default(), held, taken, pool }) };
+        unsafe { cold.write(Cold { first, requests, held, taken, told, pool }) };
         self.cold.set(cold.as_ptr());
         self.count(header.block);
+        watch::ours(cold.cast(), size_of::<Cold>());
         Some(header)
     }
 
@@ -243,20 +274,27 @@ impl<S: Source, P: Policy> Stack<S, P> {
         if let Some(cold) = self.cold() {
             cold.held.set(cold.held.get() + block.size);
             cold.taken.set(cold.taken.get() + block.size as u64);
-            watch::taken(cold.pool, block);
+            watch::taken(&cold.pool, block);
+            watch::ours(block.start, size_of::<Header>());
         }
     }
 
     /// Gives the source a block that is out of the list.
     pub(super) fn give_back(&self, block: NonNull<Header>) {
+        if let Some(cold) = self.cold() {
+            let size = self.give_back_of(block, &cold.pool);
+            cold.held.set(cold.held.get() - size);
+        }
+    }
+
+    /// As above, and returns its size.
+    fn give_back_of(&self, block: NonNull<Header>, pool: &watch::Pool) -> usize {
         // SAFETY: a block that was in the list has a header.
         let given = unsafe { block.as_ref() }.block;
-        if let Some(cold) = self.cold() {
-            cold.held.set(cold.held.get() - given.size);
-            watch::given_back(cold.pool, given);
-        }
+        watch::given_back(pool, given);
         // SAFETY: it came from there; it is out of the list and no mark is in it: it was free, or the stack ends.
         unsafe { self.source.give_back(given) };
+        given.size
     }
 
     #[cold]
@@ -265,11 +303,14 @@ impl<S: Source, P: Policy> Stack<S, P> {
         if self.is_guarded() {
             return self.rewind_guarded(mark);
         }
+        let size = self.mean();
+        self.tell(size);
         // SAFETY: NULL, or a block that was the current one when the mark was made, and is not free since.
         match unsafe { mark.block.as_ref() } {
             None => self.blocks().take(1).for_each(|first| self.enter(first)),
             Some(marked) => self.leave_for(marked, mark.next),
         }
+        self.tell(size);
     }
 
     /// Goes back to a block from one behind it; or to the next where there is little left to go back to.
@@ -286,20 +327,23 @@ impl<S: Source, P: Policy> Stack<S, P> {
 
     /// Ends the stack: it is as it was when it was made.
     pub(super) fn destroy(&self) {
-        let Some(cold) = self.cold() else { return };
+        let Some(cold) = NonNull::new(self.cold.get()) else { return };
         let intact = self.all_intact();
-        watch::destroyed(cold.pool);
-        let first = cold.first;
-        self.cold.set(ptr::null_mut());
-        // SAFETY: the first block is given back last, so its header is there.
+        // SAFETY: not NULL, so written with the first block, which is still there.
+        let first = unsafe { cold.as_ref() }.first;
+        // SAFETY: as above.
         let header = unsafe { first.as_ref() };
         while let Some(block) = header.take_next() {
             self.give_back(block);
         }
-        self.give_back(first);
+        // SAFETY: as above; nobody has a copy, since the stack forgets it here, and what it lies in.
+        let pool = unsafe { cold.read() }.pool;
+        self.cold.set(ptr::null_mut());
         self.next.set(ptr::null_mut());
         self.end.set(ptr::null_mut());
         self.block.set(ptr::null_mut());
+        self.give_back_of(first, &pool);
+        watch::destroyed(&pool);
         report(intact);
     }
 }

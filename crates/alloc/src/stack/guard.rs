@@ -90,6 +90,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
         let placed = self.place(whole);
         self.end.set(self.next.get());
         let (start, block) = placed?;
+        let _quiet = watch::quiet();
         self.fill(start, layout.size(), NEW);
         // SAFETY: the edge and the guard are within `whole`, which was placed at `start`.
         let edge = unsafe { start.add(layout.size()) };
@@ -103,7 +104,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
         guard.seal = guard.seal();
         self.block.set(place.as_ptr().cast());
         if let Some(cold) = self.cold() {
-            watch::allocated(cold.pool, start, layout.size());
+            watch::allocated(&cold.pool, start, layout.size());
+            watch::counted(&cold.pool, layout.size());
         }
         Some(start)
     }
@@ -143,16 +145,18 @@ impl<S: Source, P: Policy> Stack<S, P> {
 
     /// Pops guards until `last` is the last, and fills what they guarded with rubbish.
     fn pop_guards(&self, last: *mut Guard) -> Result<(), Broken> {
+        let _quiet = watch::quiet();
         while !ptr::eq(self.block.get(), last.cast()) {
             let guard = self.last_guard().ok_or(Broken::Order)?;
             let at = ptr::from_ref(guard).addr();
             guard.is_intact().then_some(()).ok_or(Broken::Guard(at))?;
-            let (start, end) = (guard.start, at + size_of::<Guard>());
-            if let Some(cold) = self.cold() {
-                watch::popped(cold.pool, start, guard.size);
-            }
+            let (start, size, end) = (guard.start, guard.size, at + size_of::<Guard>());
             self.block.set(guard.previous.cast());
             self.fill(start, end - start.addr().get(), POPPED);
+            if let Some(cold) = self.cold() {
+                watch::freed(&cold.pool, start, size);
+                watch::uncounted(&cold.pool, size);
+            }
         }
         Ok(())
     }
@@ -166,6 +170,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     pub(super) fn all_intact(&self) -> Result<(), Broken> {
+        let _quiet = watch::quiet();
         let mut guard = self.last_guard().filter(|_| self.is_guarded());
         while let Some(last) = guard {
             let at = ptr::from_ref(last).addr();
