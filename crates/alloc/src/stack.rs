@@ -158,18 +158,47 @@ impl<S: Source, P: Policy> Stack<S, P> {
         }
     }
 
+    /// As [`Stack::allocate`], for values and arrays: layouts whose size is a multiple of their alignment.
+    #[inline(always)]
+    fn allocate_array(&self, layout: Layout) -> Option<NonNull<u8>> {
+        match self.bump_array(P::shape(layout)) {
+            Some(start) => Some(start),
+            None => self.allocate_slow(layout),
+        }
+    }
+
     /// The fast path: memory of this block.
     #[inline(always)]
     fn bump(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let next = self.next.get();
-        // No overflow: memory ends below 2^63, a layout is at most as large when rounded up to its alignment.
-        let start = next.addr().wrapping_add(layout.align() - 1) & !(layout.align() - 1);
-        let after = start.wrapping_add(layout.size());
+        let start = self.start(layout);
+        self.hand_out(start, start.wrapping_add(layout.size()))
+    }
+
+    /// The same with a step fewer between `next` and the one after it, which is what an allocation waits for that follows
+    /// at once: the sum is aligned, not a summand.
+    #[inline(always)]
+    fn bump_array(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let mask = layout.align() - 1;
+        let after = self.next.get().addr().wrapping_add(layout.size() + mask) & !mask;
+        self.hand_out(self.start(layout), after)
+    }
+
+    /// Where the next allocation begins. No overflow: memory ends below 2^63, and a layout is smaller, also when it is
+    /// rounded up to its alignment.
+    #[inline(always)]
+    fn start(&self, layout: Layout) -> usize {
+        self.next.get().addr().wrapping_add(layout.align() - 1) & !(layout.align() - 1)
+    }
+
+    #[inline(always)]
+    fn hand_out(&self, start: usize, after: usize) -> Option<NonNull<u8>> {
         if after >= self.end.get().addr() {
             return None;
         }
+        let next = self.next.get();
         self.next.set(next.with_addr(after));
-        NonNull::new(next.with_addr(start))
+        // SAFETY: an address is below `end`, so there is a block, and `start` is in it.
+        Some(unsafe { NonNull::new_unchecked(next.with_addr(start)) })
     }
 
     #[cold]

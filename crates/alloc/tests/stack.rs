@@ -282,6 +282,7 @@ fn a_hundred_million_objects_of_8_bytes_take_770_mib_and_all_comes_back() {
         stack.allocate(layout(8, 8)).unwrap();
     }
     let mib = counting.0.get() >> 20;
+    println!("{mib} MiB");
     assert!((762..=770).contains(&mib), "{mib} MiB");
     assert_eq!(counting.0.get(), stack.held());
     drop(stack);

@@ -15,7 +15,7 @@ use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
 use super::guard::report;
-use super::policy::{FOLLOWED, REQUESTS, SMALLEST};
+use super::policy::{FOLLOWED, PART, REQUESTS, SMALLEST};
 use super::{Mark, Policy, Stack};
 use crate::source::{Block, Source};
 use crate::watch::{self, Progress};
@@ -233,8 +233,9 @@ impl<S: Source, P: Policy> Stack<S, P> {
     fn new_block(&self, layout: Layout, more: usize) -> Option<NonNull<Header>> {
         let overhead = size_of::<Header>() + more + layout.align() + 2 * ALIGN;
         let needed = layout.size().checked_add(overhead)?;
-        let room = if P::SIZED_BY_MEAN { self.mean().saturating_mul(REQUESTS) } else { 0 };
-        let wanted = room.saturating_add(overhead).max(SMALLEST).max(needed);
+        let room = self.mean().saturating_mul(REQUESTS).saturating_add(overhead);
+        let usual = if P::SIZED { room.max(self.held() / PART) } else { 0 };
+        let wanted = usual.max(SMALLEST).max(needed);
         // A source that is nearly empty may have less than is wanted.
         let smaller = |size: &usize| (*size > needed).then(|| (size / 2).max(needed));
         let mut sizes = core::iter::successors(Some(wanted), smaller);

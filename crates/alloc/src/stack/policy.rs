@@ -4,8 +4,8 @@ use core::alloc::Layout;
 
 /// How a stack chooses blocks and places allocations. [`Usual`] is for use.
 pub trait Policy: core::fmt::Debug + 'static {
-    /// Blocks are at least 64 times as large as the mean request, not 64 KiB only.
-    const SIZED_BY_MEAN: bool = true;
+    /// Blocks are at least 64 times as large as the mean request, and a 128th part of what the stack has, not 64 KiB only.
+    const SIZED: bool = true;
     /// Looking for a block that is large enough gives back those on the way that are not.
     const GREEDY: bool = false;
     /// A frame whose block was nearly full when an inner frame left it goes on in the next, lest each inner frame that
@@ -25,6 +25,9 @@ pub trait Policy: core::fmt::Debug + 'static {
 
 /// The size that blocks have at least.
 pub(super) const SMALLEST: usize = 64 << 10;
+
+/// A block is this part of what the stack has, at least: large stacks have few blocks, and little in the last.
+pub(super) const PART: usize = 128;
 
 /// How many requests of mean size a block has room for, at least.
 pub(super) const REQUESTS: usize = 64;
@@ -58,7 +61,7 @@ pub(super) mod old {
     pub struct SmallBlocks;
 
     impl Policy for SmallBlocks {
-        const SIZED_BY_MEAN: bool = false;
+        const SIZED: bool = false;
     }
 
     /// Frames go back to the block where they were.

@@ -83,11 +83,13 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// Callers are the innermost scope, or begin where no scope is known to the compiler.
     #[inline(always)]
     pub(super) fn enter_scope<R>(&self, body: impl for<'s> FnOnce(&mut Scope<'s, S, P>) -> R) -> R {
-        let open = Open { stack: self, link: Link { mark: self.mark(), outer: self.frame.get() } };
+        let outer = if P::LINKED { self.frame.get() } else { ptr::null() };
+        let open = Open { stack: self, link: Link { mark: self.mark(), outer } };
+        let link = if P::LINKED { &raw const open.link } else { ptr::null() };
         if P::LINKED {
-            self.frame.set(&raw const open.link);
+            self.frame.set(link);
         }
-        body(&mut Scope { stack: self, link: &raw const open.link, only: PhantomData })
+        body(&mut Scope { stack: self, link, only: PhantomData })
     }
 }
 
@@ -159,6 +161,13 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
         self.stack.allocate(layout)
     }
 
+    /// Memory for values.
+    #[inline(always)]
+    fn place<T>(&self, layout: Layout) -> Option<NonNull<T>> {
+        self.assert_innermost();
+        Some(self.stack.allocate_array(layout)?.cast())
+    }
+
     /// Whether no frame is open inside this one, as far as that is not the compiler's to know.
     #[inline(always)]
     pub(super) fn is_innermost(&self) -> bool {
@@ -174,7 +183,7 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     #[inline]
     pub fn try_alloc<T>(&self, value: T) -> Option<&'s mut T> {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors: use `owned`") };
-        let place = self.allocate(Layout::new::<T>())?.cast::<T>();
+        let place = self.place::<T>(Layout::new::<T>())?;
         // SAFETY: the memory is for a `T`, until the frame is popped, and for nobody else.
         unsafe { place.write(value) };
         // SAFETY: as above, and it is written.
@@ -193,7 +202,7 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     /// Moves a value into the frame that is dropped with what this returns.
     #[inline]
     pub fn owned<T>(&self, value: T) -> Owned<'s, T> {
-        let place = self.allocate(Layout::new::<T>()).unwrap_or_else(|| no_memory()).cast::<T>();
+        let place = self.place::<T>(Layout::new::<T>()).unwrap_or_else(|| no_memory());
         // SAFETY: the memory is for a `T`, until the frame is popped, and for nobody else.
         unsafe { place.write(value) };
         // SAFETY: as above, and it is written.
@@ -209,8 +218,8 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     ) -> &'s mut [T] {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors: use `owned`") };
         let layout = Layout::array::<T>(len).ok();
-        let start = layout.and_then(|layout| self.allocate(layout)).unwrap_or_else(|| no_memory());
-        let start = start.cast::<T>();
+        let start = layout.and_then(|layout| self.place::<T>(layout));
+        let start = start.unwrap_or_else(|| no_memory());
         for at in 0..len {
             // SAFETY: the memory is for `len` of them.
             let place = unsafe { start.add(at) };
@@ -224,8 +233,8 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     /// A copy of a slice.
     #[inline]
     pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &'s mut [T] {
-        let start = self.allocate(Layout::for_value(values)).unwrap_or_else(|| no_memory());
-        let start = start.cast::<T>().as_ptr();
+        let start = self.place::<T>(Layout::for_value(values)).unwrap_or_else(|| no_memory());
+        let start = start.as_ptr();
         // SAFETY: the memory is for as many, and new, so it is not theirs.
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), start, values.len()) };
         // SAFETY: as above, until the frame is popped, and all are written.
