@@ -50,7 +50,7 @@ pub use locked::LockedTlsf;
 
 /// A pool of blocks of any size. N blocks of each small size are kept at hand.
 #[derive(Debug)]
-pub struct Tlsf<S: Source, const N: usize = 8> {
+pub struct Tlsf<S: Source, const N: usize = 16> {
     front: Front<N>,
     heap: Heap<S>,
 }

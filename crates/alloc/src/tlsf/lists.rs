@@ -15,7 +15,10 @@ use super::block::{Block, GRANULE, LIMIT, Links};
 const ROW: usize = u32::BITS as usize;
 
 /// Where sizes stop to be classes of their own: 1 KiB where addresses have 64 bits.
-const EXACT: u32 = (2 * ROW * GRANULE).trailing_zeros();
+const EXACT: u32 = (EXACT_CLASSES * GRANULE).trailing_zeros();
+
+/// Classes of one size each, which is their number x GRANULE.
+const EXACT_CLASSES: usize = 2 * ROW;
 
 const LEVELS: usize = (LIMIT.trailing_zeros() - EXACT + 2) as usize;
 
@@ -101,7 +104,10 @@ impl Lists {
         let (level, place) = (class / ROW, class % ROW);
         self.heads[level][place] = head;
         if let Some(head) = head {
-            // It is the next of its class to be taken; then there shall be no waiting for it.
+            // It is the next of its class to be taken; then there shall be no waiting for it, nor for the block behind.
+            if class < EXACT_CLASSES {
+                head.split_at(class * GRANULE).prefetch();
+            }
             return head.prefetch();
         }
         self.rows[level] &= !(1 << place);

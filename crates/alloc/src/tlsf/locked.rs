@@ -24,7 +24,7 @@ const LOOKS: u32 = 64;
 /// assert!(POOL.with(|pool| pool.held()) > 0);
 /// ```
 #[derive(Debug)]
-pub struct LockedTlsf<S: Source, const N: usize = 8> {
+pub struct LockedTlsf<S: Source, const N: usize = 16> {
     taken: AtomicBool,
     pool: UnsafeCell<Tlsf<S, N>>,
 }
