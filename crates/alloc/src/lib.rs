@@ -4,8 +4,10 @@
 //! user's back, and says `None` where its source has no more.
 #![no_std]
 
+mod classes;
 mod discipline;
 pub mod fifo;
+mod lock;
 pub mod source;
 pub mod stack;
 pub mod tlsf;

@@ -1,0 +1,147 @@
+//! Sizes in two levels: which classes have anything, so that the next larger one is found in a fixed number of steps.
+//!
+//! ```text
+//!  levels  ..10110    one bit a level that has any class      each level covers twice the sizes of the one before
+//!  rows[1] ..00100    one bit a class of the level that has anything: level / 32 wide
+//! ```
+//!
+//! - A bit of `levels` is set where a bit of its row is.
+//! - Sizes are numbers of granules. Below [`EXACT`] each is a class of its own: the first two levels. From there on a class
+//!   is 1/32 of a power of two wide.
+
+/// Classes of a level, and bits of its row.
+pub(crate) const ROW: usize = u32::BITS as usize;
+
+/// Classes, and sizes, that are exact.
+pub(crate) const EXACT: usize = 2 * ROW;
+
+/// How many levels sizes below a limit, a power of two, have.
+pub(crate) const fn levels(limit: usize) -> usize {
+    (limit.trailing_zeros() - EXACT.trailing_zeros() + 2) as usize
+}
+
+/// The class of a size: its level x ROW and its place in the row.
+#[inline(always)]
+pub(crate) const fn class(size: usize) -> usize {
+    let shift = shift(size);
+    shift as usize * ROW + (size >> shift)
+}
+
+/// The first class in which all are at least of this size.
+#[inline(always)]
+pub(crate) const fn class_above(size: usize) -> usize {
+    class(size + (1 << shift(size)) - 1)
+}
+
+/// How wide the class of a size is, as a power of two.
+#[inline(always)]
+const fn shift(size: usize) -> u32 {
+    (size | ROW).ilog2() - ROW.trailing_zeros()
+}
+
+/// The bits from a place on; none from 32 on.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is what is meant")]
+const fn from(place: usize) -> u32 {
+    (u64::MAX << place) as u32
+}
+
+/// Which classes have anything.
+#[derive(Clone, Debug)]
+pub(crate) struct Classes<const LEVELS: usize> {
+    levels: u32,
+    rows: [u32; LEVELS],
+}
+
+impl<const LEVELS: usize> Classes<LEVELS> {
+    /// None has.
+    pub(crate) const EMPTY: Self = {
+        assert!(LEVELS <= u32::BITS as usize);
+        Classes { levels: 0, rows: [0; LEVELS] }
+    };
+
+    /// A class has something.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, class: usize) {
+        self.rows[class / ROW] |= 1 << (class % ROW);
+        self.levels |= 1 << (class / ROW);
+    }
+
+    /// A class has nothing any more.
+    #[inline(always)]
+    pub(crate) fn clear(&mut self, class: usize) {
+        let row = &mut self.rows[class / ROW];
+        *row &= !(1 << (class % ROW));
+        if *row == 0 {
+            self.levels &= !(1 << (class / ROW));
+        }
+    }
+
+    /// The first class from this one on that has anything.
+    #[inline(always)]
+    pub(crate) fn first_from(&self, class: usize) -> Option<usize> {
+        let level = class / ROW;
+        let here = self.rows.get(level)? & from(class % ROW);
+        if here != 0 {
+            return Some(level * ROW + here.trailing_zeros() as usize);
+        }
+        let above = self.levels & from(level + 1);
+        let level = (above != 0).then(|| above.trailing_zeros() as usize)?;
+        Some(level * ROW + self.rows[level].trailing_zeros() as usize)
+    }
+
+    /// Looks whether the bits are right.
+    ///
+    /// # Panics
+    /// Where one is not.
+    pub(crate) fn check(&self, has: impl Fn(usize) -> bool) {
+        for (level, row) in self.rows.iter().enumerate() {
+            assert_eq!(*row != 0, self.levels >> level & 1 == 1, "level {level}");
+            for place in 0..ROW {
+                let class = level * ROW + place;
+                assert_eq!(has(class), row >> place & 1 == 1, "the bit of class {class}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_rise_with_sizes_and_are_a_thirtysecond_wide_at_most() {
+        let mut last = class(1);
+        for size in 1..1 << 16 {
+            let class = class(size);
+            assert!(class == last || class == last + 1, "{size}");
+            assert!(size >= EXACT || class == size, "{size}");
+            assert!(1 << shift(size) <= 1.max(size / ROW), "{size}");
+            last = class;
+        }
+        assert_eq!(class((1 << 36) - 1), levels(1 << 36) * ROW - 1);
+    }
+
+    #[test]
+    fn whatever_is_in_a_class_above_fits() {
+        for size in 1..1 << 14 {
+            let found = class_above(size);
+            assert!((1..size).rev().take(40).all(|smaller| class(smaller) < found), "{size}");
+            assert!(found <= class(size) + 1, "{size}");
+        }
+    }
+
+    #[test]
+    fn the_next_class_that_has_something_is_found_across_levels() {
+        let mut classes = Classes::<8>::EMPTY;
+        for class in [3, 63, 64, 200] {
+            assert_eq!(classes.first_from(class), None);
+            classes.set(class);
+        }
+        assert_eq!([0, 4, 64, 65].map(|from| classes.first_from(from)), [3, 63, 64, 200].map(Some));
+        assert_eq!(classes.first_from(201), None);
+        classes.clear(200);
+        assert_eq!(classes.first_from(65), None);
+        classes.check(|class| [3, 63, 64].contains(&class));
+    }
+}

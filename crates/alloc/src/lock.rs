@@ -1,0 +1,89 @@
+//! A lock of one byte, for pools that several threads share: those that wait spin, and yield where there is a system.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+/// How often a thread looks at a taken lock before it lets others run, where there is a system to do so.
+const LOOKS: u32 = 64;
+
+/// Something that one thread at a time may use.
+#[derive(Debug)]
+pub(crate) struct Locked<T> {
+    taken: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is only reached with the lock taken, by one thread at a time, and may go from one to another.
+unsafe impl<T: Send> Sync for Locked<T> {}
+
+/// The lock, as long as it is held.
+struct Held<'a>(&'a AtomicBool);
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl<T> Locked<T> {
+    pub(crate) const fn new(value: T) -> Locked<T> {
+        Locked { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// Uses the value. `body` must not come here again: the lock is taken.
+    #[inline]
+    pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        let _held = self.lock();
+        // SAFETY: the lock is held, so that nobody else has a reference to the value.
+        body(unsafe { &mut *self.value.get() })
+    }
+
+    #[inline]
+    fn lock(&self) -> Held<'_> {
+        while self.taken.swap(true, Ordering::Acquire) {
+            self.wait();
+        }
+        Held(&self.taken)
+    }
+
+    /// Until the lock looks free.
+    #[cold]
+    fn wait(&self) {
+        let mut looks = 0_u32;
+        while self.taken.load(Ordering::Relaxed) {
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS) {
+                let_others_run();
+            }
+            core::hint::spin_loop();
+        }
+    }
+}
+
+#[cfg(feature = "os")]
+fn let_others_run() {
+    // SAFETY: the call touches no memory of ours.
+    unsafe { libc::sched_yield() };
+}
+
+#[cfg(not(feature = "os"))]
+fn let_others_run() {}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn what_threads_add_under_the_lock_is_all_there() {
+        let sum = Locked::new(0_u32);
+        let times = if cfg!(miri) { 20 } else { 10_000 };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..times).for_each(|_| sum.with(|sum| *sum += 1)));
+            }
+        });
+        assert_eq!(sum.with(|sum| *sum), 4 * times);
+    }
+}
