@@ -8,6 +8,8 @@ mod classes;
 mod discipline;
 pub mod fifo;
 mod lock;
+#[cfg(feature = "os")]
+pub mod persistent;
 pub mod source;
 pub mod stack;
 pub mod tlsf;

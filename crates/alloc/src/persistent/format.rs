@@ -1,0 +1,382 @@
+//! What lies where in the file, and the words that carry a check of themselves. Reads and writes nothing.
+//!
+//! ```text
+//!        0  fixed part: magic, version, chunk size, capacity, size of a log, check. Never changes
+//!     2^12  generation | chunks | seal: one checked word each
+//!     2^13  roots: 64 of {name 40 bytes, offset, tag, check}
+//!     2^16  log of even generations, then log of odd generations
+//!           table: a checked word for each chunk that there may ever be
+//!           bitmaps: 64 bytes for each
+//!           chunks of 16 KiB: the blocks. The file grows here
+//! ```
+//!
+//! Each part starts at a multiple of 64 KiB, which every page size in use divides. All numbers are little-endian.
+
+use core::mem::offset_of;
+
+/// What blocks are cut from: a chunk is free, or holds blocks of one size, or belongs to a run of chunks that is one block.
+pub(super) const CHUNK: usize = 1 << 14;
+/// What parts of the file are aligned to.
+pub(super) const AREA: usize = 1 << 16;
+/// The first bytes of every heap.
+pub(super) const MAGIC: [u8; 8] = *b"pwheap\r\n";
+/// The newest format that is understood; there is no older one.
+pub(super) const VERSION: u32 = 1;
+/// Where the number of the open transaction is.
+pub(super) const GENERATION: usize = 1 << 12;
+/// Where the number of chunks that the file has is.
+pub(super) const CHUNKS: usize = GENERATION + 8;
+/// Where the hash over what describes the heap is; 0 while it is open.
+pub(super) const SEAL: usize = GENERATION + 16;
+/// Where the roots are.
+pub(super) const ROOTS: usize = 1 << 13;
+/// How many roots there may be.
+pub(super) const ROOT_COUNT: usize = 64;
+/// The longest name of a root in bytes.
+pub(super) const NAME: usize = 40;
+/// Where the logs are.
+pub(super) const LOG: usize = AREA;
+/// The bytes of a chunk's bitmap.
+pub(super) const BITMAP: usize = 64;
+/// The most chunks that a heap may have: 256 GiB.
+pub(super) const MOST_CHUNKS: usize = 1 << 24;
+/// The most bytes that each log may have: 2 GiB.
+pub(super) const MOST_LOG: usize = 1 << 31;
+
+const _: () = assert!(usize::BITS == 64, "the file is mapped as a whole");
+const _: () = assert!(cfg!(target_endian = "little"), "the file's numbers are little-endian");
+const _: () = assert!(ROOTS + ROOT_COUNT * size_of::<Root>() <= LOG);
+
+/// The part that never changes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fixed {
+    pub(super) magic: [u8; 8],
+    pub(super) version: u32,
+    pub(super) chunk: u32,
+    pub(super) capacity: u64,
+    pub(super) log: u64,
+    pub(super) check: u64,
+}
+
+const _: () = assert!(size_of::<Fixed>() == 40 && offset_of!(Fixed, check) == 32);
+
+impl Fixed {
+    pub(super) fn new(shape: Shape) -> Fixed {
+        let (capacity, log) = (shape.capacity as u64, shape.log as u64);
+        let chunk = 1 << CHUNK.trailing_zeros();
+        let fixed = Fixed { magic: MAGIC, version: VERSION, chunk, capacity, log, check: 0 };
+        Fixed { check: fixed.hash(), ..fixed }
+    }
+
+    /// As the file has it.
+    pub(super) fn words(&self) -> [u64; 5] {
+        let sizes = u64::from(self.chunk) << 32 | u64::from(self.version);
+        [u64::from_le_bytes(self.magic), sizes, self.capacity, self.log, self.check]
+    }
+
+    /// Of everything but the check.
+    pub(super) fn hash(&self) -> u64 {
+        self.words()[..4].iter().fold(1, |hash, word| mix(hash, *word))
+    }
+}
+
+/// A name of a block.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Root {
+    /// Ends at the first NUL; an empty name is a place for another root.
+    pub(super) name: [u8; NAME],
+    pub(super) offset: u64,
+    /// 0: for formats to come.
+    pub(super) tag: u64,
+    pub(super) check: u64,
+}
+
+const _: () = assert!(size_of::<Root>() == 64 && offset_of!(Root, offset) == 40);
+
+impl Root {
+    pub(super) const NONE: Root = Root { name: [0; NAME], offset: 0, tag: 0, check: 0 };
+
+    pub(super) fn new(name: [u8; NAME], offset: u64) -> Root {
+        let root = Root { name, offset, ..Root::NONE };
+        Root { check: root.hash(), ..root }
+    }
+
+    pub(super) fn from_words(words: [u64; 8]) -> Root {
+        let mut name = [0; NAME];
+        for (bytes, word) in name.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        Root { name, offset: words[5], tag: words[6], check: words[7] }
+    }
+
+    pub(super) fn words(&self) -> [u64; 8] {
+        let mut words = [0, 0, 0, 0, 0, self.offset, self.tag, self.check];
+        for (word, bytes) in words.iter_mut().zip(self.name.chunks_exact(8)) {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        }
+        words
+    }
+
+    /// Of everything but the check.
+    pub(super) fn hash(&self) -> u64 {
+        self.words()[..7].iter().fold(2, |hash, word| mix(hash, *word))
+    }
+}
+
+/// How large the parts of a heap are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// The most chunks that it may have.
+    pub(super) capacity: usize,
+    /// The bytes of each log: a multiple of `AREA`.
+    pub(super) log: usize,
+}
+
+impl Shape {
+    /// Where the table is.
+    #[inline]
+    pub(super) fn table(self) -> usize {
+        LOG + 2 * self.log
+    }
+
+    /// Where the bitmaps are.
+    #[inline]
+    pub(super) fn bitmaps(self) -> usize {
+        self.table() + (self.capacity * 8).next_multiple_of(AREA)
+    }
+
+    /// Where chunks are.
+    #[inline]
+    pub(super) fn data(self) -> usize {
+        self.bitmaps() + (self.capacity * BITMAP).next_multiple_of(AREA)
+    }
+
+    /// How long the file is with this many chunks.
+    #[inline]
+    pub(super) fn with(self, chunks: usize) -> usize {
+        self.data() + chunks * CHUNK
+    }
+
+    /// Where a chunk's word is.
+    #[inline]
+    pub(super) fn entry(self, chunk: usize) -> usize {
+        self.table() + chunk * 8
+    }
+
+    /// Where a chunk's bitmap is.
+    #[inline]
+    pub(super) fn bitmap(self, chunk: usize) -> usize {
+        self.bitmaps() + chunk * BITMAP
+    }
+
+    /// Where a chunk is.
+    #[inline]
+    pub(super) fn chunk(self, chunk: usize) -> usize {
+        self.data() + chunk * CHUNK
+    }
+}
+
+/// The bits of a checked word that hold its value; those above hold the check.
+pub(super) const VALUE: u64 = (1 << 52) - 1;
+
+/// A word that says in its upper 12 bits whether the lower 52 are what was written to this place: stored at once, it is
+/// never half written.
+#[inline]
+pub(super) fn checked(place: usize, value: u64) -> u64 {
+    let value = value & VALUE;
+    value | mix(place as u64, value) & !VALUE
+}
+
+/// The generation so many after another: they come round after 2^52, when no log has one of the first any more.
+#[inline]
+pub(super) fn next(generation: u64, by: u64) -> u64 {
+    generation.wrapping_add(by) & VALUE
+}
+
+/// What a checked word says, where it is one.
+pub(super) fn value(place: usize, word: u64) -> Option<u64> {
+    (checked(place, word) == word).then_some(word & VALUE)
+}
+
+/// Goes on with a hash: the two halves of a product, so that each bit in changes half of those out.
+#[inline]
+pub(super) fn mix(hash: u64, word: u64) -> u64 {
+    let product =
+        u128::from(hash ^ 0x9e37_79b9_7f4a_7c15) * u128::from(word ^ 0xd6e8_feb8_6659_fd93);
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half is what is meant")]
+    let (low, high) = (product as u64, (product >> 64) as u64);
+    low ^ high.rotate_left(29)
+}
+
+/// What the table says of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Free, or the inside of a run.
+    Free,
+    /// Holds blocks of a class.
+    Slab(usize),
+    /// The first of a run of this many chunks, which is one block.
+    Run(usize),
+}
+
+impl State {
+    /// As the table has it at a place in the file: 0 is free, as in a new file.
+    pub(super) fn word(self, place: usize) -> u64 {
+        match self {
+            State::Free => 0,
+            State::Slab(class) => checked(place, class as u64 + 1),
+            State::Run(chunks) => checked(place, (chunks as u64) << 8),
+        }
+    }
+
+    /// What a word of the table says, where it may be one.
+    pub(super) fn read(place: usize, word: u64) -> Option<State> {
+        if word == 0 {
+            return Some(State::Free);
+        }
+        let value = usize::try_from(value(place, word)?).ok()?;
+        match (value & 0xff, value >> 8) {
+            (0, chunks) if chunks > 0 => Some(State::Run(chunks)),
+            (class, 0) if (1..=CLASSES).contains(&class) => Some(State::Slab(class - 1)),
+            _ => None,
+        }
+    }
+}
+
+/// The sizes of blocks that share a chunk: steps of an eighth to a quarter, then what divides a chunk by 7 to 2.
+pub(super) const SIZES: [u16; CLASSES] = [
+    32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
+    1280, 1536, 1792, 2048, 2336, 2720, 3264, 4096, 5456, 8192,
+];
+/// How many sizes there are.
+pub(super) const CLASSES: usize = 29;
+/// The largest block that shares a chunk.
+pub(super) const SHARED: usize = SIZES[CLASSES - 1] as usize;
+
+/// What is worked out of a size once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Class {
+    /// The bytes of a block.
+    pub(super) size: usize,
+    /// The blocks of a chunk.
+    pub(super) slots: usize,
+    /// The words of its bitmap.
+    pub(super) words: usize,
+    /// Those bits of the last word that stand for no block, and are always set.
+    pub(super) beyond: u64,
+    /// 2^24 / size, rounded up: what to multiply an offset in a chunk by.
+    inverse: usize,
+}
+
+impl Class {
+    /// Which block of a chunk starts at an offset in it.
+    #[inline]
+    pub(super) fn slot(&self, offset: usize) -> Option<usize> {
+        let slot = (offset * self.inverse) >> 24;
+        (slot < self.slots && slot * self.size == offset).then_some(slot)
+    }
+
+    /// A word of the bitmap in which no block is taken.
+    pub(super) fn empty(&self, word: usize) -> u64 {
+        if word + 1 == self.words { self.beyond } else { 0 }
+    }
+}
+
+/// A row for each size.
+pub(super) const TABLE: [Class; CLASSES] = {
+    let none = Class { size: 0, slots: 0, words: 0, beyond: 0, inverse: 0 };
+    let mut table = [none; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        let size = SIZES[class] as usize;
+        let slots = CHUNK / size;
+        let beyond = if slots.is_multiple_of(64) { 0 } else { !0 << (slots % 64) };
+        let inverse = (1usize << 24).div_ceil(size);
+        table[class] = Class { size, slots, words: slots.div_ceil(64), beyond, inverse };
+        class += 1;
+    }
+    table
+};
+
+/// The class of each size in units of 16 bytes.
+const OF_SIZE: [u8; SHARED / 16 + 1] = {
+    let mut classes = [0; SHARED / 16 + 1];
+    let (mut units, mut class) = (0, 0);
+    while units < classes.len() {
+        if units * 16 > SIZES[class] as usize {
+            class += 1;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "there are 29")]
+        let found = class as u8;
+        classes[units] = found;
+        units += 1;
+    }
+    classes
+};
+
+/// The smallest class that has room for a size at an alignment; none where it takes whole chunks.
+#[inline]
+pub(super) fn class_of(size: usize, align: usize) -> Option<usize> {
+    let class = usize::from(*OF_SIZE.get(size.div_ceil(16))?);
+    if align <= 16 {
+        return Some(class);
+    }
+    (class..CLASSES).find(|class| TABLE[*class].size.is_multiple_of(align))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_has_the_smallest_class_that_fits() {
+        for size in 0..=SHARED {
+            let class = class_of(size, 8).unwrap();
+            assert!(TABLE[class].size >= size && (class == 0 || TABLE[class - 1].size < size));
+        }
+        assert_eq!(class_of(SHARED + 1, 8), None);
+    }
+
+    #[test]
+    fn every_class_is_aligned_as_asked() {
+        for align in (4..14).map(|bit| 1 << bit) {
+            for size in [1, 33, 100, 1000, 5000] {
+                let class = class_of(size, align);
+                assert!(class.is_none_or(|class| TABLE[class].size.is_multiple_of(align)));
+            }
+        }
+    }
+
+    #[test]
+    fn slots_are_found_by_multiplication_as_by_division() {
+        for class in TABLE {
+            assert!(class.words <= BITMAP / 8);
+            for offset in 0..CHUNK {
+                let exact = offset % class.size == 0 && offset / class.size < class.slots;
+                assert_eq!(class.slot(offset), exact.then_some(offset / class.size));
+            }
+        }
+    }
+
+    #[test]
+    fn a_checked_word_knows_its_place_and_a_flipped_bit_is_nearly_always_seen() {
+        let word = checked(CHUNKS, 1234);
+        assert_eq!((value(CHUNKS, word), value(SEAL, word)), (Some(1234), None));
+        let missed = (0..64).filter(|bit| value(CHUNKS, word ^ 1 << bit).is_some()).count();
+        assert!(missed <= 1, "{missed}");
+    }
+
+    #[test]
+    fn states_survive_their_words_and_others_are_refused() {
+        let states =
+            (0..CLASSES).map(State::Slab).chain([State::Free, State::Run(1), State::Run(1 << 24)]);
+        for state in states {
+            assert_eq!(State::read(64, state.word(64)), Some(state));
+        }
+        for odd in [0xff, 1 << 8 | 1, CLASSES as u64 + 1] {
+            assert_eq!(State::read(64, checked(64, odd)), None);
+        }
+    }
+}

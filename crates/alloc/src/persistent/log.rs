@@ -1,0 +1,213 @@
+//! The log of a transaction: what it overwrote, and what it frees once it is committed.
+//!
+//! ```text
+//! +-------+----------------+-------------------+-----------+
+//! | check | kind, place    | length, previous  | old bytes |    an entry: words of 8 bytes; the check is stored last
+//! +-------+----------------+-------------------+-----------+
+//! ```
+//!
+//! Invariants: an entry is valid where its check is that of its bytes, its position and its transaction's generation; so
+//! the log ends at the first that is not, and a new generation empties it. Generations use two logs in turn: the last
+//! committed one stays whole while the next one runs.
+
+use super::Error;
+use super::format::{LOG, Shape, mix};
+use super::mapping::Mapping;
+
+/// The bytes before the old ones.
+const HEADER: usize = 24;
+/// Where the kind is in the word of the place.
+const KIND: u32 = 56;
+
+/// What an entry is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The bytes that were at a place: copied back unless the transaction is committed.
+    Bytes = 1,
+    /// A block that is freed once the transaction is committed.
+    Free = 2,
+}
+
+/// An entry of the log.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) kind: Kind,
+    /// Which place of the file it is about.
+    pub(super) place: usize,
+    pub(super) len: usize,
+    /// Where it is in the file.
+    at: usize,
+    previous: usize,
+}
+
+impl Entry {
+    /// Copies the old bytes back, the first last.
+    pub(super) fn undo(&self, mapping: &mut Mapping) {
+        for offset in (0..self.len).step_by(8) {
+            let old = mapping.load(self.at + HEADER + offset);
+            mapping.store(self.place + offset, old);
+        }
+    }
+
+    /// The first word of the old bytes.
+    pub(super) fn old(&self, mapping: &Mapping) -> u64 {
+        mapping.load(self.at + HEADER)
+    }
+}
+
+/// Where the log of the open transaction ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Log {
+    used: usize,
+    last: usize,
+    /// How many blocks the transaction frees, and the first of them.
+    frees: usize,
+    first_frees: [usize; 4],
+}
+
+impl Log {
+    pub(super) const EMPTY: Log = Log { used: 0, last: 0, frees: 0, first_frees: [0; 4] };
+
+    /// Makes it that of a new transaction.
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        (self.used, self.last, self.frees) = (0, 0, 0);
+    }
+
+    /// Whether the transaction has done nothing yet.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Writes down what is about to change. Places and lengths are multiples of 8.
+    #[inline]
+    pub(super) fn append(
+        &mut self,
+        mapping: &mut Mapping,
+        (shape, generation): (Shape, u64),
+        kind: Kind,
+        (place, len): (usize, usize),
+    ) -> Result<(), Error> {
+        let room = shape.log - self.used;
+        if room < HEADER || len > room - HEADER {
+            return Err(Error::LogFull);
+        }
+        let at = start(shape, generation) + self.used;
+        let what = (kind as u64) << KIND | place as u64;
+        let sizes = (self.last as u64) << 32 | len as u64;
+        let mut hash = begin(generation, self.used, what, sizes);
+        for offset in (0..len).step_by(8) {
+            let old = mapping.load(place + offset);
+            mapping.store(at + HEADER + offset, old);
+            hash = mix(hash, old);
+        }
+        mapping.store(at + 8, what);
+        mapping.store(at + 16, sizes);
+        mapping.store(at, hash);
+        self.last = self.used;
+        self.used += HEADER + len;
+        if kind == Kind::Free {
+            self.remember(place);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn remember(&mut self, place: usize) {
+        if let Some(free) = self.first_frees.get_mut(self.frees) {
+            *free = place;
+        }
+        self.frees += 1;
+    }
+
+    /// The blocks that are to be freed, where they are so few that they need not be looked up.
+    #[inline]
+    pub(super) fn few_frees(&self) -> Option<&[usize]> {
+        self.first_frees.get(..self.frees)
+    }
+}
+
+/// Where the log of a generation starts.
+#[inline]
+fn start(shape: Shape, generation: u64) -> usize {
+    LOG + if generation.is_multiple_of(2) { 0 } else { shape.log }
+}
+
+#[inline]
+fn begin(generation: u64, position: usize, what: u64, sizes: u64) -> u64 {
+    // Two products that do not wait for each other.
+    mix(generation, what) ^ mix(position as u64, sizes).rotate_left(32)
+}
+
+/// The entry at a position of a generation's log, where there is a valid one.
+fn read(mapping: &Mapping, shape: Shape, generation: u64, position: usize) -> Option<Entry> {
+    let room = shape.log.checked_sub(position)?.checked_sub(HEADER)?;
+    let at = start(shape, generation) + position;
+    let (what, sizes) = (mapping.load(at + 8), mapping.load(at + 16));
+    let len = usize::try_from(sizes & u64::from(u32::MAX)).ok()?;
+    if len > room || !len.is_multiple_of(8) {
+        return None;
+    }
+    let words = (0..len).step_by(8).map(|offset| mapping.load(at + HEADER + offset));
+    let hash = words.fold(begin(generation, position, what, sizes), mix);
+    let kind = match what >> KIND {
+        1 => Kind::Bytes,
+        2 => Kind::Free,
+        _ => return None,
+    };
+    let place = usize::try_from(what & ((1 << KIND) - 1)).ok()?;
+    let previous = usize::try_from(sizes >> 32).ok()?;
+    (mapping.load(at) == hash).then_some(Entry { kind, place, len, at, previous })
+}
+
+/// The entries of a generation's log, the first first.
+pub(super) fn forward(shape: Shape, generation: u64) -> Forward {
+    Forward { shape, generation, position: 0 }
+}
+
+/// A place in a log, from which its entries are read on.
+#[derive(Debug)]
+pub(super) struct Forward {
+    shape: Shape,
+    generation: u64,
+    position: usize,
+}
+
+impl Forward {
+    pub(super) fn next(&mut self, mapping: &Mapping) -> Option<Entry> {
+        let entry = read(mapping, self.shape, self.generation, self.position)?;
+        self.position += HEADER + entry.len;
+        Some(entry)
+    }
+}
+
+/// The entries of a generation's log, the last first.
+pub(super) fn backward(mapping: &Mapping, shape: Shape, generation: u64) -> Backward {
+    let mut entries = forward(shape, generation);
+    let mut position = None;
+    let mut end = 0;
+    while entries.next(mapping).is_some() {
+        position = Some(end);
+        end = entries.position;
+    }
+    Backward { shape, generation, position }
+}
+
+/// A place in a log, from which its entries are read back.
+#[derive(Debug)]
+pub(super) struct Backward {
+    shape: Shape,
+    generation: u64,
+    position: Option<usize>,
+}
+
+impl Backward {
+    pub(super) fn next(&mut self, mapping: &Mapping) -> Option<Entry> {
+        let position = self.position?;
+        let entry = read(mapping, self.shape, self.generation, position)?;
+        // Each entry lies before the one that names it, so this ends whatever a hostile file says.
+        self.position = Some(entry.previous).filter(|previous| *previous < position);
+        Some(entry)
+    }
+}

@@ -1,0 +1,261 @@
+//! Opening and closing: nothing in a file is believed until it was checked, and nothing is written to a file before it is
+//! known to be a heap.
+
+use core::ffi::CStr;
+
+use super::format::{
+    AREA, BITMAP, CHUNK, CHUNKS, Fixed, GENERATION, MAGIC, MOST_CHUNKS, MOST_LOG, ROOT_COUNT,
+    ROOTS, Root, SEAL, Shape, State, TABLE, VALUE, VERSION, checked, mix, next, value,
+};
+use super::index::Index;
+use super::log::{self, Entry, Kind};
+use super::mapping::{File, Mapping};
+use super::{Durability, Error, Options, Persistent};
+
+/// The bytes that a new heap's blocks may take, unless it is said otherwise.
+const CAPACITY: usize = 1 << 36;
+
+impl Shape {
+    fn of(options: &Options) -> Result<Shape, Error> {
+        let capacity = options.capacity.unwrap_or(CAPACITY).div_ceil(CHUNK);
+        let log = options.log.max(1).checked_next_multiple_of(AREA).ok_or(Error::Options)?;
+        let fits = (1..=MOST_CHUNKS).contains(&capacity) && log <= MOST_LOG;
+        if fits { Ok(Shape { capacity, log }) } else { Err(Error::Options) }
+    }
+
+    /// Of a file of this size that begins so.
+    fn read(first: Option<&Fixed>, size: usize) -> Result<Shape, Error> {
+        let fixed = first.filter(|fixed| fixed.magic == MAGIC).ok_or(Error::Foreign)?;
+        if fixed.version != VERSION {
+            return Err(Error::Newer { version: fixed.version });
+        }
+        let corrupt = Error::Corrupt { what: "the fixed part", place: 0 };
+        if fixed.check != fixed.hash() || fixed.chunk as usize != CHUNK {
+            return Err(corrupt);
+        }
+        let shape = (usize::try_from(fixed.capacity).ok().filter(|chunks| *chunks <= MOST_CHUNKS))
+            .zip(usize::try_from(fixed.log).ok().filter(|log| *log <= MOST_LOG))
+            .map(|(capacity, log)| Shape { capacity, log })
+            .filter(|shape| shape.capacity > 0 && shape.log > 0 && shape.log.is_multiple_of(AREA))
+            .ok_or(corrupt)?;
+        shape.check_size(0, size)?;
+        Ok(shape)
+    }
+
+    fn check_size(self, chunks: usize, size: usize) -> Result<(), Error> {
+        let expected = self.with(chunks);
+        let cut = Error::CutOff { expected: expected as u64, found: size as u64 };
+        if size < expected { Err(cut) } else { Ok(()) }
+    }
+}
+
+/// Opens a heap, or makes one.
+pub(super) fn open(path: &CStr, options: &Options) -> Result<Persistent, Error> {
+    let found = File::open(path, libc::O_NONBLOCK);
+    let missing = Error::Os { call: "open", errno: libc::ENOENT };
+    match found {
+        Ok(file) => adopt(file, options),
+        Err(error) if error == missing && options.create => match create(path, options) {
+            // Another was faster.
+            Err(Error::Os { call: "linkat", errno: libc::EEXIST }) => {
+                adopt(File::open(path, libc::O_NONBLOCK)?, options)
+            }
+            made => made,
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes a heap in a file without a name, which gets it when all is there: no kill leaves half of a heap.
+fn create(path: &CStr, options: &Options) -> Result<Persistent, Error> {
+    let shape = Shape::of(options)?;
+    let file = File::open_nameless_beside(path)?;
+    file.lock(false)?;
+    file.allocate(0, shape.table())?;
+    file.lengthen(shape.data())?;
+    let mut mapping = Mapping::new(file, shape.with(shape.capacity))?;
+    let fixed = Fixed::new(shape);
+    for (at, word) in fixed.words().into_iter().enumerate() {
+        mapping.store(at * 8, word);
+    }
+    mapping.store(GENERATION, checked(GENERATION, 2));
+    mapping.store(CHUNKS, checked(CHUNKS, 0));
+    if options.durability == Durability::Power {
+        mapping.file.sync()?;
+    }
+    mapping.file.link(path)?;
+    if options.durability == Durability::Power {
+        mapping.file.sync()?;
+    }
+    ready(mapping, shape, options)
+}
+
+/// Opens a file that there is.
+pub(super) fn adopt(file: File, options: &Options) -> Result<Persistent, Error> {
+    let size = file.size()?;
+    file.lock(options.wait)?;
+    // It may have grown meanwhile.
+    let size = size.max(file.size()?);
+    let shape = Shape::read(file.fixed()?.as_ref(), size)?;
+    let mapping = Mapping::new(file, shape.with(shape.capacity))?;
+    ready(mapping, shape, options)
+}
+
+fn ready(mapping: Mapping, shape: Shape, options: &Options) -> Result<Persistent, Error> {
+    let index = Index::new(shape).ok_or(Error::OutOfMemory)?;
+    let generation = word(&mapping, GENERATION, "the generation")?;
+    let chunks =
+        usize::try_from(word(&mapping, CHUNKS, "the number of chunks")?).unwrap_or(usize::MAX);
+    if chunks > shape.capacity {
+        return Err(Error::Corrupt { what: "the number of chunks", place: CHUNKS as u64 });
+    }
+    shape.check_size(chunks, mapping.file.size()?)?;
+    let mut heap = Persistent {
+        mapping,
+        shape,
+        generation,
+        log: log::Log::EMPTY,
+        index,
+        durability: options.durability,
+        opened: false,
+    };
+    let seal = heap.mapping.load(SEAL);
+    if seal != 0 && seal != heap.hash(chunks) {
+        return Err(Error::Corrupt { what: "the seal", place: SEAL as u64 });
+    }
+    if seal == 0 {
+        heap.recover(chunks)?;
+    }
+    heap.survey(chunks)?;
+    heap.check_roots()?;
+    heap.unseal()?;
+    Ok(heap)
+}
+
+/// What a checked word says.
+fn word(mapping: &Mapping, place: usize, what: &'static str) -> Result<u64, Error> {
+    value(place, mapping.load(place)).ok_or(Error::Corrupt { what, place: place as u64 })
+}
+
+impl Persistent {
+    /// After a kill: undoes the transaction that was open, and frees again what the one before it freed.
+    fn recover(&mut self, chunks: usize) -> Result<(), Error> {
+        let (shape, generation) = (self.shape, self.generation);
+        let mut entries = log::forward(shape, generation);
+        while let Some(entry) = entries.next(&self.mapping) {
+            check_entry(&entry, shape, chunks)?;
+        }
+        let mut entries = log::backward(&self.mapping, shape, generation);
+        while let Some(entry) = entries.next(&self.mapping) {
+            if entry.kind == Kind::Bytes {
+                entry.undo(&mut self.mapping);
+            }
+        }
+        let mut entries = log::forward(shape, next(generation, VALUE));
+        while let Some(entry) = entries.next(&self.mapping) {
+            if entry.kind == Kind::Free {
+                self.free_again(entry.place, chunks);
+            }
+        }
+        // Also where there was nothing to undo: an entry behind a gap must not become valid with the next transaction.
+        self.forget(chunks)
+    }
+
+    /// Frees a block, unless it is free.
+    fn free_again(&mut self, place: usize, chunks: usize) {
+        let Some(offset) = place.checked_sub(self.shape.data()) else { return };
+        let (chunk, inside) = (offset / CHUNK, offset % CHUNK);
+        if chunk >= chunks {
+            return;
+        }
+        match self.state(chunk) {
+            Ok(State::Run(_)) if inside == 0 => self.mapping.store(self.shape.entry(chunk), 0),
+            Ok(State::Slab(class)) => {
+                if let Some(slot) = TABLE[class].slot(inside) {
+                    let word = self.shape.bitmap(chunk) + slot / 64 * 8;
+                    let bits = self.mapping.load(word);
+                    self.mapping.store(word, bits & !(1 << (slot % 64)));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Over all that describes the heap and its blocks, not what is in them.
+    fn hash(&self, chunks: usize) -> u64 {
+        let roots = (0..ROOT_COUNT * 8).map(|word| ROOTS + word * 8);
+        let table = (0..chunks).map(|chunk| self.shape.entry(chunk));
+        let head = [GENERATION, CHUNKS].into_iter();
+        let hash = head.chain(roots).chain(table).fold(3, |hash, place| self.mix(hash, place));
+        let slabs = (0..chunks).filter(|chunk| matches!(self.state(*chunk), Ok(State::Slab(_))));
+        let words = slabs.flat_map(|chunk| (0..BITMAP / 8).map(move |word| (chunk, word * 8)));
+        words.fold(hash, |hash, (chunk, word)| self.mix(hash, self.shape.bitmap(chunk) + word)) | 1
+    }
+
+    fn mix(&self, hash: u64, place: usize) -> u64 {
+        mix(hash, self.mapping.load(place))
+    }
+
+    fn unseal(&mut self) -> Result<(), Error> {
+        self.mapping.store(SEAL, 0);
+        self.opened = true;
+        match self.durability {
+            Durability::Process => Ok(()),
+            Durability::Power => self.mapping.sync(0, self.shape.table()),
+        }
+    }
+
+    /// Undoes what is open, and seals the heap so that the next opener can check all of it.
+    pub(super) fn seal(&mut self) -> Result<(), Error> {
+        if !core::mem::take(&mut self.opened) {
+            return Ok(());
+        }
+        self.undo()?;
+        let power = self.durability == Durability::Power;
+        let end = self.shape.with(self.index.chunks());
+        if power {
+            self.mapping.sync(0, end)?;
+        }
+        self.mapping.store(SEAL, self.hash(self.index.chunks()));
+        if power { self.mapping.sync(0, self.shape.table()) } else { Ok(()) }
+    }
+
+    pub(super) fn check_roots(&self) -> Result<(), Error> {
+        for at in 0..ROOT_COUNT {
+            let root = self.root_at(at);
+            let named = root.name[0] != 0;
+            let known = || {
+                let whole = root.check == root.hash() && root.tag == 0;
+                let place = usize::try_from(root.offset).unwrap_or(0);
+                let alone = (0..at).all(|other| self.root_at(other).name != root.name);
+                whole && alone && self.taken(place).is_some()
+            };
+            if named && !known() || !named && root != Root::NONE {
+                let place = (ROOTS + at * size_of::<Root>()) as u64;
+                return Err(Error::Corrupt { what: "a root", place });
+            }
+        }
+        Ok(())
+    }
+
+    /// A root, as the file has it.
+    pub(super) fn root_at(&self, at: usize) -> Root {
+        let place = ROOTS + at * size_of::<Root>();
+        Root::from_words(core::array::from_fn(|word| self.mapping.load(place + word * 8)))
+    }
+}
+
+/// Whether a transaction can have changed that range.
+fn check_entry(entry: &Entry, shape: Shape, chunks: usize) -> Result<(), Error> {
+    let ranges = [
+        ROOTS..ROOTS + ROOT_COUNT * size_of::<Root>(),
+        shape.table()..shape.entry(chunks),
+        shape.bitmaps()..shape.bitmap(chunks),
+        shape.data()..shape.with(chunks),
+    ];
+    let end = entry.place.saturating_add(entry.len);
+    let inside = ranges.iter().any(|range| range.contains(&entry.place) && end <= range.end);
+    let fits = entry.kind == Kind::Free || inside && entry.place.is_multiple_of(8);
+    let place = entry.place as u64;
+    if fits { Ok(()) } else { Err(Error::Corrupt { what: "the log", place }) }
+}

@@ -1,0 +1,340 @@
+//! Blocks: taken and given back in a transaction, undone with it, and counted.
+//!
+//! Invariant of the order of stores: what the log says of a place is stored (and, where power may fail, flushed) before
+//! anything is stored there; the generation is stored after all that the transaction stored; blocks are freed after that.
+
+use super::format::{
+    CHUNK, CHUNKS, CLASSES, Class, GENERATION, State, TABLE, checked, class_of, next,
+};
+use super::index::Found;
+use super::log::{self, Entry, Kind, Log};
+use super::{Durability, Error, Persistent, Usage};
+
+impl Persistent {
+    /// Takes a block in the open transaction. Returns its place in the file.
+    #[inline]
+    pub(super) fn take(&mut self, size: usize, align: usize) -> Result<usize, Error> {
+        match class_of(size, align) {
+            Some(class) => self.take_slot(class),
+            None if align <= CHUNK => self.take_run(size.div_ceil(CHUNK)),
+            None => Err(Error::Alignment),
+        }
+    }
+
+    #[inline]
+    fn take_slot(&mut self, class: usize) -> Result<usize, Error> {
+        let chunk = match self.index.with_room(class) {
+            Some(chunk) => chunk,
+            None => self.new_slab(class)?,
+        };
+        let row = &TABLE[class];
+        let bitmap = self.shape.bitmap(chunk);
+        for word in 0..row.words {
+            let place = bitmap + word * 8;
+            let bits = self.mapping.load(place);
+            if bits != !0 {
+                self.note(Kind::Bytes, place, 8)?;
+                self.mapping.store(place, bits | (bits + 1));
+                self.index.taken(chunk, class);
+                let slot = word * 64 + bits.trailing_ones() as usize;
+                return Ok(self.shape.chunk(chunk) + slot * row.size);
+            }
+        }
+        Err(Error::Corrupt { what: "a bitmap", place: bitmap as u64 })
+    }
+
+    /// Makes a free chunk one of a class.
+    #[cold]
+    fn new_slab(&mut self, class: usize) -> Result<usize, Error> {
+        let chunk = self.free_chunks(1)?;
+        let entry = self.shape.entry(chunk);
+        self.note(Kind::Bytes, entry, 8)?;
+        // Nobody reads the bitmap of a free chunk, so it need not be in the log.
+        for word in 0..TABLE[class].words {
+            self.mapping.store(self.shape.bitmap(chunk) + word * 8, TABLE[class].empty(word));
+        }
+        self.mapping.store(entry, State::Slab(class).word(entry));
+        self.index.set_slab(chunk, class, TABLE[class].slots);
+        Ok(chunk)
+    }
+
+    #[cold]
+    fn take_run(&mut self, chunks: usize) -> Result<usize, Error> {
+        let first = self.free_chunks(chunks)?;
+        let entry = self.shape.entry(first);
+        self.note(Kind::Bytes, entry, 8)?;
+        self.mapping.store(entry, State::Run(chunks).word(entry));
+        self.index.set_run(first, chunks);
+        Ok(self.shape.chunk(first))
+    }
+
+    /// So many free chunks in a row; the file grows where there are none.
+    fn free_chunks(&mut self, chunks: usize) -> Result<usize, Error> {
+        if let Some(first) = self.index.find(chunks) {
+            return Ok(first);
+        }
+        let has = self.index.chunks();
+        let need = has.saturating_add(chunks).saturating_sub(self.index.free_at_end());
+        if need > self.shape.capacity {
+            return Err(Error::Full);
+        }
+        // An eighth more at once, so that growing is seldom; where that is too much, what must be.
+        let ample = need.max(has + has / 8).max(has + 16).min(self.shape.capacity);
+        self.grow(ample).or_else(|_| self.grow(need))?;
+        self.index.find(chunks).ok_or(Error::Full)
+    }
+
+    /// Makes the file longer. A kill meanwhile leaves it longer than it says, which is no harm.
+    fn grow(&mut self, chunks: usize) -> Result<(), Error> {
+        let (shape, has) = (self.shape, self.index.chunks());
+        let file = &self.mapping.file;
+        file.allocate(shape.entry(has), shape.entry(chunks))?;
+        file.allocate(shape.bitmap(has), shape.bitmap(chunks))?;
+        file.allocate(shape.chunk(has), shape.chunk(chunks))?;
+        if self.durability == Durability::Power {
+            file.sync()?;
+        }
+        for chunk in has..chunks {
+            if self.mapping.load(shape.entry(chunk)) != 0 {
+                self.mapping.store(shape.entry(chunk), 0);
+            }
+        }
+        self.mapping.store(CHUNKS, checked(CHUNKS, chunks as u64));
+        self.index.grow(chunks);
+        Ok(())
+    }
+
+    /// Writes down that a range is about to change, or that a block will be free.
+    #[inline]
+    pub(super) fn note(&mut self, kind: Kind, place: usize, len: usize) -> Result<(), Error> {
+        let now = (self.shape, self.generation);
+        self.log.append(&mut self.mapping, now, kind, (place, len))?;
+        if self.durability == Durability::Power && kind == Kind::Bytes {
+            return self.mapping.sync(0, self.shape.table());
+        }
+        Ok(())
+    }
+
+    /// Whether a block that is taken starts at a place, and which.
+    #[inline]
+    pub(super) fn taken(&self, place: usize) -> Option<Found> {
+        let found = self.index.locate(place)?;
+        match found {
+            Found::Run { .. } => Some(found),
+            Found::Slot { chunk, slot, .. } => {
+                let bits = self.mapping.load(self.shape.bitmap(chunk) + slot / 64 * 8);
+                (bits >> (slot % 64) & 1 == 1).then_some(found)
+            }
+        }
+    }
+
+    /// Ends the open transaction: all that it did is now part of the heap.
+    #[inline]
+    pub(super) fn finish(&mut self) -> Result<(), Error> {
+        if self.log.is_empty() {
+            return Ok(());
+        }
+        if self.durability == Durability::Power {
+            self.mapping.sync(0, self.shape.with(self.index.chunks()))?;
+        }
+        let (ended, log) = (self.generation, self.log);
+        self.next_generation(1);
+        let synced = match self.durability {
+            Durability::Process => Ok(()),
+            Durability::Power => self.mapping.sync(0, self.shape.table()),
+        };
+        self.free_logged(&log, ended);
+        synced
+    }
+
+    #[inline]
+    fn next_generation(&mut self, by: u64) {
+        self.generation = next(self.generation, by);
+        self.mapping.store(GENERATION, checked(GENERATION, self.generation));
+        self.log.clear();
+    }
+
+    /// Frees what a transaction that was just committed says.
+    #[inline]
+    fn free_logged(&mut self, log: &Log, generation: u64) {
+        match log.few_frees() {
+            Some(frees) => frees.iter().for_each(|place| self.put_back(*place)),
+            None => self.free_read(generation),
+        }
+    }
+
+    #[cold]
+    fn free_read(&mut self, generation: u64) {
+        let mut entries = log::forward(self.shape, generation);
+        while let Some(entry) = entries.next(&self.mapping) {
+            if entry.kind == Kind::Free {
+                self.put_back(entry.place);
+            }
+        }
+    }
+
+    /// Makes a block free for the next transaction.
+    #[inline]
+    fn put_back(&mut self, place: usize) {
+        match self.taken(place) {
+            // It was freed twice in its transaction.
+            None => {}
+            Some(Found::Run { chunk, chunks }) => {
+                self.mapping.store(self.shape.entry(chunk), 0);
+                self.index.release(chunk, chunks);
+            }
+            Some(Found::Slot { chunk, class, slot }) => {
+                let word = self.shape.bitmap(chunk) + slot / 64 * 8;
+                let bits = self.mapping.load(word);
+                self.mapping.store(word, bits & !(1 << (slot % 64)));
+                if self.index.freed(chunk, class, 1) {
+                    self.drop_slab(chunk, class);
+                }
+            }
+        }
+    }
+
+    /// Gives back a chunk of which no block is taken.
+    #[cold]
+    fn drop_slab(&mut self, chunk: usize, class: usize) {
+        self.index.unlink(chunk, class);
+        self.mapping.store(self.shape.entry(chunk), 0);
+        self.index.release(chunk, 1);
+    }
+
+    /// Undoes all that the open transaction did.
+    #[inline]
+    pub(super) fn undo(&mut self) -> Result<(), Error> {
+        if self.log.is_empty() { Ok(()) } else { self.undo_logged() }
+    }
+
+    #[cold]
+    fn undo_logged(&mut self) -> Result<(), Error> {
+        let mut entries = log::backward(&self.mapping, self.shape, self.generation);
+        while let Some(entry) = entries.next(&self.mapping) {
+            if entry.kind == Kind::Bytes {
+                self.follow(&entry);
+                entry.undo(&mut self.mapping);
+            }
+        }
+        self.forget(self.index.chunks())
+    }
+
+    /// After an undo: the log is empty, also that of the generation before, whose blocks are free by now.
+    pub(super) fn forget(&mut self, chunks: usize) -> Result<(), Error> {
+        if self.durability == Durability::Power {
+            self.mapping.sync(0, self.shape.with(chunks))?;
+        }
+        self.next_generation(2);
+        match self.durability {
+            Durability::Process => Ok(()),
+            Durability::Power => self.mapping.sync(0, self.shape.table()),
+        }
+    }
+
+    /// Keeps the index in step with what is about to be undone.
+    fn follow(&mut self, entry: &Entry) {
+        let shape = self.shape;
+        let (now, old) = (self.mapping.load(entry.place), entry.old(&self.mapping));
+        if (shape.table()..shape.bitmaps()).contains(&entry.place) && now != old {
+            let chunk = (entry.place - shape.table()) / 8;
+            let chunks = self.index.run(chunk).unwrap_or(1);
+            if let Some(class) = self.index.class(chunk).filter(|_| self.index.room(chunk) > 0) {
+                self.index.unlink(chunk, class);
+            }
+            self.index.release(chunk, chunks);
+        } else if (shape.bitmaps()..shape.data()).contains(&entry.place) {
+            let chunk = (entry.place - shape.bitmaps()) / super::format::BITMAP;
+            let blocks = now.count_ones().saturating_sub(old.count_ones());
+            if let Some(class) = self.index.class(chunk) {
+                self.index.freed(chunk, class, blocks as usize);
+            }
+        }
+    }
+
+    /// Works the index out of the file, and whether the file can be what this library wrote.
+    pub(super) fn survey(&mut self, chunks: usize) -> Result<(), Error> {
+        self.index.grow(chunks);
+        let mut chunk = 0;
+        while chunk < chunks {
+            chunk += match self.state(chunk)? {
+                State::Free => 1,
+                State::Slab(class) => {
+                    let free = self.free_slots(chunk, class)?;
+                    self.index.set_slab(chunk, class, free);
+                    1
+                }
+                State::Run(length) => {
+                    self.check_run(chunk, length, chunks)?;
+                    self.index.set_run(chunk, length);
+                    length
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// What the table says of a chunk.
+    pub(super) fn state(&self, chunk: usize) -> Result<State, Error> {
+        let place = self.shape.entry(chunk);
+        State::read(place, self.mapping.load(place))
+            .ok_or(Error::Corrupt { what: "a chunk's state", place: place as u64 })
+    }
+
+    fn check_run(&self, chunk: usize, length: usize, chunks: usize) -> Result<(), Error> {
+        let fits = length <= chunks - chunk
+            && (chunk + 1..chunk + length).all(|inside| self.state(inside) == Ok(State::Free));
+        let place = self.shape.entry(chunk) as u64;
+        if fits { Ok(()) } else { Err(Error::Corrupt { what: "the length of a run", place }) }
+    }
+
+    /// How many blocks of a chunk its bitmap says are free.
+    fn free_slots(&self, chunk: usize, class: usize) -> Result<usize, Error> {
+        let row: &Class = &TABLE[class];
+        let bitmap = self.shape.bitmap(chunk);
+        let mut free = 0;
+        for word in 0..row.words {
+            let bits = self.mapping.load(bitmap + word * 8);
+            if bits & row.empty(word) != row.empty(word) {
+                return Err(Error::Corrupt { what: "a bitmap", place: bitmap as u64 });
+            }
+            free += bits.count_zeros() as usize;
+        }
+        Ok(free)
+    }
+
+    /// Walks the file as `survey` does, and holds the index to it.
+    pub(super) fn audit(&self) -> Result<Usage, Error> {
+        let mut usage = Usage { file: self.shape.with(self.index.chunks()), ..Usage::default() };
+        let mut chunk = 0;
+        while chunk < self.index.chunks() {
+            let place = self.shape.entry(chunk) as u64;
+            let (fits, length) = match self.state(chunk)? {
+                State::Free => {
+                    (self.index.class(chunk).is_none() && self.index.run(chunk).is_none(), 1)
+                }
+                State::Slab(class) => {
+                    let free = self.free_slots(chunk, class)?;
+                    let blocks = TABLE[class].slots - free;
+                    usage.blocks += blocks;
+                    usage.bytes += blocks * TABLE[class].size;
+                    (self.index.class(chunk) == Some(class) && self.index.room(chunk) == free, 1)
+                }
+                State::Run(length) => {
+                    self.check_run(chunk, length, self.index.chunks())?;
+                    usage.blocks += 1;
+                    usage.bytes += length * CHUNK;
+                    (self.index.run(chunk) == Some(length), length)
+                }
+            };
+            if !fits {
+                return Err(Error::Corrupt { what: "the index of chunks", place });
+            }
+            chunk += length;
+        }
+        self.index.check().map_err(|what| Error::Corrupt { what, place: 0 })?;
+        Ok(usage)
+    }
+}
+
+const _: () = assert!(CLASSES < 200, "the numbers above are for runs");
