@@ -479,8 +479,10 @@ impl Tx<'_> {
     /// [`Error::NotABlock`] where no block that is taken starts there; [`Error::LogFull`].
     #[inline]
     pub fn free<T>(&mut self, pointer: Rel<T>) -> Result<(), Error> {
-        self.heap.taken(pointer.place()).ok_or(Error::NotABlock)?;
-        self.heap.note(Kind::Free, pointer.place(), 0)
+        let found = self.heap.taken(pointer.place()).ok_or(Error::NotABlock)?;
+        self.heap.note(Kind::Free, pointer.place(), 0)?;
+        self.heap.log.remember(found);
+        Ok(())
     }
 
     /// What a pointer leads to, to be changed: its old contents come back unless the transaction is committed.

@@ -125,16 +125,29 @@ impl Root {
     }
 }
 
-/// How large the parts of a heap are.
+/// How large the parts of a heap are, and where they lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     /// The most chunks that it may have.
     pub(super) capacity: usize,
     /// The bytes of each log: a multiple of `AREA`.
     pub(super) log: usize,
+    bitmaps: usize,
+    data: usize,
 }
 
 impl Shape {
+    /// Of a heap of so many chunks at most, whose logs have this size; `None` where that is no heap.
+    pub(super) fn new(capacity: usize, log: usize) -> Option<Shape> {
+        let fits = (1..=MOST_CHUNKS).contains(&capacity) && (AREA..=MOST_LOG).contains(&log);
+        if !fits || !log.is_multiple_of(AREA) {
+            return None;
+        }
+        let bitmaps = LOG + 2 * log + (capacity * 8).next_multiple_of(AREA);
+        let data = bitmaps + (capacity * BITMAP).next_multiple_of(AREA);
+        Some(Shape { capacity, log, bitmaps, data })
+    }
+
     /// Where the table is.
     #[inline]
     pub(super) fn table(self) -> usize {
@@ -144,13 +157,13 @@ impl Shape {
     /// Where the bitmaps are.
     #[inline]
     pub(super) fn bitmaps(self) -> usize {
-        self.table() + (self.capacity * 8).next_multiple_of(AREA)
+        self.bitmaps
     }
 
     /// Where chunks are.
     #[inline]
     pub(super) fn data(self) -> usize {
-        self.bitmaps() + (self.capacity * BITMAP).next_multiple_of(AREA)
+        self.data
     }
 
     /// How long the file is with this many chunks.
@@ -285,7 +298,7 @@ impl Class {
 }
 
 /// A row for each size.
-pub(super) const TABLE: [Class; CLASSES] = {
+pub(super) static TABLE: [Class; CLASSES] = {
     let none = Class { size: 0, slots: 0, words: 0, beyond: 0, inverse: 0 };
     let mut table = [none; CLASSES];
     let mut class = 0;
@@ -351,7 +364,7 @@ mod tests {
 
     #[test]
     fn slots_are_found_by_multiplication_as_by_division() {
-        for class in TABLE {
+        for class in &TABLE {
             assert!(class.words <= BITMAP / 8);
             for offset in 0..CHUNK {
                 let exact = offset % class.size == 0 && offset / class.size < class.slots;

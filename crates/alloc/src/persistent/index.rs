@@ -2,12 +2,16 @@
 //! meanwhile, and never written to it. What it says of blocks can be trusted, whatever the file says.
 //!
 //! ```text
-//! infos:  an Info for each chunk that there may be; those of a size with room are a list, linked by numbers of chunks
+//! infos:  an Info for each chunk that there may be; those of a size with room are a queue, linked by numbers of chunks
 //! free:   a bit for each chunk, set where it is free
 //! ```
 //!
-//! Invariants: `kind` is 0 for free chunks and those that the file does not have yet; a chunk is in the list of its class
-//! where `free > 0`, and in no list otherwise; no chunk before `hint` is free.
+//! Invariants: `kind` is 0 for free chunks and those that the file does not have yet; a chunk is in the queue of its class
+//! where `free > 0`, and in no queue otherwise; no chunk before `hint` is free; no word of a bitmap before that chunk's
+//! `word` has a free block.
+//!
+//! Blocks are taken of the first chunk of a queue until it is full, and chunks that get room go to the end: by their turn
+//! they have more of it, so that chunks come and go seldom and blocks taken one after another lie together.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -30,6 +34,19 @@ struct Info {
     free: u16,
     /// `FREE`, 1 + class, `RUN` or `INSIDE`.
     kind: u8,
+    /// The first word of the bitmap that may have a free block.
+    word: u8,
+}
+
+impl Info {
+    const NONE: Info = Info { next: NIL, before: NIL, free: 0, kind: FREE, word: 0 };
+}
+
+/// The chunks of a class that have room.
+#[derive(Clone, Copy, Debug)]
+struct Queue {
+    first: u32,
+    last: u32,
 }
 
 /// A block, as its place tells.
@@ -51,7 +68,7 @@ pub(super) struct Index {
     /// How many chunks the file has.
     chunks: usize,
     hint: usize,
-    heads: [u32; CLASSES],
+    queues: [Queue; CLASSES],
 }
 
 impl Index {
@@ -66,7 +83,8 @@ impl Index {
         let free = block.start.cast();
         // SAFETY: the layout above has the infos there.
         let infos = unsafe { block.start.add(offset) }.cast();
-        Some(Index { infos, free, block, shape, chunks: 0, hint: 0, heads: [NIL; CLASSES] })
+        let queues = [Queue { first: NIL, last: NIL }; CLASSES];
+        Some(Index { infos, free, block, shape, chunks: 0, hint: 0, queues })
     }
 
     #[inline]
@@ -113,7 +131,7 @@ impl Index {
     /// Makes chunks free.
     pub(super) fn release(&mut self, first: usize, chunks: usize) {
         for chunk in first..first + chunks {
-            *self.info(chunk) = Info { next: NIL, before: NIL, free: 0, kind: FREE };
+            *self.info(chunk) = Info::NONE;
             self.words_mut()[chunk / 64] |= 1 << (chunk % 64);
         }
         if chunks > 0 {
@@ -158,74 +176,90 @@ impl Index {
     pub(super) fn set_run(&mut self, first: usize, chunks: usize) {
         let next = u32::try_from(chunks).unwrap_or(NIL);
         for chunk in first..first + chunks {
-            self.take(chunk, Info { next: 0, before: 0, free: 0, kind: INSIDE });
+            self.take(chunk, Info { kind: INSIDE, ..Info::NONE });
         }
-        self.take(first, Info { next, before: 0, free: 0, kind: RUN });
+        self.take(first, Info { next, kind: RUN, ..Info::NONE });
     }
 
     /// Makes a free chunk one of a class, of which so many blocks are free.
     pub(super) fn set_slab(&mut self, chunk: usize, class: usize, free: usize) {
         let kind = u8::try_from(class + 1).unwrap_or(INSIDE);
-        self.take(chunk, Info { next: NIL, before: NIL, free: 0, kind });
-        self.freed(chunk, class, free);
+        self.take(chunk, Info { kind, ..Info::NONE });
+        if free > 0 {
+            self.freed(chunk, class, 0, free);
+        }
     }
 
-    /// A chunk of a class that has room.
+    /// A chunk of a class that has room, and the first word of its bitmap that may say where.
     #[inline]
-    pub(super) fn with_room(&self, class: usize) -> Option<usize> {
-        let head = self.heads[class];
-        (head != NIL).then_some(head as usize)
+    pub(super) fn with_room(&self, class: usize) -> Option<(usize, usize)> {
+        let first = self.queues[class].first;
+        if first == NIL {
+            return None;
+        }
+        Some((first as usize, usize::from(self.peek(first as usize).word)))
     }
 
-    /// Takes in that a block of a chunk is taken.
+    /// Takes in that a block of a chunk is taken, the first that was free: of this word of its bitmap.
     #[inline]
-    pub(super) fn taken(&mut self, chunk: usize, class: usize) {
+    pub(super) fn taken(&mut self, chunk: usize, class: usize, word: usize) {
         let info = self.info(chunk);
+        info.word = u8::try_from(word).unwrap_or(0);
         info.free -= 1;
         if info.free == 0 {
             self.unlink(chunk, class);
         }
     }
 
-    /// Takes in that so many more blocks of a chunk are free. Returns whether all are, and others of the class have room.
+    /// Takes in that so many more blocks of a chunk are free, in this word of its bitmap or behind it. Returns whether all
+    /// are, and others of the class have room.
     #[inline]
-    pub(super) fn freed(&mut self, chunk: usize, class: usize, blocks: usize) -> bool {
+    pub(super) fn freed(&mut self, chunk: usize, class: usize, word: usize, blocks: usize) -> bool {
         let info = self.info(chunk);
-        let before = usize::from(info.free);
-        let free = before + blocks;
-        info.free = u16::try_from(free).unwrap_or(u16::MAX);
-        if before == 0 && blocks > 0 {
+        let before = info.free;
+        info.free += u16::try_from(blocks).unwrap_or(0);
+        info.word = info.word.min(u8::try_from(word).unwrap_or(0));
+        let free = usize::from(info.free);
+        if before == 0 {
             self.link(chunk, class);
         }
         free == TABLE[class].slots && !self.is_alone(chunk, class)
     }
 
     fn is_alone(&self, chunk: usize, class: usize) -> bool {
-        self.heads[class] as usize == chunk && self.peek(chunk).next == NIL
+        let Queue { first, last } = self.queues[class];
+        first == last && first as usize == chunk
     }
 
     #[inline]
     fn link(&mut self, chunk: usize, class: usize) {
         let number = u32::try_from(chunk).unwrap_or(NIL);
-        let next = core::mem::replace(&mut self.heads[class], number);
+        let last = core::mem::replace(&mut self.queues[class].last, number);
         let info = self.info(chunk);
-        (info.next, info.before) = (next, NIL);
-        if next != NIL {
-            self.info(next as usize).before = number;
+        (info.next, info.before) = (NIL, last);
+        match last {
+            NIL => self.queues[class].first = number,
+            last => self.info(last as usize).next = number,
         }
     }
 
-    /// Takes a chunk out of the list of its class.
+    /// Takes a chunk out of the queue of its class.
     #[inline]
     pub(super) fn unlink(&mut self, chunk: usize, class: usize) {
         let Info { next, before, .. } = self.peek(chunk);
         match before {
-            NIL => self.heads[class] = next,
+            NIL => self.queues[class].first = next,
             before => self.info(before as usize).next = next,
         }
-        if next != NIL {
-            self.info(next as usize).before = before;
+        match next {
+            NIL => self.queues[class].last = before,
+            next => self.info(next as usize).before = before,
         }
+    }
+
+    /// The first word of a chunk's bitmap that may have a free block.
+    pub(super) fn word(&self, chunk: usize) -> usize {
+        usize::from(self.peek(chunk).word)
     }
 
     /// How many blocks of a chunk are free.
@@ -262,26 +296,29 @@ impl Index {
         (info.kind == RUN && inside == 0).then_some(found)
     }
 
-    /// What must hold of the lists and the bits.
+    /// What must hold of the queues and the bits.
     pub(super) fn check(&self) -> Result<(), &'static str> {
         let mut listed = 0usize;
-        for (class, head) in self.heads.iter().enumerate() {
-            let (mut at, mut before) = (*head, NIL);
+        for (class, queue) in self.queues.iter().enumerate() {
+            let (mut at, mut before) = (queue.first, NIL);
             while at != NIL {
                 let info = self.peek(at as usize);
                 let fits =
                     usize::from(info.kind) == class + 1 && info.free > 0 && info.before == before;
                 listed += 1;
                 if !fits || listed > self.chunks {
-                    return Err("a list of chunks with room");
+                    return Err("a queue of chunks with room");
                 }
                 (before, at) = (at, info.next);
+            }
+            if before != queue.last {
+                return Err("the end of a queue of chunks with room");
             }
         }
         let room =
             (0..self.chunks).filter(|chunk| self.class(*chunk).is_some() && self.room(*chunk) > 0);
         if room.count() != listed {
-            return Err("a chunk with room is in no list");
+            return Err("a chunk with room is in no queue");
         }
         let is_free = |chunk: &usize| self.words()[chunk / 64] >> (chunk % 64) & 1 == 1;
         let agrees = |chunk: &usize| is_free(chunk) == (self.peek(*chunk).kind == FREE);

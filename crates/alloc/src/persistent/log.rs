@@ -7,12 +7,14 @@
 //! ```
 //!
 //! Invariants: an entry is valid where its check is that of its bytes, its position and its transaction's generation; so
-//! the log ends at the first that is not, and a new generation empties it. Generations use two logs in turn: the last
+//! the log ends at the first that is not, and a new generation empties it. `previous` is where the entry before starts.
+//! Generations use two logs in turn: the last
 //! committed one stays whole while the next one runs.
 
 use super::Error;
 use super::format::{LOG, Shape, mix};
-use super::mapping::Mapping;
+use super::index::Found;
+use super::mapping::{Mapping, barrier};
 
 /// The bytes before the old ones.
 const HEADER: usize = 24;
@@ -26,6 +28,8 @@ pub(super) enum Kind {
     Bytes = 1,
     /// A block that is freed once the transaction is committed.
     Free = 2,
+    /// A block that is freed unless the transaction is committed.
+    Take = 3,
 }
 
 /// An entry of the log.
@@ -55,18 +59,21 @@ impl Entry {
     }
 }
 
-/// Where the log of the open transaction ends.
+/// How many frees of a transaction are known without reading its log again.
+const FEW: usize = 4;
+
+/// Where the log of the open transaction ends, and what it frees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Log {
     used: usize,
     last: usize,
-    /// How many blocks the transaction frees, and the first of them.
     frees: usize,
-    first_frees: [usize; 4],
+    first_frees: [Found; FEW],
 }
 
 impl Log {
-    pub(super) const EMPTY: Log = Log { used: 0, last: 0, frees: 0, first_frees: [0; 4] };
+    pub(super) const EMPTY: Log =
+        Log { used: 0, last: 0, frees: 0, first_frees: [Found::Run { chunk: 0, chunks: 0 }; FEW] };
 
     /// Makes it that of a new transaction.
     #[inline]
@@ -105,26 +112,31 @@ impl Log {
         mapping.store(at + 8, what);
         mapping.store(at + 16, sizes);
         mapping.store(at, hash);
+        barrier();
         self.last = self.used;
         self.used += HEADER + len;
-        if kind == Kind::Free {
-            self.remember(place);
-        }
         Ok(())
     }
 
+    /// Takes in which block it was that the last entry frees.
     #[inline]
-    fn remember(&mut self, place: usize) {
+    pub(super) fn remember(&mut self, found: Found) {
         if let Some(free) = self.first_frees.get_mut(self.frees) {
-            *free = place;
+            *free = found;
         }
         self.frees += 1;
     }
 
-    /// The blocks that are to be freed, where they are so few that they need not be looked up.
+    /// How many blocks are to be freed, where they are so few that all are known.
     #[inline]
-    pub(super) fn few_frees(&self) -> Option<&[usize]> {
-        self.first_frees.get(..self.frees)
+    pub(super) fn few_frees(&self) -> Option<usize> {
+        (self.frees <= FEW).then_some(self.frees)
+    }
+
+    /// One of the few.
+    #[inline]
+    pub(super) fn free(&self, at: usize) -> Found {
+        self.first_frees[at]
     }
 }
 
@@ -154,6 +166,7 @@ fn read(mapping: &Mapping, shape: Shape, generation: u64, position: usize) -> Op
     let kind = match what >> KIND {
         1 => Kind::Bytes,
         2 => Kind::Free,
+        3 => Kind::Take,
         _ => return None,
     };
     let place = usize::try_from(what & ((1 << KIND) - 1)).ok()?;
@@ -163,7 +176,7 @@ fn read(mapping: &Mapping, shape: Shape, generation: u64, position: usize) -> Op
 
 /// The entries of a generation's log, the first first.
 pub(super) fn forward(shape: Shape, generation: u64) -> Forward {
-    Forward { shape, generation, position: 0 }
+    Forward { shape, generation, position: 0, last: 0 }
 }
 
 /// A place in a log, from which its entries are read on.
@@ -172,11 +185,17 @@ pub(super) struct Forward {
     shape: Shape,
     generation: u64,
     position: usize,
+    last: usize,
 }
 
 impl Forward {
     pub(super) fn next(&mut self, mapping: &Mapping) -> Option<Entry> {
         let entry = read(mapping, self.shape, self.generation, self.position)?;
+        // A hostile file could lead who reads back in circles, or a long way.
+        if entry.previous != self.last {
+            return None;
+        }
+        self.last = self.position;
         self.position += HEADER + entry.len;
         Some(entry)
     }
@@ -185,12 +204,8 @@ impl Forward {
 /// The entries of a generation's log, the last first.
 pub(super) fn backward(mapping: &Mapping, shape: Shape, generation: u64) -> Backward {
     let mut entries = forward(shape, generation);
-    let mut position = None;
-    let mut end = 0;
-    while entries.next(mapping).is_some() {
-        position = Some(end);
-        end = entries.position;
-    }
+    while entries.next(mapping).is_some() {}
+    let position = (entries.position > 0).then_some(entries.last);
     Backward { shape, generation, position }
 }
 
@@ -206,8 +221,7 @@ impl Backward {
     pub(super) fn next(&mut self, mapping: &Mapping) -> Option<Entry> {
         let position = self.position?;
         let entry = read(mapping, self.shape, self.generation, position)?;
-        // Each entry lies before the one that names it, so this ends whatever a hostile file says.
-        self.position = Some(entry.previous).filter(|previous| *previous < position);
+        self.position = (position > 0).then_some(entry.previous);
         Some(entry)
     }
 }

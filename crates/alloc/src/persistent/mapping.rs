@@ -9,7 +9,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{Ordering, compiler_fence};
 
 use super::Error;
-use super::format::{CHUNK, Fixed};
+use super::format::{AREA, CHUNK, Fixed};
 
 /// The longest path of a folder, as PATH_MAX, with its NUL.
 const PATH: usize = libc::PATH_MAX as usize;
@@ -174,13 +174,53 @@ impl Error {
     }
 }
 
+/// Address space: what is mapped there goes with it.
+#[derive(Debug)]
+struct Reserved {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Reserved {
+    /// For so many bytes from a multiple of [`CHUNK`].
+    fn new(len: usize) -> Result<Reserved, Error> {
+        let len = len + CHUNK;
+        let quiet = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, quiet, -1, 0) };
+        match NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED) {
+            Some(start) => Ok(Reserved { start, len }),
+            None => Err(Error::last("mmap")),
+        }
+    }
+
+    /// Maps a file there, shared. Returns the address of its first byte.
+    fn map(&self, file: &File, len: usize) -> Result<NonNull<u8>, Error> {
+        // SAFETY: an aligned address is less than a chunk away, and a chunk more was reserved.
+        let base = unsafe { self.start.add(self.start.align_offset(CHUNK)) };
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        // SAFETY: the range lies in what was reserved, which nobody else knows of.
+        let found = unsafe { libc::mmap(base.as_ptr().cast(), len, prot, flags, file.0, 0) };
+        if found == libc::MAP_FAILED { Err(Error::last("mmap")) } else { Ok(base) }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new`, and references into it do not outlive the heap.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
 /// The file, mapped.
 #[derive(Debug)]
 pub(super) struct Mapping {
     pub(super) base: NonNull<u8>,
     len: usize,
-    /// Of the mapping with what was reserved to align it.
-    reserved: (NonNull<u8>, usize),
+    /// Where the last word is.
+    last: usize,
+    _reserved: Reserved,
     pub(super) file: File,
     /// Every store and flush, in order, for tests that replay them.
     #[cfg(test)]
@@ -188,31 +228,33 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps a file for as long as it may ever get.
-    pub(super) fn new(file: File, len: usize) -> Result<Mapping, Error> {
-        let reserved = len + CHUNK;
-        let quiet = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
-        let found = unsafe { libc::mmap(ptr::null_mut(), reserved, libc::PROT_NONE, quiet, -1, 0) };
-        let first = NonNull::new(found.cast::<u8>())
-            .filter(|_| found != libc::MAP_FAILED)
-            .ok_or_else(|| Error::last("mmap"))?;
-        // SAFETY: an aligned address is less than a chunk away, and a chunk more was reserved.
-        let base = unsafe { first.add(first.align_offset(CHUNK)) };
-        let mapping = Mapping {
+    /// Maps a file for as long as it may ever get; where there is not so much address space, for less, but not less than
+    /// it `has`.
+    pub(super) fn new(file: File, has: usize, longest: usize) -> Result<Mapping, Error> {
+        let mut len = longest.max(has);
+        let reserved = loop {
+            match Reserved::new(len) {
+                Err(Error::Os { errno: libc::ENOMEM | libc::EINVAL, .. }) if len > has => {
+                    len = has + (len - has) / 2 / AREA * AREA;
+                }
+                reserved => break reserved?,
+            }
+        };
+        let base = reserved.map(&file, len)?;
+        Ok(Mapping {
             base,
             len,
-            reserved: (first, reserved),
+            last: len - 8,
+            _reserved: reserved,
             file,
             #[cfg(test)]
             tape: super::replay::new_tape(),
-        };
-        let (prot, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-        // SAFETY: the range lies in what was reserved above, which nobody else knows of.
-        let found =
-            unsafe { libc::mmap(base.as_ptr().cast(), len, prot, flags, mapping.file.0, 0) };
-        if found == libc::MAP_FAILED { Err(Error::last("mmap")) } else { Ok(mapping) }
+        })
+    }
+
+    /// How many bytes of the file are mapped, whether it has them yet or not.
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     /// The address of a range.
@@ -223,22 +265,29 @@ impl Mapping {
         unsafe { self.base.add(offset) }
     }
 
+    /// The address of a word.
+    #[inline]
+    fn word(&self, offset: usize) -> NonNull<u64> {
+        assert!(offset <= self.last, "outside of the heap");
+        // SAFETY: the last word that is mapped is no earlier, as was just checked.
+        unsafe { self.base.add(offset) }.cast()
+    }
+
     /// A word of the file, at a multiple of 8.
     #[inline]
     pub(super) fn load(&self, offset: usize) -> u64 {
-        let place = self.at(offset, 8).cast::<u64>();
-        // SAFETY: `at` checked that it is mapped; callers pass multiples of 8 before the end of the file.
+        let place = self.word(offset);
+        // SAFETY: `word` checked that it is mapped; callers pass multiples of 8 before the end of the file.
         unsafe { place.read() }
     }
 
-    /// Stores a word at a multiple of 8: all of it or, for who kills us, nothing; and after every store before it.
+    /// Stores a word at a multiple of 8: all of it or, for who kills us, nothing; and after every store before it that
+    /// came through here or lies before a [`barrier`].
     #[inline]
     pub(super) fn store(&mut self, offset: usize, word: u64) {
-        let place = self.at(offset, 8).cast::<u64>();
-        compiler_fence(Ordering::SeqCst);
-        // SAFETY: `at` checked that it is mapped; callers pass multiples of 8 before the end of the file.
+        let place = self.word(offset);
+        // SAFETY: `word` checked that it is mapped; callers pass multiples of 8 before the end of the file.
         unsafe { place.write_volatile(word) };
-        compiler_fence(Ordering::SeqCst);
         #[cfg(test)]
         self.record(offset, word);
     }
@@ -246,7 +295,7 @@ impl Mapping {
     /// Waits until a range, from a multiple of the page size, would survive a loss of power.
     pub(super) fn sync(&mut self, from: usize, to: usize) -> Result<(), Error> {
         let place = self.at(from, to - from);
-        compiler_fence(Ordering::SeqCst);
+        barrier();
         // SAFETY: flushing changes no memory.
         let failed = unsafe { libc::msync(place.as_ptr().cast(), to - from, libc::MS_SYNC) } != 0;
         #[cfg(test)]
@@ -255,12 +304,11 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        let (start, len) = self.reserved;
-        // SAFETY: the range was mapped by `new`, and references into it do not outlive the heap.
-        unsafe { libc::munmap(start.as_ptr().cast(), len) };
-    }
+/// Keeps the compiler from moving stores to blocks across it. A processor may: whoever is killed has stored all that
+/// came before, and nothing of what comes after.
+#[inline]
+pub(super) fn barrier() {
+    compiler_fence(Ordering::SeqCst);
 }
 
 // SAFETY: the mapping belongs to its owner alone, on whatever thread.

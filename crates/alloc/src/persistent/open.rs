@@ -4,8 +4,8 @@
 use core::ffi::CStr;
 
 use super::format::{
-    AREA, BITMAP, CHUNK, CHUNKS, Fixed, GENERATION, MAGIC, MOST_CHUNKS, MOST_LOG, ROOT_COUNT,
-    ROOTS, Root, SEAL, Shape, State, TABLE, VALUE, VERSION, checked, mix, next, value,
+    AREA, BITMAP, CHUNK, CHUNKS, Fixed, GENERATION, MAGIC, ROOT_COUNT, ROOTS, Root, SEAL, Shape,
+    State, TABLE, VALUE, VERSION, checked, mix, next, value,
 };
 use super::index::Index;
 use super::log::{self, Entry, Kind};
@@ -19,8 +19,7 @@ impl Shape {
     fn of(options: &Options) -> Result<Shape, Error> {
         let capacity = options.capacity.unwrap_or(CAPACITY).div_ceil(CHUNK);
         let log = options.log.max(1).checked_next_multiple_of(AREA).ok_or(Error::Options)?;
-        let fits = (1..=MOST_CHUNKS).contains(&capacity) && log <= MOST_LOG;
-        if fits { Ok(Shape { capacity, log }) } else { Err(Error::Options) }
+        Shape::new(capacity, log).ok_or(Error::Options)
     }
 
     /// Of a file of this size that begins so.
@@ -33,11 +32,8 @@ impl Shape {
         if fixed.check != fixed.hash() || fixed.chunk as usize != CHUNK {
             return Err(corrupt);
         }
-        let shape = (usize::try_from(fixed.capacity).ok().filter(|chunks| *chunks <= MOST_CHUNKS))
-            .zip(usize::try_from(fixed.log).ok().filter(|log| *log <= MOST_LOG))
-            .map(|(capacity, log)| Shape { capacity, log })
-            .filter(|shape| shape.capacity > 0 && shape.log > 0 && shape.log.is_multiple_of(AREA))
-            .ok_or(corrupt)?;
+        let sizes = usize::try_from(fixed.capacity).ok().zip(usize::try_from(fixed.log).ok());
+        let shape = sizes.and_then(|(capacity, log)| Shape::new(capacity, log)).ok_or(corrupt)?;
         shape.check_size(0, size)?;
         Ok(shape)
     }
@@ -73,7 +69,7 @@ fn create(path: &CStr, options: &Options) -> Result<Persistent, Error> {
     file.lock(false)?;
     file.allocate(0, shape.table())?;
     file.lengthen(shape.data())?;
-    let mut mapping = Mapping::new(file, shape.with(shape.capacity))?;
+    let mut mapping = Mapping::new(file, shape.data(), shape.with(shape.capacity))?;
     let fixed = Fixed::new(shape);
     for (at, word) in fixed.words().into_iter().enumerate() {
         mapping.store(at * 8, word);
@@ -97,7 +93,8 @@ pub(super) fn adopt(file: File, options: &Options) -> Result<Persistent, Error> 
     // It may have grown meanwhile.
     let size = size.max(file.size()?);
     let shape = Shape::read(file.fixed()?.as_ref(), size)?;
-    let mapping = Mapping::new(file, shape.with(shape.capacity))?;
+    let longest = shape.with(shape.capacity);
+    let mapping = Mapping::new(file, size.next_multiple_of(AREA).min(longest), longest)?;
     ready(mapping, shape, options)
 }
 
@@ -147,8 +144,10 @@ impl Persistent {
         }
         let mut entries = log::backward(&self.mapping, shape, generation);
         while let Some(entry) = entries.next(&self.mapping) {
-            if entry.kind == Kind::Bytes {
-                entry.undo(&mut self.mapping);
+            match entry.kind {
+                Kind::Bytes => entry.undo(&mut self.mapping),
+                Kind::Take => self.free_again(entry.place, chunks),
+                Kind::Free => {}
             }
         }
         let mut entries = log::forward(shape, next(generation, VALUE));
@@ -161,7 +160,7 @@ impl Persistent {
         self.forget(chunks)
     }
 
-    /// Frees a block, unless it is free.
+    /// Frees a block, unless it is free. Whether it was ever a block is not known, nor harmful: its log is valid.
     fn free_again(&mut self, place: usize, chunks: usize) {
         let Some(offset) = place.checked_sub(self.shape.data()) else { return };
         let (chunk, inside) = (offset / CHUNK, offset % CHUNK);
@@ -250,12 +249,11 @@ fn check_entry(entry: &Entry, shape: Shape, chunks: usize) -> Result<(), Error> 
     let ranges = [
         ROOTS..ROOTS + ROOT_COUNT * size_of::<Root>(),
         shape.table()..shape.entry(chunks),
-        shape.bitmaps()..shape.bitmap(chunks),
         shape.data()..shape.with(chunks),
     ];
     let end = entry.place.saturating_add(entry.len);
     let inside = ranges.iter().any(|range| range.contains(&entry.place) && end <= range.end);
-    let fits = entry.kind == Kind::Free || inside && entry.place.is_multiple_of(8);
+    let fits = entry.kind != Kind::Bytes || inside && entry.place.is_multiple_of(8);
     let place = entry.place as u64;
     if fits { Ok(()) } else { Err(Error::Corrupt { what: "the log", place }) }
 }

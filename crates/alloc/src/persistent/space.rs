@@ -7,7 +7,7 @@ use super::format::{
     CHUNK, CHUNKS, CLASSES, Class, GENERATION, State, TABLE, checked, class_of, next,
 };
 use super::index::Found;
-use super::log::{self, Entry, Kind, Log};
+use super::log::{self, Entry, Kind};
 use super::{Durability, Error, Persistent, Usage};
 
 impl Persistent {
@@ -23,21 +23,21 @@ impl Persistent {
 
     #[inline]
     fn take_slot(&mut self, class: usize) -> Result<usize, Error> {
-        let chunk = match self.index.with_room(class) {
-            Some(chunk) => chunk,
-            None => self.new_slab(class)?,
+        let (chunk, from) = match self.index.with_room(class) {
+            Some(found) => found,
+            None => (self.new_slab(class)?, 0),
         };
         let row = &TABLE[class];
         let bitmap = self.shape.bitmap(chunk);
-        for word in 0..row.words {
-            let place = bitmap + word * 8;
-            let bits = self.mapping.load(place);
+        for word in from..row.words {
+            let bits = self.mapping.load(bitmap + word * 8);
             if bits != !0 {
-                self.note(Kind::Bytes, place, 8)?;
-                self.mapping.store(place, bits | (bits + 1));
-                self.index.taken(chunk, class);
                 let slot = word * 64 + bits.trailing_ones() as usize;
-                return Ok(self.shape.chunk(chunk) + slot * row.size);
+                let place = self.shape.chunk(chunk) + slot * row.size;
+                self.note(Kind::Take, place, 0)?;
+                self.mapping.store(bitmap + word * 8, bits | (bits + 1));
+                self.index.taken(chunk, class, word);
+                return Ok(place);
             }
         }
         Err(Error::Corrupt { what: "a bitmap", place: bitmap as u64 })
@@ -61,11 +61,11 @@ impl Persistent {
     #[cold]
     fn take_run(&mut self, chunks: usize) -> Result<usize, Error> {
         let first = self.free_chunks(chunks)?;
-        let entry = self.shape.entry(first);
-        self.note(Kind::Bytes, entry, 8)?;
+        let (entry, place) = (self.shape.entry(first), self.shape.chunk(first));
+        self.note(Kind::Take, place, 0)?;
         self.mapping.store(entry, State::Run(chunks).word(entry));
         self.index.set_run(first, chunks);
-        Ok(self.shape.chunk(first))
+        Ok(place)
     }
 
     /// So many free chunks in a row; the file grows where there are none.
@@ -87,6 +87,9 @@ impl Persistent {
     /// Makes the file longer. A kill meanwhile leaves it longer than it says, which is no harm.
     fn grow(&mut self, chunks: usize) -> Result<(), Error> {
         let (shape, has) = (self.shape, self.index.chunks());
+        if shape.with(chunks) > self.mapping.len() {
+            return Err(Error::Os { call: "mmap", errno: libc::ENOMEM });
+        }
         let file = &self.mapping.file;
         file.allocate(shape.entry(has), shape.entry(chunks))?;
         file.allocate(shape.bitmap(has), shape.bitmap(chunks))?;
@@ -109,7 +112,7 @@ impl Persistent {
     pub(super) fn note(&mut self, kind: Kind, place: usize, len: usize) -> Result<(), Error> {
         let now = (self.shape, self.generation);
         self.log.append(&mut self.mapping, now, kind, (place, len))?;
-        if self.durability == Durability::Power && kind == Kind::Bytes {
+        if self.durability == Durability::Power && kind != Kind::Free {
             return self.mapping.sync(0, self.shape.table());
         }
         Ok(())
@@ -137,13 +140,16 @@ impl Persistent {
         if self.durability == Durability::Power {
             self.mapping.sync(0, self.shape.with(self.index.chunks()))?;
         }
-        let (ended, log) = (self.generation, self.log);
+        let (ended, frees) = (self.generation, self.log.few_frees());
         self.next_generation(1);
         let synced = match self.durability {
             Durability::Process => Ok(()),
             Durability::Power => self.mapping.sync(0, self.shape.table()),
         };
-        self.free_logged(&log, ended);
+        match frees {
+            Some(frees) => (0..frees).for_each(|at| self.put_back(self.log.free(at))),
+            None => self.free_read(ended),
+        }
         synced
     }
 
@@ -154,43 +160,42 @@ impl Persistent {
         self.log.clear();
     }
 
-    /// Frees what a transaction that was just committed says.
-    #[inline]
-    fn free_logged(&mut self, log: &Log, generation: u64) {
-        match log.few_frees() {
-            Some(frees) => frees.iter().for_each(|place| self.put_back(*place)),
-            None => self.free_read(generation),
-        }
-    }
-
+    /// Frees what a transaction that was just committed says in its log.
     #[cold]
     fn free_read(&mut self, generation: u64) {
         let mut entries = log::forward(self.shape, generation);
         while let Some(entry) = entries.next(&self.mapping) {
-            if entry.kind == Kind::Free {
-                self.put_back(entry.place);
+            // None where it was freed twice in its transaction.
+            if let Some(found) = self.taken(entry.place).filter(|_| entry.kind == Kind::Free) {
+                self.put_back(found);
             }
         }
     }
 
-    /// Makes a block free for the next transaction.
+    /// Makes a block free for the next transaction, unless it was freed twice in this one.
     #[inline]
-    fn put_back(&mut self, place: usize) {
-        match self.taken(place) {
-            // It was freed twice in its transaction.
-            None => {}
-            Some(Found::Run { chunk, chunks }) => {
-                self.mapping.store(self.shape.entry(chunk), 0);
-                self.index.release(chunk, chunks);
-            }
-            Some(Found::Slot { chunk, class, slot }) => {
-                let word = self.shape.bitmap(chunk) + slot / 64 * 8;
-                let bits = self.mapping.load(word);
-                self.mapping.store(word, bits & !(1 << (slot % 64)));
-                if self.index.freed(chunk, class, 1) {
+    fn put_back(&mut self, found: Found) {
+        match found {
+            Found::Run { chunk, chunks } => self.put_run_back(chunk, chunks),
+            Found::Slot { chunk, class, slot } => {
+                let (place, bit) = (self.shape.bitmap(chunk) + slot / 64 * 8, 1 << (slot % 64));
+                let bits = self.mapping.load(place);
+                if bits & bit == 0 {
+                    return;
+                }
+                self.mapping.store(place, bits & !bit);
+                if self.index.freed(chunk, class, slot / 64, 1) {
                     self.drop_slab(chunk, class);
                 }
             }
+        }
+    }
+
+    #[cold]
+    fn put_run_back(&mut self, chunk: usize, chunks: usize) {
+        if self.index.run(chunk).is_some() {
+            self.mapping.store(self.shape.entry(chunk), 0);
+            self.index.release(chunk, chunks);
         }
     }
 
@@ -212,9 +217,13 @@ impl Persistent {
     fn undo_logged(&mut self) -> Result<(), Error> {
         let mut entries = log::backward(&self.mapping, self.shape, self.generation);
         while let Some(entry) = entries.next(&self.mapping) {
-            if entry.kind == Kind::Bytes {
-                self.follow(&entry);
-                entry.undo(&mut self.mapping);
+            match entry.kind {
+                Kind::Bytes => {
+                    self.follow(&entry);
+                    entry.undo(&mut self.mapping);
+                }
+                Kind::Take => self.taken(entry.place).into_iter().for_each(|it| self.put_back(it)),
+                Kind::Free => {}
             }
         }
         self.forget(self.index.chunks())
@@ -232,23 +241,16 @@ impl Persistent {
         }
     }
 
-    /// Keeps the index in step with what is about to be undone.
+    /// Keeps the index in step with what is about to be undone: a chunk that was made one of a class is free again.
     fn follow(&mut self, entry: &Entry) {
         let shape = self.shape;
-        let (now, old) = (self.mapping.load(entry.place), entry.old(&self.mapping));
-        if (shape.table()..shape.bitmaps()).contains(&entry.place) && now != old {
+        let changed = self.mapping.load(entry.place) != entry.old(&self.mapping);
+        if changed && (shape.table()..shape.bitmaps()).contains(&entry.place) {
             let chunk = (entry.place - shape.table()) / 8;
-            let chunks = self.index.run(chunk).unwrap_or(1);
-            if let Some(class) = self.index.class(chunk).filter(|_| self.index.room(chunk) > 0) {
+            if let Some(class) = self.index.class(chunk) {
                 self.index.unlink(chunk, class);
             }
-            self.index.release(chunk, chunks);
-        } else if (shape.bitmaps()..shape.data()).contains(&entry.place) {
-            let chunk = (entry.place - shape.bitmaps()) / super::format::BITMAP;
-            let blocks = now.count_ones().saturating_sub(old.count_ones());
-            if let Some(class) = self.index.class(chunk) {
-                self.index.freed(chunk, class, blocks as usize);
-            }
+            self.index.release(chunk, 1);
         }
     }
 
@@ -295,7 +297,8 @@ impl Persistent {
         let mut free = 0;
         for word in 0..row.words {
             let bits = self.mapping.load(bitmap + word * 8);
-            if bits & row.empty(word) != row.empty(word) {
+            let hidden = word < self.index.word(chunk) && bits != !0;
+            if bits & row.empty(word) != row.empty(word) || hidden {
                 return Err(Error::Corrupt { what: "a bitmap", place: bitmap as u64 });
             }
             free += bits.count_zeros() as usize;

@@ -1,0 +1,204 @@
+//! Persistent heaps, random replace: free a block, take one of another size, store its pointer where the other's was.
+//!
+//! `cargo run --release --bin persistent [FOLDER]`: the heaps lie in FOLDER, or in /dev/shm. What a flush costs is the
+//! folder's disk, so the race against loss of power says little in /dev/shm.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+
+use pagewise_alloc::persistent::{Durability, Options, Persistent, Rel};
+use pagewise_alloc::{Allocator, Block, Source, Tlsf};
+use pagewise_bench_allocators::{Runner, black_box, race, verdict};
+
+/// What is promised where the process may be killed, in nanoseconds a replacement of as many blocks as caches hold.
+const GOAL: f64 = 80.0;
+/// Replacements in a round.
+const UNITS: usize = 500_000;
+/// Replacements in a round where each waits for a disk.
+const FLUSHED: usize = 50;
+/// Rounds of each race.
+const ROUNDS: usize = 9;
+/// How many blocks are live: what the caches hold, and what they do not.
+const LIVE: [usize; 2] = [10_000, 1_000_000];
+
+/// Sizes and slots from one generator, the same for all.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> (usize, usize) {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let number = self.0 as usize;
+        (number >> 20, 16 + (number & 511) % 497)
+    }
+}
+
+/// Something whose blocks can be replaced.
+trait Replace {
+    fn replace(&mut self, slot: usize, size: usize);
+}
+
+/// A competitor, filled, that replaces so many of its `live` blocks in a round.
+fn runner(
+    name: &str,
+    live: usize,
+    units: usize,
+    mut subject: impl Replace + 'static,
+) -> Runner<'static> {
+    (0..live).for_each(|slot| subject.replace(slot, 16 + slot % 497));
+    let mut dice = Dice(0x9e37_79b9);
+    Runner::new(name, units, move || {
+        for _ in 0..units {
+            let (slot, size) = dice.roll();
+            subject.replace(slot % live, size);
+        }
+    })
+}
+
+fn layout(size: usize) -> Layout {
+    Layout::from_size_align(size, 16).expect("16 is a power of 2")
+}
+
+/// A general allocator: nothing of it is in a file.
+struct Malloc(Vec<(*mut u64, usize)>);
+
+impl Replace for Malloc {
+    fn replace(&mut self, slot: usize, size: usize) {
+        let (old, was) = self.0[slot];
+        if !old.is_null() {
+            // SAFETY: it came from there with that size, and was not freed.
+            unsafe { System.dealloc(old.cast(), layout(was)) };
+        }
+        // SAFETY: the size is not 0.
+        let new = black_box(unsafe { System.alloc(layout(size)) }).cast::<u64>();
+        // SAFETY: the block has 16 bytes at least.
+        unsafe { new.write(slot as u64) };
+        self.0[slot] = (new, size);
+    }
+}
+
+/// A file that is mapped and forgets its name: it is gone with the process.
+struct Mapped {
+    file: File,
+}
+
+impl Mapped {
+    fn new(folder: &Path) -> Mapped {
+        let path = path(folder);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        fs::remove_file(path).expect("it was just made");
+        Mapped { file: file.expect("the folder can be written") }
+    }
+}
+
+// SAFETY: every block is a new part at the end of the file, mapped for its taker alone.
+unsafe impl Source for Mapped {
+    fn take(&self, layout: Layout) -> Option<Block> {
+        let size = layout.size().next_multiple_of(1 << 16);
+        let end = self.file.metadata().ok()?.len();
+        self.file.set_len(end + size as u64).ok()?;
+        let (prot, fd) = (libc::PROT_READ | libc::PROT_WRITE, self.file.as_raw_fd());
+        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        let start =
+            unsafe { libc::mmap(ptr::null_mut(), size, prot, libc::MAP_SHARED, fd, end as i64) };
+        let start = NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED)?;
+        Some(Block { start, size, zeroed: true })
+    }
+
+    unsafe fn give_back(&self, block: Block) {
+        // SAFETY: it was mapped above, and nobody uses it any more.
+        unsafe { libc::munmap(block.start.as_ptr().cast(), block.size) };
+    }
+}
+
+/// A plain allocator on a mapped file: what is safe against nothing.
+struct Plain {
+    pool: Tlsf<Mapped>,
+    slots: Vec<Option<(NonNull<u8>, usize)>>,
+}
+
+impl Replace for Plain {
+    fn replace(&mut self, slot: usize, size: usize) {
+        if let Some((old, was)) = self.slots[slot] {
+            // SAFETY: it came from there with that size, and was not freed.
+            unsafe { Allocator::free(&mut self.pool, old, layout(was)) };
+        }
+        let new = Allocator::allocate(&mut self.pool, layout(size)).expect("the disk has room");
+        // SAFETY: the block has 16 bytes at least.
+        unsafe { new.cast::<u64>().write(slot as u64) };
+        self.slots[slot] = Some((new, size));
+    }
+}
+
+/// Ours.
+struct Heap {
+    heap: Persistent,
+    slots: Rel<Rel<u64>>,
+}
+
+impl Heap {
+    fn new(folder: &Path, live: usize, durability: Durability) -> Heap {
+        let path = path(folder);
+        let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        let options = Options { durability, ..Options::default() };
+        // SAFETY: the file is ours alone.
+        let mut heap = unsafe { Persistent::open(&name, &options) }.expect("a new heap");
+        fs::remove_file(path).expect("it was just made");
+        let mut tx = heap.begin();
+        let table = Layout::array::<u64>(live).expect("small");
+        let slots = tx.alloc(table).expect("room").cast::<Rel<u64>>();
+        tx.fill(slots, live).expect("as large").fill(Rel::NULL);
+        tx.set_root("slots", slots).expect("the first root");
+        tx.commit().expect("no flush, or a disk that works");
+        Heap { heap, slots }
+    }
+
+    fn try_replace(
+        &mut self,
+        slot: usize,
+        size: usize,
+    ) -> Result<(), pagewise_alloc::persistent::Error> {
+        let place = Rel::from_offset(self.slots.offset() + slot as u64 * 8);
+        let mut tx = self.heap.begin();
+        let old = *tx.get::<Rel<u64>>(place)?;
+        if !old.is_null() {
+            tx.free(old)?;
+        }
+        let new = tx.alloc(layout(size))?.cast::<u64>();
+        tx.fill(new, 1)?[0] = slot as u64;
+        *tx.change(place)? = new;
+        tx.commit()
+    }
+}
+
+impl Replace for Heap {
+    fn replace(&mut self, slot: usize, size: usize) {
+        self.try_replace(slot, size).expect("the heap has room");
+    }
+}
+
+/// A name that nobody else has.
+fn path(folder: &Path) -> PathBuf {
+    folder.join(format!("pagewise-race-{}.heap", std::process::id()))
+}
+
+fn main() {
+    let live = std::env::args().nth(1).unwrap().parse().unwrap();
+    let n: usize = std::env::args().nth(2).unwrap().parse().unwrap();
+    let mut h = Heap::new(Path::new("/dev/shm"), live, Durability::Process);
+    (0..live).for_each(|slot| h.replace(slot, 16 + slot % 497));
+    let mut dice = Dice(0x9e37_79b9);
+    for _ in 0..7 {
+    let t = std::time::Instant::now();
+        for _ in 0..n {
+            let (slot, size) = dice.roll();
+            h.replace(slot % live, size);
+        }
+    println!("{:.1}", t.elapsed().as_nanos() as f64 / n as f64);
+    }
+}
