@@ -23,7 +23,7 @@ pub(super) const MAGIC: [u8; 8] = *b"pwheap\r\n";
 /// The newest format that is understood; there is no older one.
 pub(super) const VERSION: u32 = 1;
 /// Where the number of the open transaction is.
-pub(super) const GENERATION: usize = 1 << 12;
+pub(super) const GENERATION: usize = 4 << 10;
 /// Where the number of chunks that the file has is.
 pub(super) const CHUNKS: usize = GENERATION + 8;
 /// Where the hash over what describes the heap is; 0 while it is open.
@@ -260,8 +260,35 @@ impl State {
 
 /// The sizes of blocks that share a chunk: steps of an eighth to a quarter, then what divides a chunk by 7 to 2.
 pub(super) const SIZES: [u16; CLASSES] = [
-    32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
-    1280, 1536, 1792, 2048, 2336, 2720, 3264, 4096, 5456, 8192,
+    32,
+    48,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    224,
+    256,
+    320,
+    384,
+    448,
+    512,
+    640,
+    768,
+    896,
+    1024,
+    1280,
+    1536,
+    1792,
+    2048,
+    2336,
+    2720,
+    3264,
+    4 << 10,
+    5456,
+    8192,
 ];
 /// How many sizes there are.
 pub(super) const CLASSES: usize = 29;

@@ -118,7 +118,7 @@ mod tests {
                 outer.scope(|inner| {
                     (0..20_000).for_each(|_| _ = inner.allocate(layout(100)).unwrap());
                 });
-                outer.allocate(layout(80_000 + 4096 * round)).unwrap();
+                outer.allocate(layout(80_000 + (4 << 10) * round)).unwrap();
             }
         });
         stack.check();
