@@ -21,15 +21,9 @@
 #ifndef PAGEWISE_MEASURE_H
 #define PAGEWISE_MEASURE_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include <pagewise/base.h>
 
-#ifdef __cplusplus
-#define PW_ASSERT(fact) static_assert(fact, #fact)
-extern "C" {
-#else
-#define PW_ASSERT(fact) _Static_assert(fact, #fact)
-#endif
+PW_BEGIN
 
 /* Counters and a clock that are started and stopped together. */
 typedef struct pw_probe pw_probe;
@@ -103,10 +97,6 @@ void pw_probe_close(pw_probe *probe);
  * this thread that fails. */
 const char *pw_error_message(void);
 
-#ifdef __cplusplus
-}
-#endif
-
-#undef PW_ASSERT
+PW_END
 
 #endif

@@ -1,0 +1,27 @@
+/* pagewise/base.h: what the other headers have in common. Nothing of it is for programs to use but PW_ASSERT. */
+#ifndef PAGEWISE_BASE_H
+#define PAGEWISE_BASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define PW_BEGIN extern "C" {
+#define PW_END }
+#define PW_ASSERT(fact) static_assert(fact, #fact)
+#else
+#define PW_BEGIN
+#define PW_END
+#define PW_ASSERT(fact) _Static_assert(fact, #fact)
+#endif
+
+/* Fast paths are inlined into programs; what they do is the same in every version that has the same soname. */
+#define PW_INLINE static inline __attribute__((always_inline, unused))
+/* A function that programs call seldom: its code lies apart. */
+#define PW_COLD __attribute__((cold, noinline))
+#define PW_LIKELY(fact) __builtin_expect(!!(fact), 1)
+#define PW_UNLIKELY(fact) __builtin_expect(!!(fact), 0)
+/* Returns memory that nothing else points to; forgetting it is a mistake that compilers tell. */
+#define PW_MALLOC __attribute__((malloc, warn_unused_result))
+
+#endif

@@ -1,0 +1,86 @@
+//! The libraries as C and C++ programs use them: installed, found by pkg-config, linked both ways.
+//!
+//! Every program of `ctests` and `examples` is compiled and run: as it is, by valgrind, and with sanitizers. Where somebody
+//! checks it, its argument is `watched`.
+
+#![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
+
+mod build;
+mod installed;
+mod mistakes;
+
+use std::fs;
+
+use build::{C, CPP, Linked, SANITIZED, api, compile, has, programs, run, text, under_valgrind};
+
+/// Folders of programs that end with 0 where all is well.
+const FOLDERS: [&str; 2] = ["ctests", "examples"];
+
+#[test]
+fn every_c_program_runs_with_the_shared_library_and_with_the_static_one() {
+    for source in FOLDERS.iter().flat_map(|folder| programs(folder, "c")) {
+        for (linked, level) in [(Linked::Shared, "-O2"), (Linked::Static, "-O0")] {
+            let program = compile("cc", &[C, &[level]].concat(), &source, linked);
+            program.map(|mut program| run(&mut program));
+        }
+    }
+}
+
+#[test]
+fn every_cpp_program_runs_with_the_shared_library_and_with_the_static_one() {
+    for source in programs("ctests", "cpp") {
+        for linked in [Linked::Shared, Linked::Static] {
+            let program = compile("c++", CPP, &source, linked);
+            program.map(|mut program| run(&mut program));
+        }
+    }
+}
+
+#[test]
+fn every_c_program_is_one_for_clang_too() {
+    for source in FOLDERS.iter().flat_map(|folder| programs(folder, "c")) {
+        let program = compile("clang", &[C, &["-O2"]].concat(), &source, Linked::Shared);
+        program.map(|mut program| run(&mut program));
+    }
+}
+
+#[test]
+fn every_header_is_one_for_cpp_and_alone() {
+    for header in programs("include/pagewise", "h") {
+        let name = header.file_name().unwrap().to_string_lossy().into_owned();
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("alone.cpp");
+        let twice = format!("#include <pagewise/{name}>\n").repeat(2);
+        fs::write(&source, twice + "int main() { return 0; }\n").unwrap();
+        compile("c++", CPP, &source, Linked::Shared).map(|mut program| run(&mut program));
+    }
+}
+
+#[test]
+fn valgrind_finds_no_leak_and_no_wrong_access() {
+    for source in FOLDERS.iter().flat_map(|folder| programs(folder, "c")) {
+        let program = compile("cc", C, &source, Linked::Shared).filter(|_| has("valgrind"));
+        program.map(|program| run(&mut under_valgrind(&program, &["watched"])));
+    }
+}
+
+#[test]
+fn sanitizers_find_nothing() {
+    for source in FOLDERS.iter().flat_map(|folder| programs(folder, "c")) {
+        let program = compile("cc", &[C, SANITIZED].concat(), &source, Linked::Shared);
+        program.map(|mut program| run(program.arg("watched")));
+    }
+}
+
+#[test]
+fn the_example_of_the_readme_is_one_of_ours_and_prints_what_it_says() {
+    let readme = fs::read_to_string(api().join("../../README.md")).unwrap();
+    let source = api().join("examples/measure.c");
+    let example = format!("```c\n{}```", fs::read_to_string(&source).unwrap());
+    assert!(readme.contains(&example), "{example}");
+    if let Some(mut program) = compile("cc", C, &source, Linked::Shared) {
+        let said = text(&run(&mut program).stdout);
+        let count = said.strip_suffix(" page faults\n").and_then(|count| count.parse::<u64>().ok());
+        assert!(count.is_some_and(|count| count > 0), "{said}");
+    }
+}

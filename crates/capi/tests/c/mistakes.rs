@@ -1,0 +1,57 @@
+//! Mistakes in the use of pools, each made by a program of `ctests/mistakes`: valgrind and `AddressSanitizer` must name them.
+
+use crate::build::{C, Linked, SANITIZED, api, compile, has, text, under_valgrind};
+
+/// A mistake: the program, what it is told to do wrong, and what each checker says of it.
+struct Mistake {
+    program: &'static str,
+    does: &'static str,
+    /// What valgrind prints, in this order.
+    valgrind: &'static [&'static str],
+    /// What `AddressSanitizer` prints; empty where it cannot know.
+    asan: &'static [&'static str],
+}
+
+/// What a checker says of a mistake contains all of this, in this order.
+const MISTAKES: &[Mistake] = &[];
+
+fn source(mistake: &Mistake) -> std::path::PathBuf {
+    api().join("ctests/mistakes").join(mistake.program)
+}
+
+/// Whether a text holds all parts, one behind the other.
+fn holds(mut text: &str, parts: &[&str]) -> bool {
+    parts.iter().all(|part| match text.split_once(part) {
+        Some((_, rest)) => {
+            text = rest;
+            true
+        }
+        None => false,
+    })
+}
+
+#[test]
+fn valgrind_names_every_mistake_and_where_it_was_made() {
+    for mistake in MISTAKES {
+        let program = compile("cc", &[C, &["-O1"]].concat(), &source(mistake), Linked::Shared);
+        let Some(program) = program.filter(|_| has("valgrind")) else { return };
+        let output = under_valgrind(&program, &[mistake.does]).output().unwrap();
+        let said = text(&output.stderr);
+        let name = (mistake.program, mistake.does);
+        assert!(holds(&said, mistake.valgrind), "{name:?}: {said}");
+    }
+}
+
+#[test]
+fn address_sanitizer_names_every_mistake_that_it_can_know() {
+    for mistake in MISTAKES.iter().filter(|mistake| !mistake.asan.is_empty()) {
+        let options = [C, SANITIZED].concat();
+        let Some(mut program) = compile("cc", &options, &source(mistake), Linked::Shared) else {
+            return;
+        };
+        let output = program.arg(mistake.does).output().unwrap();
+        let said = text(&output.stderr);
+        let name = (mistake.program, mistake.does);
+        assert!(!output.status.success() && holds(&said, mistake.asan), "{name:?}: {said}");
+    }
+}
