@@ -25,6 +25,8 @@ pub unsafe trait Allocator {
     const FREES: Discipline;
     /// Whether all that it hands out is 0.
     const ZEROED: bool = false;
+    /// Whether a pool that is dropped stays until its last block was freed.
+    const DEFERS: bool = false;
 
     /// Memory of this size and alignment; `None` where the source has no more. A block of no size may share its address.
     fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>>;

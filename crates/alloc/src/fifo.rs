@@ -42,6 +42,7 @@ mod page;
 mod policy;
 mod pool;
 mod queue;
+mod shelf;
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -102,30 +103,39 @@ impl<S: Source> Fifo<S> {
         self.allocate_zeroed_slow(layout)
     }
 
-    #[cold]
+    #[inline(never)]
     fn allocate_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if layout.align() <= GRAIN
+            && let Some(shelf) = self.hot().shelf.get()
+            && let Some(block) = shelf.take(rounded(layout.size()))
+        {
+            return Some(block);
+        }
         self.pool().allocate(self.pool.cast(), layout.size(), layout.align())
     }
 
     #[cold]
     fn allocate_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let block = self.allocate_slow(layout)?;
-        // SAFETY: the block was handed out just now.
-        if !unsafe { PageRef::of(block) }.zeroed.get() {
+        if !self.pool().is_zeroed(block) {
             // SAFETY: the block is ours, and as large.
             unsafe { block.write_bytes(0, layout.size()) };
         }
         Some(block)
     }
 
-    /// Takes a block back, in any order.
+    /// Takes a block back, in any order. For blocks that may outlive their pool there is [`free`].
     ///
     /// # Safety
-    /// `block` came from a pool of this thread that may have been dropped, with this size, and was not freed since.
+    /// `block` came from this pool, with this layout, and was not freed since.
     #[inline(always)]
-    pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { free(block, layout.size()) }
+    pub unsafe fn free(&self, block: NonNull<u8>, layout: Layout) {
+        poison(block, layout.size());
+        // SAFETY: a live block, says the caller.
+        if self.hot().shelf.get().is_some() || !unsafe { is_next_hole(block, layout.size()) } {
+            // SAFETY: as the caller promises; a pool begins with what is hot.
+            unsafe { free_slow(self.pool.cast(), block, rounded(layout.size())) }
+        }
     }
 
     /// Changes a block's size, in place where it gets smaller, or is the last that was handed out and there is room
@@ -154,7 +164,7 @@ impl<S: Source> Fifo<S> {
         // SAFETY: both are ours, as large as the smaller of the two sizes, and do not overlap.
         unsafe { moved.copy_from_nonoverlapping(block, old.size().min(size)) };
         // SAFETY: the caller has given it up, now that it moved.
-        unsafe { free(block, old.size()) };
+        unsafe { self.free(block, old) };
         Some(moved)
     }
 
@@ -212,35 +222,49 @@ const fn last_byte(size: usize) -> usize {
     size.wrapping_sub(1) | (GRAIN - 1)
 }
 
-/// Takes a block of any pool back.
+/// Takes a block back of a pool that may have been dropped since.
 ///
 /// # Safety
-/// As [`Fifo::free`].
+/// `block` came from a [`Fifo`] of this thread, with this layout, and was not freed since.
 #[inline(always)]
-unsafe fn free(block: NonNull<u8>, size: usize) {
+pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
+    poison(block, layout.size());
     // SAFETY: a live block, says the caller.
-    let page = unsafe { PageRef::of(block) };
-    let last = last_byte(size);
-    #[cfg(debug_assertions)]
-    // SAFETY: the block is as large, and nobody uses it any more.
-    unsafe {
-        block.write_bytes(POISON, rounded(size));
+    if !unsafe { is_next_hole(block, layout.size()) } {
+        // SAFETY: as above.
+        let page = unsafe { PageRef::of(block) };
+        // SAFETY: as the caller promises.
+        unsafe { free_slow(page.pool, block, rounded(layout.size())) }
     }
-    if last < page.live.get() - GRAIN && page.extend_hole(block, last) {
-        return;
-    }
+}
+
+/// Frees the block that is next in order of age in its page, if it is that, and others are alive there.
+///
+/// # Safety
+/// It is a live block, which is not used any more.
+#[inline(always)]
+unsafe fn is_next_hole(block: NonNull<u8>, size: usize) -> bool {
     // SAFETY: as the caller promises.
-    unsafe { free_slow(page, block, rounded(size)) }
+    size != 0 && unsafe { PageRef::of(block) }.extend_hole(block, last_byte(size))
+}
+
+/// Fills freed memory in debug builds.
+#[inline(always)]
+fn poison(block: NonNull<u8>, size: usize) {
+    if cfg!(debug_assertions) {
+        // SAFETY: callers pass a block that is as large, and that nobody uses any more.
+        unsafe { block.write_bytes(POISON, rounded(size)) };
+    }
 }
 
 /// What freed memory is filled with in debug builds.
-#[cfg(debug_assertions)]
 const POISON: u8 = 0xdf;
 
 // SAFETY: a block is part of a page's room, or of the source's block, that was counted as live and is handed out once.
 unsafe impl<S: Source> Allocator for Fifo<S> {
     const NAME: &'static str = "fifo";
     const FREES: Discipline = Discipline::Fifo;
+    const DEFERS: bool = true;
 
     fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
         Fifo::allocate(self, layout)
@@ -248,7 +272,7 @@ unsafe impl<S: Source> Allocator for Fifo<S> {
 
     unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
         // SAFETY: as the caller promises.
-        unsafe { Fifo::<S>::free(block, layout) }
+        unsafe { Fifo::free(self, block, layout) }
     }
 
     fn check(&self) {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use pagewise_alloc::source::{FailAfter, Os};
-use pagewise_alloc::{Fifo, Source};
+use pagewise_alloc::{Fifo, Source, fifo};
 use proptest::prelude::*;
 
 const PAGE: usize = 1 << 16;
@@ -87,7 +87,7 @@ impl<S: Source> Mirrored<S> {
         if let Some(mut old) = self.live.remove(index) {
             old.check(usize::MAX);
             // SAFETY: it is live and was allocated so.
-            unsafe { Fifo::<S>::free(old.block, old.layout) };
+            unsafe { self.pool.free(old.block, old.layout) };
         }
     }
 
@@ -155,7 +155,7 @@ fn run<S: Source>(heap: &mut Mirrored<S>, steps: &[Step]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn blocks_neither_overlap_nor_change_whatever_is_freed(steps in steps()) {
@@ -171,5 +171,106 @@ proptest! {
     fn memory_may_run_out_at_any_time(steps in steps(), n in 1..12_usize) {
         let mut heap = Mirrored::new(FailAfter::new(Os, n));
         run(&mut heap, &steps);
+    }
+}
+
+/// Replaces live blocks of 16 to 512 bytes: the oldest, or any.
+fn replace<S: Source>(heap: &mut Mirrored<S>, steps: usize, oldest: bool) {
+    let mut seed = 1_u64;
+    for _ in 0..steps {
+        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let random = usize::try_from(seed >> 33).unwrap();
+        let n = heap.live.len();
+        let old =
+            if oldest { heap.live.pop_front() } else { heap.live.swap_remove_back(random % n) };
+        let old = old.unwrap();
+        // SAFETY: it is live and was allocated so.
+        unsafe { heap.pool.free(old.block, old.layout) };
+        push(heap, 16 + random / n % 497);
+    }
+}
+
+fn push<S: Source>(heap: &mut Mirrored<S>, size: usize) {
+    let layout = layout(size, 8);
+    let block = heap.pool.allocate(layout).unwrap();
+    heap.live.push_back(Shadow { block, layout, seed: 0 });
+}
+
+fn live_bytes<S: Source>(heap: &Mirrored<S>) -> usize {
+    heap.live.iter().map(|live| live.layout.size()).sum()
+}
+
+/// A pool with many live blocks.
+fn filled() -> Mirrored<Os> {
+    let mut heap = Mirrored::new(Os);
+    (0..20_000).for_each(|at| push(&mut heap, 16 + at % 497));
+    heap
+}
+
+#[test]
+fn a_pool_used_in_order_of_age_holds_three_pages_more_than_is_alive() {
+    let mut heap = filled();
+    for _ in 0..20 {
+        replace(&mut heap, 10_000, true);
+        // Sizes are rounded by 4 bytes in the mean, and a page holds 62 of its 64 KiB.
+        let live = (live_bytes(&heap) + 4 * heap.live.len()) * 64 / 62;
+        assert!(heap.pool.held() <= live + 3 * PAGE, "{} for {live}", heap.pool.held());
+    }
+}
+
+#[test]
+fn a_pool_used_in_no_order_holds_at_most_half_more_than_is_alive() {
+    let mut heap = filled();
+    for _ in 0..20 {
+        replace(&mut heap, 10_000, false);
+        heap.check();
+        let live = live_bytes(&heap);
+        assert!(heap.pool.held() <= live + live / 2, "{} for {live}", heap.pool.held());
+    }
+}
+
+fn free_all<S: Source>(heap: &mut Mirrored<S>) {
+    while let Some(old) = heap.live.swap_remove_back(heap.live.len() / 2) {
+        // SAFETY: it is live and was allocated so.
+        unsafe { heap.pool.free(old.block, old.layout) };
+    }
+    heap.check();
+}
+
+#[test]
+fn a_pool_that_empties_in_no_order_gives_nearly_all_back_and_is_as_before_when_it_fills_again() {
+    let mut heap = filled();
+    replace(&mut heap, 100_000, false);
+    free_all(&mut heap);
+    assert!(heap.pool.held() <= 34 * PAGE, "{}", heap.pool.held());
+    (0..20_000).for_each(|at| push(&mut heap, 16 + at % 497));
+    replace(&mut heap, 100_000, true);
+    let live = (live_bytes(&heap) + 4 * heap.live.len()) * 64 / 62;
+    assert!(heap.pool.held() <= live + 4 * PAGE, "{} for {live}", heap.pool.held());
+}
+
+#[test]
+fn blocks_may_outlive_their_pool() {
+    let mut heap = filled();
+    replace(&mut heap, 100_000, false);
+    let Mirrored { pool, live } = heap;
+    drop(pool);
+    for (at, mut old) in live.into_iter().enumerate() {
+        old.bytes().fill(u8::try_from(at % 256).unwrap());
+        // SAFETY: it is live and was allocated so.
+        unsafe { fifo::free(old.block, old.layout) };
+    }
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "a block was freed twice")]
+fn a_second_free_is_caught_in_debug_builds() {
+    let pool = Fifo::new(Os).unwrap();
+    let layout = layout(64, 8);
+    let blocks: Vec<_> = (0..10).map(|_| pool.allocate(layout).unwrap()).collect();
+    for at in [3, 5, 3] {
+        // SAFETY: none for the second time: that is what must be caught.
+        unsafe { pool.free(blocks[at], layout) };
     }
 }

@@ -1,5 +1,6 @@
 //! A value in a FIFO pool.
 
+use core::alloc::Layout;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
@@ -40,7 +41,7 @@ impl<T> Drop for Boxed<T> {
         // SAFETY: nobody sees the value any more.
         unsafe { self.value.drop_in_place() };
         // SAFETY: the block came from a pool of this thread, since a box cannot go to another, with this size.
-        unsafe { super::free(self.value.cast(), size_of::<T>()) };
+        unsafe { super::free(self.value.cast(), Layout::new::<T>()) };
     }
 }
 

@@ -4,13 +4,13 @@
 //!  multiple of 64 KiB
 //!  |     header, 64 bytes  marks, 1 KiB
 //!  v     v                 v
-//!  [ gap | live hole pool  | 0110..   | blocks, bump, bump ....... | rest ]
+//!  [ gap | hole_end, ...    | 0110..   | blocks, bump, bump ....... | rest ]
 //!   <--->                              <-------- CAPACITY -------->
 //!   0 to 15 cache lines by the page's address: headers of many pages would else fall into one set of the cache
 //! ```
 //!
 //! What holds at any time:
-//! - Each byte of the `CAPACITY` is either counted in `live` or lies in exactly one hole.
+//! - Each byte of the `CAPACITY` is either counted as live or lies in exactly one hole.
 //! - A hole is either the one noted in the header, which grows as blocks are freed in order of age, or marked, a bit for
 //!   each 8 bytes. Noted and marked holes do not overlap.
 //! - A block of its own, larger than a page, has the same header, and neither holes nor marks.
@@ -31,7 +31,7 @@ pub(super) const CAPACITY: usize = PAGE - (COLOURS - 1) * LINE - size_of::<Page>
 
 const LINE: usize = 64;
 const COLOURS: usize = 16;
-const WORDS: usize = PAGE / GRAIN / 64;
+const GRAINS: usize = PAGE / GRAIN;
 
 /// A size as blocks have it; no block is empty, so that each has an address of its own.
 pub(super) const fn rounded(size: usize) -> usize {
@@ -39,32 +39,33 @@ pub(super) const fn rounded(size: usize) -> usize {
     size.saturating_add(GRAIN - 1) & !(GRAIN - 1)
 }
 
-/// The header of a page. C knows its first four fields.
+/// The header of a page. C knows its first two fields.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Page {
-    /// Bytes that are alive, or that the pool may still hand out here without a word.
-    pub(super) live: Cell<usize>,
-    /// The hole that is growing: from here, as offset in the page,
-    pub(super) hole_start: Cell<u32>,
-    /// to here.
-    pub(super) hole_end: Cell<u32>,
+    /// Where the noted hole ends, an address; 0 in a block of its own, where no block begins.
+    hole_end: Cell<usize>,
+    /// Where the noted hole would end if it grew by all that is alive, an address.
+    empty_at: Cell<usize>,
     pub(super) pool: NonNull<Hot>,
     pub(super) next: Cell<Option<PageRef>>,
     pub(super) previous: Cell<Option<PageRef>>,
     block_start: NonNull<u8>,
     block_size: usize,
-    /// From which offset on marked holes may still be handed out; `PAGE` where none are.
-    scanned: Cell<u32>,
+    /// Where the noted hole begins, in grains.
+    hole_start: Cell<u16>,
+    /// From which grain on marked holes may still be handed out; `GRAINS` where none are.
+    scanned: Cell<u16>,
     /// Whether what was never handed out here is 0.
     pub(super) zeroed: Cell<bool>,
     /// Whether it is no page, but a block larger than one.
     pub(super) alone: bool,
-    marks: [Cell<u64>; WORDS],
+    marks: [Cell<u64>; GRAINS / 64],
 }
 
-const _: () = assert!(size_of::<Page>() == LINE + PAGE / GRAIN / 8);
+const _: () = assert!(size_of::<Page>() == LINE + GRAINS / 8 && GRAINS <= u16::MAX as usize);
 const _: () = assert!(core::mem::offset_of!(Page, marks) == LINE);
+const _: () = assert!(core::mem::offset_of!(Page, empty_at) == 8);
 const _: () = assert!(CAPACITY == 62 << 10);
 
 /// A page that its pool holds.
@@ -94,23 +95,25 @@ impl PageRef {
     ) -> PageRef {
         let page = header_of(block.start.with_addr(data.addr()));
         let header = Page {
-            live: Cell::new(0),
-            hole_start: Cell::new(0),
             hole_end: Cell::new(0),
+            empty_at: Cell::new(0),
             pool,
             next: Cell::new(None),
             previous: Cell::new(None),
             block_start: block.start,
             block_size: block.size,
+            hole_start: Cell::new(0),
             scanned: Cell::new(0),
             zeroed: Cell::new(block.zeroed),
             alone,
-            marks: [const { Cell::new(0) }; WORDS],
+            marks: [const { Cell::new(0) }; GRAINS / 64],
         };
         // SAFETY: the header lies in the block, as the caller promises, at a multiple of its alignment.
         unsafe { page.write(header) };
         let page = PageRef(page);
-        page.forget_holes();
+        if !alone {
+            page.forget_holes();
+        }
         page
     }
 
@@ -124,20 +127,13 @@ impl PageRef {
     }
 
     /// Where its blocks begin.
-    pub(super) fn data(self) -> NonNull<u8> {
-        // SAFETY: a page has `CAPACITY` bytes behind its header, and a block of its own is larger.
-        unsafe { self.0.add(1) }.cast()
+    pub(super) fn data(self) -> usize {
+        self.0.addr().get() + size_of::<Page>()
     }
 
-    /// An address in the page.
-    pub(super) fn at(self, offset: u32) -> NonNull<u8> {
-        self.0.cast::<u8>().map_addr(|header| base_of(header).saturating_add(offset as usize))
-    }
-
-    /// Where an address lies in the page; for a block of its own a number that means nothing.
-    #[inline(always)]
-    pub(super) fn offset(self, address: usize) -> u32 {
-        short(address.wrapping_sub(self.0.addr().get() & !(PAGE - 1)))
+    /// An address in the page, to be used.
+    pub(super) fn at(self, address: usize) -> *mut u8 {
+        self.0.cast::<u8>().as_ptr().with_addr(address)
     }
 
     /// The header, for as long as the pool holds the page.
@@ -146,14 +142,19 @@ impl PageRef {
         unsafe { self.0.as_ref() }
     }
 
-    /// Lets the noted hole grow over a block of `last + 1` bytes, if it ends where the block begins. Others must be alive.
+    /// Bytes that are alive, or that the pool may still hand out here without a word.
+    pub(super) fn live(self) -> usize {
+        self.empty_at.get() - self.hole_end.get()
+    }
+
+    /// Lets the noted hole grow over a block of `last + 1` bytes, if it ends where the block begins, and others are alive.
     #[inline(always)]
     pub(super) fn extend_hole(self, block: NonNull<u8>, last: usize) -> bool {
-        let start = self.offset(block.addr().get());
-        let is_next = start == self.hole_end.get();
+        let start = block.addr().get();
+        let end = start.wrapping_add(last).wrapping_add(1);
+        let is_next = start == self.hole_end.get() && end != self.empty_at.get();
         if is_next {
-            self.live.set(self.live.get() - last - 1);
-            self.hole_end.set(start + short(last + 1));
+            self.hole_end.set(end);
         }
         is_next
     }
@@ -162,14 +163,17 @@ impl PageRef {
     pub(super) fn resize(self, block: NonNull<u8>, was: usize, now: usize) -> bool {
         let start = block.addr().get();
         if self.alone {
-            let fits = start.saturating_add(now) <= self.block_start.addr().get() + self.block_size;
-            self.live.set(if fits { now } else { was });
-            return fits;
+            return start.saturating_add(now) <= self.block_start.addr().get() + self.block_size;
         }
         if now < was {
-            self.retire(self.offset(start + now)..self.offset(start + was));
+            self.retire(start + now..start + was);
         }
         now <= was
+    }
+
+    /// Notes that nothing is alive any more.
+    pub(super) fn die(self) {
+        self.empty_at.set(self.hole_end.get());
     }
 
     /// What the source gave.
@@ -179,97 +183,100 @@ impl PageRef {
 
     /// Forgets everything that was handed out: as new, but no longer zeroed.
     pub(super) fn reset(self) {
-        debug_assert_eq!(self.live.get(), 0, "blocks are alive here");
+        debug_assert_eq!(self.live(), 0, "blocks are alive here");
         self.zeroed.set(false);
         self.forget_holes();
     }
 
     /// Counts all of it as live, for the pool to hand out.
-    pub(super) fn take_all(self) -> Range<u32> {
-        self.live.set(CAPACITY);
-        let start = self.hole_end.get();
-        start..start + short(CAPACITY)
+    pub(super) fn take_all(self) -> Range<usize> {
+        self.empty_at.set(self.data() + CAPACITY);
+        self.data()..self.data() + CAPACITY
     }
 
     /// Counts a marked hole of at least `need` bytes as live, for the pool to hand out.
-    pub(super) fn take_hole(self, need: usize) -> Option<Range<u32>> {
-        let mut from = self.scanned.get() as usize / GRAIN;
+    pub(super) fn take_hole(self, need: usize) -> Option<Range<usize>> {
+        let mut from = self.scanned.get().into();
         while let Some(start) = self.find(from, true) {
-            let end = self.find(start, false).unwrap_or(PAGE / GRAIN);
-            self.scanned.set(short(end * GRAIN));
+            let end = self.find(start, false).unwrap_or(GRAINS);
+            self.scanned.set(short(end));
             if (end - start) * GRAIN >= need {
-                let hole = short(start * GRAIN)..short(end * GRAIN);
-                self.mark(hole.clone(), false);
-                self.live.set(self.live.get() + hole.len());
+                self.mark(start..end, false);
+                self.empty_at.set(self.empty_at.get() + (end - start) * GRAIN);
                 self.zeroed.set(false);
-                return Some(hole);
+                return Some(self.address(start)..self.address(end));
             }
             from = end;
         }
-        self.scanned.set(short(PAGE));
+        self.scanned.set(short(GRAINS));
         None
     }
 
     /// Has [`PageRef::take_hole`] look at all holes that there are by now.
     pub(super) fn look_again(self) {
-        self.mark_noted();
+        self.note(self.data()..self.data(), self.live());
         self.scanned.set(0);
     }
 
     /// Notes that what was counted as live in this range is not any more.
-    pub(super) fn retire(self, dead: Range<u32>) {
+    pub(super) fn retire(self, dead: Range<usize>) {
         debug_assert!(!self.is_hole(&dead), "a block was freed twice");
-        self.live.set(self.live.get() - dead.len());
         if dead.start == self.hole_end.get() {
             self.hole_end.set(dead.end);
-        } else if dead.end == self.hole_start.get() {
-            self.hole_start.set(dead.start);
+        } else if dead.end == self.hole_start() {
+            self.hole_start.set(self.grain(dead.start));
+            self.empty_at.set(self.empty_at.get() - dead.len());
         } else {
-            self.mark_noted();
-            self.hole_start.set(dead.start);
-            self.hole_end.set(dead.end);
+            let live = self.live() - dead.len();
+            self.note(dead, live);
         }
     }
 
     /// As [`PageRef::retire`] for what was never handed out: the noted hole goes on growing elsewhere.
-    pub(super) fn retire_rest(self, rest: Range<u32>) {
-        self.live.set(self.live.get() - rest.len());
-        self.mark(rest, true);
+    pub(super) fn retire_rest(self, rest: Range<usize>) {
+        self.empty_at.set(self.empty_at.get() - rest.len());
+        self.mark(self.grains(&rest), true);
     }
 
     /// Bytes in holes.
     pub(super) fn holes(self) -> usize {
         let marked: u32 = self.marks.iter().map(|word| word.get().count_ones()).sum();
-        marked as usize * GRAIN + (self.hole_end.get() - self.hole_start.get()) as usize
+        marked as usize * GRAIN + self.hole_end.get() - self.hole_start()
+    }
+
+    /// Whether some of a range lies in a hole.
+    pub(super) fn is_hole(self, range: &Range<usize>) -> bool {
+        let mut found = range.start < self.hole_end.get() && range.end > self.hole_start();
+        each_word(self.grains(range), |word, bits| found |= self.marks[word].get() & bits != 0);
+        found
     }
 
     fn forget_holes(self) {
         self.marks.iter().for_each(|word| word.set(0));
-        let start = self.offset(self.data().addr().get());
-        self.hole_start.set(start);
-        self.hole_end.set(start);
-        self.scanned.set(short(PAGE));
+        self.hole_start.set(self.grain(self.data()));
+        self.hole_end.set(self.data());
+        self.empty_at.set(self.data());
+        self.scanned.set(short(GRAINS));
     }
 
-    fn mark_noted(self) {
-        self.mark(self.hole_start.get()..self.hole_end.get(), true);
-        self.hole_start.set(0);
-        self.hole_end.set(0);
+    fn hole_start(self) -> usize {
+        self.address(self.hole_start.get().into())
     }
 
-    /// Marks a range as a hole, or not.
-    fn mark(self, range: Range<u32>, hole: bool) {
-        each_word(range, |word, bits| {
+    /// Marks the noted hole, and notes another beside so many live bytes.
+    fn note(self, hole: Range<usize>, live: usize) {
+        self.mark(self.grains(&(self.hole_start()..self.hole_end.get())), true);
+        self.hole_start.set(self.grain(hole.start));
+        self.hole_end.set(hole.end);
+        self.empty_at.set(hole.end + live);
+    }
+
+    /// Marks grains as a hole, or not.
+    fn mark(self, grains: Range<usize>, hole: bool) {
+        each_word(grains, |word, bits| {
             let old = self.marks[word].get();
             self.marks[word].set(if hole { old | bits } else { old & !bits });
         });
-    }
-
-    /// Whether some of a range lies in a hole.
-    fn is_hole(self, range: &Range<u32>) -> bool {
-        let mut found = range.start < self.hole_end.get() && range.end > self.hole_start.get();
-        each_word(range.clone(), |word, bits| found |= self.marks[word].get() & bits != 0);
-        found
     }
 
     /// The first grain from `from` on that is marked, or is not.
@@ -285,29 +292,35 @@ impl PageRef {
         }
         None
     }
-}
 
-/// An offset or size in a page. For a block of its own, where nobody looks at it, it may be cut off.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "a page is smaller than 2^32")]
-pub(super) const fn short(offset: usize) -> u32 {
-    offset as u32
-}
+    fn address(self, grain: usize) -> usize {
+        (self.0.addr().get() & !(PAGE - 1)) + grain * GRAIN
+    }
 
-/// Calls `each` with every word of the marks that a range of offsets touches, and its bits there.
-fn each_word(range: Range<u32>, mut each: impl FnMut(usize, u64)) {
-    let (mut from, end) = (range.start as usize / GRAIN, range.end as usize / GRAIN);
-    while from < end {
-        let (word, low) = (from / 64, from % 64);
-        let bits = (end - from).min(64 - low);
-        each(word, (u64::MAX >> (64 - bits)) << low);
-        from += bits;
+    fn grain(self, address: usize) -> u16 {
+        short((address - self.address(0)) / GRAIN)
+    }
+
+    fn grains(self, range: &Range<usize>) -> Range<usize> {
+        (range.start - self.address(0)) / GRAIN..(range.end - self.address(0)) / GRAIN
     }
 }
 
-/// The multiple of `PAGE` at or before an address.
-fn base_of(address: core::num::NonZeroUsize) -> core::num::NonZeroUsize {
-    core::num::NonZeroUsize::new(address.get() & !(PAGE - 1)).expect("no page begins at 0")
+/// A grain of a page.
+#[expect(clippy::cast_possible_truncation, reason = "a page has fewer than 2^16 grains")]
+const fn short(grain: usize) -> u16 {
+    grain as u16
+}
+
+/// Calls `each` with every word of the marks that a range of grains touches, and its bits there.
+fn each_word(range: Range<usize>, mut each: impl FnMut(usize, u64)) {
+    let mut from = range.start;
+    while from < range.end {
+        let (word, low) = (from / 64, from % 64);
+        let bits = (range.end - from).min(64 - low);
+        each(word, (u64::MAX >> (64 - bits)) << low);
+        from += bits;
+    }
 }
 
 /// Where the header of a block's page lies. A block that begins where a page ends belongs to the page before.

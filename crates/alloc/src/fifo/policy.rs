@@ -41,5 +41,5 @@ impl Policy {
     }
 }
 
-/// Up to how many live bytes a page is worth a search for holes: two thirds.
-pub(super) const SPARSE: usize = CAPACITY / 3 * 2;
+/// Up to how many live bytes a page is worth a search for holes: three quarters.
+pub(super) const SPARSE: usize = CAPACITY / 4 * 3;

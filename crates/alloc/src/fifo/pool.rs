@@ -3,6 +3,8 @@
 //! What holds between calls:
 //! - What lies between `next` and `end` is counted as live in the current page, so that handing it out touches no page.
 //! - A page is current, or the spare, which is empty, or in the queue, where something is alive in it.
+//! - While blocks are freed in no order, the shelf is open and `end` is `next`, so that allocating looks there first. Blocks
+//!   on the shelf count as live.
 //! - A pool that was closed has no current and no spare page. It goes with its last page.
 
 use core::alloc::Layout;
@@ -11,10 +13,14 @@ use core::mem::offset_of;
 use core::ops::Range;
 use core::ptr::NonNull;
 
-use super::page::{CAPACITY, GRAIN, PAGE, PageRef, rounded, short};
+use super::page::{CAPACITY, GRAIN, PAGE, PageRef, rounded};
 use super::policy::{Policy, SPARSE};
 use super::queue::Queue;
+use super::shelf::{Answer, Shelf};
 use crate::{Block, Source};
+
+/// How many pages are looked at for holes at most, before a new one is taken.
+const LOOKED_AT: usize = 8;
 
 /// What each call touches: one cache line, of which C knows the first three fields.
 #[repr(C, align(64))]
@@ -29,6 +35,12 @@ pub(super) struct Hot {
     current: Cell<Option<PageRef>>,
     /// The slow path of freeing, which need not know the source's type.
     emptied: unsafe fn(NonNull<Hot>, PageRef),
+    /// Has nothing wait on the shelf any more.
+    drained: unsafe fn(NonNull<Hot>),
+    /// Where the room ends that there is, whatever `end` says.
+    limit: Cell<usize>,
+    /// Where freed blocks wait while they are freed in no order.
+    pub(super) shelf: Cell<Option<Shelf>>,
 }
 
 const _: () = assert!(size_of::<Hot>() == 64);
@@ -46,6 +58,18 @@ impl Hot {
         self.zeroed.get() != 0
     }
 
+    /// Bytes that the current page has left.
+    fn rest(&self) -> usize {
+        self.limit.get() - self.next.get().addr()
+    }
+
+    /// Says what room there is.
+    fn show_room(&self) {
+        let closed =
+            if self.shelf.get().is_some() { self.next.get().addr() } else { self.limit.get() };
+        self.end.set(closed);
+    }
+
     /// Whether a block of this size that begins here is the last that was handed out.
     #[inline(always)]
     pub(super) fn is_last(&self, block: NonNull<u8>, size: usize) -> bool {
@@ -55,7 +79,7 @@ impl Hot {
     /// Hands out the next `size` bytes.
     ///
     /// # Safety
-    /// There is as much room, and `size` is a positive multiple of `GRAIN`.
+    /// The current page has as much left, and `size` is a positive multiple of `GRAIN`.
     #[inline(always)]
     pub(super) unsafe fn bump(&self, size: usize) -> NonNull<u8> {
         let start = self.next.get();
@@ -82,6 +106,7 @@ pub(super) struct Pool<S> {
     pub(super) hot: Hot,
     queue: Queue,
     spare: Cell<Option<PageRef>>,
+    shelf_memory: Cell<Option<Block>>,
     pages: Cell<usize>,
     held: Cell<usize>,
     closed: Cell<bool>,
@@ -97,17 +122,24 @@ impl<S: Source> Pool<S> {
         let hot = Hot {
             next: Cell::new(core::ptr::null_mut()),
             end: Cell::new(0),
+            limit: Cell::new(0),
+            shelf: Cell::new(None),
             zeroed: Cell::new(0),
             current: Cell::new(None),
             emptied: |hot, page| {
                 // SAFETY: a pool begins with its hot part, and lives as long as it has pages.
                 unsafe { Pool::<S>::emptied(hot.cast(), page) }
             },
+            drained: |hot| {
+                // SAFETY: as above.
+                unsafe { hot.cast::<Pool<S>>().as_ref() }.clear_shelf();
+            },
         };
         let pool = Pool {
             hot,
             queue: Queue::default(),
             spare: Cell::new(None),
+            shelf_memory: Cell::new(None),
             pages: Cell::new(0),
             held: Cell::new(block.size),
             closed: Cell::new(false),
@@ -127,6 +159,7 @@ impl<S: Source> Pool<S> {
     }
 
     /// Makes room for `size` bytes at a multiple of `align`, and hands them out.
+    #[inline(never)]
     pub(super) fn allocate(
         &self,
         this: NonNull<Hot>,
@@ -138,12 +171,20 @@ impl<S: Source> Pool<S> {
         if need > CAPACITY {
             return self.own_block(this, size, align);
         }
-        if self.padding(align) + size > self.hot.room() {
+        if self.padding(align) + size > self.hot.rest() {
             self.refill(this, need)?;
         }
         self.pad(self.padding(align));
-        // SAFETY: there was as much room with the padding, or there is now, whatever the padding.
-        Some(unsafe { self.hot.bump(size) })
+        // SAFETY: there was as much left with the padding, or there is now, whatever the padding.
+        let block = unsafe { self.hot.bump(size) };
+        self.hot.show_room();
+        Some(block)
+    }
+
+    /// Whether a block that was handed out just now is known to be zeroed.
+    pub(super) fn is_zeroed(&self, block: NonNull<u8>) -> bool {
+        // SAFETY: it was handed out just now.
+        self.hot.shelf.get().is_none() && unsafe { PageRef::of(block) }.zeroed.get()
     }
 
     /// Bytes up to the next multiple of `align`.
@@ -155,8 +196,8 @@ impl<S: Source> Pool<S> {
     fn pad(&self, size: usize) {
         if let Some(page) = self.hot.current.get().filter(|_| size > 0) {
             // SAFETY: whoever pads has seen that there is more room than that.
-            let start = page.offset(unsafe { self.hot.bump(size) }.addr().get());
-            page.retire_rest(start..page.offset(self.hot.next.get().addr()));
+            let start = unsafe { self.hot.bump(size) }.addr().get();
+            page.retire_rest(start..start + size);
         }
     }
 
@@ -166,31 +207,63 @@ impl<S: Source> Pool<S> {
         let header = PAGE - CAPACITY;
         let before = if align < PAGE { header.next_multiple_of(align) } else { align };
         let layout = Layout::from_size_align(before.checked_add(size)?, align.max(PAGE)).ok()?;
-        let block = self.take(layout)?;
+        let block = self.take_page(layout)?;
         // SAFETY: the block has `before` bytes, and then the data.
         let start = unsafe { block.start.add(before) };
         // SAFETY: between the multiple of `PAGE` before `start` and `start` there is room for a header.
-        let page = unsafe { PageRef::create(block, start, this, true) };
-        page.live.set(size);
+        unsafe { PageRef::create(block, start, this, true) };
         Some(start)
     }
 
     /// Makes room for `need` bytes, at most `CAPACITY`, in the current page or another.
     fn refill(&self, this: NonNull<Hot>, need: usize) -> Option<()> {
         self.leave();
-        let (page, room) = (self.rest_of_current(need))
-            .or_else(|| self.empty_page())
-            .or_else(|| self.hole_of(self.sparse_page()?, need))
+        let (page, room) = (self.known_room(need))
+            .or_else(|| self.known_room_without_shelf(need))
             .or_else(|| self.new_page(this))
             .or_else(|| self.queue.iter().find_map(|page| self.hole_of(page, need)))?;
         self.enter(page, room);
         Some(())
     }
 
+    /// Room that costs no memory.
+    fn known_room(&self, need: usize) -> Option<(PageRef, Range<usize>)> {
+        (self.rest_of_current(need))
+            .or_else(|| self.empty_page())
+            .or_else(|| self.hole_of(self.sparse_page()?, need))
+    }
+
+    /// The same, once the blocks on the shelf are holes.
+    fn known_room_without_shelf(&self, need: usize) -> Option<(PageRef, Range<usize>)> {
+        self.hot.shelf.get()?;
+        self.clear_shelf();
+        self.leave();
+        self.known_room(need)
+    }
+
+    /// Has freed blocks wait for requests, if there is memory for that.
+    fn open_shelf(&self) {
+        let block = self.shelf_memory.get().or_else(|| self.take(Shelf::LAYOUT));
+        self.shelf_memory.set(block);
+        // SAFETY: the block is for the shelf, of which there is no other.
+        let shelf = block.map(|block| unsafe { Shelf::create(block, self.pages.get()) });
+        self.hot.shelf.set(shelf);
+    }
+
+    /// Has all blocks on the shelf become holes, and closes it.
+    fn clear_shelf(&self) {
+        let shelf = self.hot.shelf.take();
+        while let Some((block, size)) = shelf.and_then(Shelf::take_any) {
+            // SAFETY: what lies on the shelf counts as live, and nobody uses it.
+            unsafe { free_now(block, size) };
+        }
+        self.hot.show_room();
+    }
+
     /// All of the current page if nothing is alive in it, or a further hole if holes are being filled there.
-    fn rest_of_current(&self, need: usize) -> Option<(PageRef, Range<u32>)> {
+    fn rest_of_current(&self, need: usize) -> Option<(PageRef, Range<usize>)> {
         let page = self.hot.current.get()?;
-        if page.live.get() == 0 {
+        if page.live() == 0 {
             page.reset();
             return Some((page, page.take_all()));
         }
@@ -198,31 +271,32 @@ impl<S: Source> Pool<S> {
     }
 
     /// Hands out from here from now on.
-    fn enter(&self, page: PageRef, room: Range<u32>) {
+    fn enter(&self, page: PageRef, room: Range<usize>) {
         let left = self.hot.current.replace(Some(page));
         left.filter(|left| *left != page).inspect(|left| self.put(*left));
-        self.hot.next.set(page.at(room.start).as_ptr());
-        self.hot.end.set(self.hot.next.get().addr() + room.len());
+        self.hot.next.set(page.at(room.start));
+        self.hot.limit.set(room.end);
+        self.hot.show_room();
         self.hot.zeroed.set(page.zeroed.get().into());
     }
 
     /// Hands out nothing from the current page any more; it stays current.
     fn leave(&self) {
-        let room = self.hot.room();
-        if let Some(page) = self.hot.current.get().filter(|_| room > 0) {
-            let end = page.offset(self.hot.end.get());
-            page.retire_rest(page.offset(self.hot.next.get().addr())..end);
+        let rest = self.hot.rest();
+        if let Some(page) = self.hot.current.get().filter(|_| rest > 0) {
+            page.retire_rest(self.hot.next.get().addr()..self.hot.limit.get());
         }
         self.hot.next.set(core::ptr::null_mut());
+        self.hot.limit.set(0);
         self.hot.end.set(0);
     }
 
-    fn empty_page(&self) -> Option<(PageRef, Range<u32>)> {
+    fn empty_page(&self) -> Option<(PageRef, Range<usize>)> {
         self.spare.take().map(|page| (page, page.take_all()))
     }
 
-    fn new_page(&self, this: NonNull<Hot>) -> Option<(PageRef, Range<u32>)> {
-        let block = self.take(Layout::from_size_align(PAGE, PAGE).ok()?)?;
+    fn new_page(&self, this: NonNull<Hot>) -> Option<(PageRef, Range<usize>)> {
+        let block = self.take_page(Layout::from_size_align(PAGE, PAGE).ok()?)?;
         // SAFETY: one byte into a block of a page is inside it.
         let inside = unsafe { block.start.add(1) };
         // SAFETY: the block is a page.
@@ -231,7 +305,7 @@ impl<S: Source> Pool<S> {
     }
 
     /// A hole of a page of the queue, which leaves the queue.
-    fn hole_of(&self, page: PageRef, need: usize) -> Option<(PageRef, Range<u32>)> {
+    fn hole_of(&self, page: PageRef, need: usize) -> Option<(PageRef, Range<usize>)> {
         page.look_again();
         let hole = page.take_hole(need)?;
         self.queue.remove(page);
@@ -241,15 +315,24 @@ impl<S: Source> Pool<S> {
     /// A page of the queue whose holes are worth filling. Where blocks die in order of age, only the oldest page is partly
     /// dead, and best left alone; two that are say that blocks die in no order.
     fn sparse_page(&self) -> Option<PageRef> {
-        let first = self.queue.first().filter(|_| self.policy.fills_holes())?;
-        let second = first.next.get()?;
-        let is_sparse = |page: &PageRef| page.live.get() <= SPARSE;
-        for full in [first, second].into_iter().filter(|page| !is_sparse(page)) {
-            self.queue.remove(full);
-            self.queue.push(full);
+        let mut next = self.queue.first().filter(|_| self.policy.fills_holes());
+        let mut found: Option<PageRef> = None;
+        for _ in 0..LOOKED_AT {
+            let page = next?;
+            next = page.next.get();
+            if page.live() > SPARSE {
+                self.queue.remove(page);
+                self.queue.push(page);
+            } else if self.hot.shelf.get().is_some() {
+                return Some(page);
+            } else if found.is_some() {
+                self.open_shelf();
+                return Some(page);
+            } else {
+                found = Some(page);
+            }
         }
-        let both = [first, second].into_iter().filter(is_sparse);
-        both.clone().nth(1).and_then(|_| both.min_by_key(|page| page.live.get()))
+        None
     }
 
     /// The last block of a page was freed.
@@ -277,7 +360,7 @@ impl<S: Source> Pool<S> {
         }
         self.queue.remove(page);
         match self.hot.current.get() {
-            Some(_) if self.hot.room() < self.policy.little_room() => {
+            Some(_) if self.hot.rest() < self.policy.little_room() => {
                 self.leave();
                 page.reset();
                 self.enter(page, page.take_all());
@@ -288,7 +371,7 @@ impl<S: Source> Pool<S> {
 
     /// Puts a page where it belongs that was current.
     fn put(&self, page: PageRef) {
-        if page.live.get() == 0 { self.keep(page) } else { self.queue.push(page) }
+        if page.live() == 0 { self.keep(page) } else { self.queue.push(page) }
     }
 
     /// Keeps an empty page as the spare, or gives it back.
@@ -300,20 +383,28 @@ impl<S: Source> Pool<S> {
         self.spare.set(Some(page));
     }
 
-    fn take(&self, layout: Layout) -> Option<Block> {
-        let block = self.source.take(layout)?;
-        self.held.set(self.held.get() + block.size);
+    fn take_page(&self, layout: Layout) -> Option<Block> {
+        let block = self.take(layout)?;
         self.pages.set(self.pages.get() + 1);
         Some(block)
     }
 
+    fn take(&self, layout: Layout) -> Option<Block> {
+        let block = self.source.take(layout)?;
+        self.held.set(self.held.get() + block.size);
+        Some(block)
+    }
+
+    fn give_back(&self, block: Block) {
+        self.held.set(self.held.get() - block.size);
+        // SAFETY: callers pass blocks that came from there, and that nobody uses any more.
+        unsafe { self.source.give_back(block) };
+    }
+
     /// Gives a page back that is nowhere any more.
     fn release(&self, page: PageRef) {
-        let block = page.block();
-        self.held.set(self.held.get() - block.size);
         self.pages.set(self.pages.get() - 1);
-        // SAFETY: it came from there with the page, and nothing is alive in it.
-        unsafe { self.source.give_back(block) };
+        self.give_back(page.block());
     }
 
     /// Gives back what is empty, and the rest when it becomes so.
@@ -323,6 +414,8 @@ impl<S: Source> Pool<S> {
     pub(super) unsafe fn close(this: NonNull<Pool<S>>) {
         // SAFETY: a pool lives until it was closed.
         let pool = unsafe { this.as_ref() };
+        pool.clear_shelf();
+        pool.shelf_memory.take().inspect(|block| pool.give_back(*block));
         pool.leave();
         pool.closed.set(true);
         pool.spare.take().inspect(|page| pool.release(*page));
@@ -347,26 +440,20 @@ impl<S: Source> Pool<S> {
         let current = self.hot.current.get();
         let mut pages = 0;
         for page in self.queue.iter().chain(current) {
-            assert_eq!(
-                page.live.get() + page.holes(),
-                CAPACITY,
-                "bytes are neither live nor holes"
-            );
-            assert!(
-                page.live.get() > 0 || Some(page) == current,
-                "an empty page is not given back"
-            );
+            assert_eq!(page.live() + page.holes(), CAPACITY, "bytes are neither live nor holes");
+            assert!(page.live() > 0 || Some(page) == current, "an empty page is not given back");
             pages += 1;
         }
         if let Some(spare) = self.spare.get() {
-            assert_eq!(spare.live.get() + spare.holes(), 0, "the spare page is not empty");
+            assert_eq!(spare.live() + spare.holes(), 0, "the spare page is not empty");
             pages += 1;
         }
         assert!(pages <= self.pages.get(), "more pages than were taken");
-        if let Some(page) = current.filter(|_| self.hot.room() > 0) {
-            let start = page.offset(self.hot.next.get().addr()) as usize;
-            assert!(start + self.hot.room() <= PAGE, "there is room behind the page");
-            assert!(page.live.get() >= self.hot.room(), "room that is not counted as live");
+        assert!(self.hot.room() <= self.hot.rest(), "more room is shown than there is");
+        if let Some(page) = current.filter(|_| self.hot.rest() > 0) {
+            let end = page.data() + CAPACITY;
+            assert!(self.hot.limit.get() <= end, "there is room behind the page");
+            assert!(page.live() >= self.hot.rest(), "room that is not counted as live");
         }
     }
 }
@@ -374,15 +461,37 @@ impl<S: Source> Pool<S> {
 /// The slow path of freeing `size` bytes at `block`.
 ///
 /// # Safety
-/// They are a live block of the page, which is not used any more.
-#[cold]
-pub(super) unsafe fn free_slow(page: PageRef, block: NonNull<u8>, size: usize) {
-    if page.live.get() > size {
-        let start = page.offset(block.addr().get());
-        return page.retire(start..start + short(size));
+/// They are a live block of this pool, which is not used any more.
+#[inline(never)]
+pub(super) unsafe fn free_slow(pool: NonNull<Hot>, block: NonNull<u8>, size: usize) {
+    // SAFETY: a pool lives as long as it has blocks.
+    let hot = unsafe { pool.as_ref() };
+    match hot.shelf.get().map_or(Answer::Refused, |shelf| shelf.put(block, size)) {
+        Answer::Kept => return,
+        Answer::Refused => {}
+        // SAFETY: a pool begins with what is hot.
+        Answer::Close => unsafe { (hot.drained)(pool) },
     }
-    debug_assert_eq!(page.live.get(), size, "a block was freed with a wrong size, or twice");
-    page.live.set(0);
+    // SAFETY: as the caller promises.
+    unsafe { free_now(block, size) }
+}
+
+/// Notes that a block is dead.
+///
+/// # Safety
+/// As for `free_slow`.
+unsafe fn free_now(block: NonNull<u8>, size: usize) {
+    // SAFETY: a live block, says the caller.
+    let page = unsafe { PageRef::of(block) };
+    if !page.alone && page.live() > size {
+        let start = block.addr().get();
+        return page.retire(start..start + size);
+    }
+    debug_assert!(
+        page.alone || page.live() == size,
+        "a block was freed with a wrong size, or twice"
+    );
+    page.die();
     // SAFETY: a pool lives as long as it has pages.
     let emptied = unsafe { page.pool.as_ref() }.emptied;
     // SAFETY: the pool made the page, and this was its last block.

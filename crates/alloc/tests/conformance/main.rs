@@ -14,7 +14,7 @@ mod program;
 mod suite;
 
 use pagewise_alloc::source::FailAfter;
-use pagewise_alloc::{Allocator, Stack, Tlsf};
+use pagewise_alloc::{Allocator, Fifo, Stack, Tlsf};
 
 use direct::Direct;
 use heap::Heap;
@@ -50,6 +50,7 @@ for_each_allocator! {
     direct: |memory| Some(Direct::new(memory));
     stack: |memory| Some(Stack::unguarded(memory));
     stack_with_guards: |memory| Some(Stack::guarded(memory));
+    fifo: |memory| Fifo::new(memory);
     tlsf: |memory| Some(Tlsf::<_>::new(memory));
     tlsf_with_nothing_at_hand: |memory| Some(Tlsf::<_, 0>::new(memory));
 }

@@ -1,0 +1,125 @@
+//! Freed blocks that wait for requests of the same size, for as long as blocks are freed in no order.
+
+use core::alloc::Layout;
+use core::cell::Cell;
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+
+use super::page::{GRAIN, PAGE};
+use crate::Block;
+
+/// The largest block that is put here, in bytes.
+const LARGEST: usize = 512;
+const SIZES: usize = LARGEST / GRAIN;
+/// How many blocks of a size there is room for.
+const DEPTH: usize = 64;
+/// Of how many pages there must be for each block of a size that waits: what waits is then a thirtieth of the pool at most.
+const PAGES_FOR_ONE: usize = LARGEST / 2 * SIZES * 32 / PAGE;
+/// After so many frees without a request the pool is about to empty, and nothing waits any more.
+const PATIENCE: u8 = 32;
+
+const _: () = assert!(PAGES_FOR_ONE == 8);
+
+/// A shelf that is open, in memory of its own. What lies here counts as live, and is not touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shelf(NonNull<Shelves>);
+
+#[repr(C)]
+struct Shelves {
+    counts: Counts,
+    /// Blocks by size, the last that came on top.
+    blocks: [[Cell<MaybeUninit<NonNull<u8>>>; DEPTH]; SIZES],
+}
+
+struct Counts {
+    /// How many blocks of a size wait at most.
+    most: u8,
+    /// Frees since the last request.
+    frees: Cell<u8>,
+    waiting: [Cell<u8>; SIZES],
+}
+
+/// What the shelf does about a block that was freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It waits here.
+    Kept,
+    /// It cannot wait.
+    Refused,
+    /// Nothing should wait any more.
+    Close,
+}
+
+impl Shelf {
+    /// The memory that a shelf needs.
+    pub(super) const LAYOUT: Layout = Layout::new::<Shelves>();
+
+    /// An empty shelf for a pool of so many pages.
+    ///
+    /// # Safety
+    /// `block` is ours, and of the layout.
+    pub(super) unsafe fn create(block: Block, pages: usize) -> Shelf {
+        #[expect(clippy::cast_possible_truncation, reason = "it is at most `DEPTH`")]
+        let most = (pages / PAGES_FOR_ONE).clamp(1, DEPTH) as u8;
+        let waiting = [const { Cell::new(0) }; SIZES];
+        let shelves = block.start.cast::<Shelves>();
+        // SAFETY: the block is as large, and begins with the counts; the rest need not be written.
+        unsafe { shelves.cast().write(Counts { most, frees: Cell::new(0), waiting }) };
+        Shelf(shelves)
+    }
+
+    #[inline(always)]
+    fn shelves(&self) -> &Shelves {
+        // SAFETY: the counts are written, and the rest may have any value.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Puts a block of `size` bytes here, if it may wait.
+    #[inline(always)]
+    pub(super) fn put(self, block: NonNull<u8>, size: usize) -> Answer {
+        let Shelves { counts, blocks } = self.shelves();
+        let index = size / GRAIN - 1;
+        if index >= SIZES {
+            return Answer::Refused;
+        }
+        if counts.frees.get() == PATIENCE {
+            return Answer::Close;
+        }
+        counts.frees.set(counts.frees.get() + 1);
+        let waiting = counts.waiting[index].get();
+        if waiting == counts.most {
+            return Answer::Refused;
+        }
+        debug_assert!(!self.holds(block, size), "a block was freed twice");
+        blocks[index][usize::from(waiting)].set(MaybeUninit::new(block));
+        counts.waiting[index].set(waiting + 1);
+        Answer::Kept
+    }
+
+    /// Takes the block of this size that came last.
+    #[inline(always)]
+    pub(super) fn take(self, size: usize) -> Option<NonNull<u8>> {
+        let Shelves { counts, blocks } = self.shelves();
+        counts.frees.set(0);
+        let index = size / GRAIN - 1;
+        let waiting = counts.waiting.get(index)?.get().checked_sub(1)?;
+        counts.waiting[index].set(waiting);
+        // SAFETY: as many blocks of this size were written as wait.
+        Some(unsafe { blocks[index][usize::from(waiting)].get().assume_init() })
+    }
+
+    /// Takes any block, and says its size.
+    pub(super) fn take_any(self) -> Option<(NonNull<u8>, usize)> {
+        let index = self.shelves().counts.waiting.iter().position(|waiting| waiting.get() > 0)?;
+        let size = (index + 1) * GRAIN;
+        Some((self.take(size)?, size))
+    }
+
+    fn holds(self, block: NonNull<u8>, size: usize) -> bool {
+        let Shelves { counts, blocks } = self.shelves();
+        let index = size / GRAIN - 1;
+        let waiting = &blocks[index][..counts.waiting[index].get().into()];
+        // SAFETY: as many blocks of this size were written as wait.
+        waiting.iter().any(|other| unsafe { other.get().assume_init() } == block)
+    }
+}
