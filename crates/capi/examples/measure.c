@@ -1,3 +1,4 @@
+/* What a loop costs. */
 #include <pagewise/measure.h>
 #include <stdio.h>
 
