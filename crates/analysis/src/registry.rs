@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use pagewise_model::registry::{Point, Pool, Registry};
 use pagewise_model::report::{
     Audience, Axis, Block, Cells, Chart, Column, Facts, Finding, Findings, Label, Line, Paragraph,
-    Report, Severity, Shape, Table, Unit, Value,
+    Report, Scale, Severity, Shape, Table, Unit, Value,
 };
 use pagewise_model::{Bytes, Name};
 
@@ -196,14 +196,19 @@ fn called(pool: &Pool) -> Vec<Value> {
 fn chart(pool: &Pool) -> Chart {
     let line = |label: &'static str, bytes: fn(&Point) -> Bytes| Line {
         label: label.into(),
-        points: pool.series.iter().map(|point| (point.requests, bytes(point).0)).collect(),
+        points: pool.series.iter().map(|at| (real(at.requests), real(bytes(at).0))).collect(),
     };
     Chart {
         title: called(pool),
-        x: Axis { label: "requests".into(), unit: Unit::Count },
-        y: Axis { label: "memory".into(), unit: Unit::Bytes },
+        x: Axis { label: "requests".into(), unit: Unit::Count, scale: Scale::Linear },
+        y: Axis { label: "memory".into(), unit: Unit::Bytes, scale: Scale::Linear },
         lines: vec![line("live", |point| point.live), line("held", |point| point.held)],
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a place in a drawing needs few digits")]
+fn real(number: u64) -> f64 {
+    number as f64
 }
 
 /// How many requests of which size.
@@ -361,8 +366,8 @@ mod tests {
             _ => None,
         });
         let chart = chart.unwrap();
-        assert_eq!(chart.lines[0].points, [(0, 0), (20, 200), (40, 100)]);
-        assert_eq!(chart.lines[1].points.last(), Some(&(40, 1 << 20)));
+        assert_eq!(chart.lines[0].points, [(0.0, 0.0), (20.0, 200.0), (40.0, 100.0)]);
+        assert_eq!(chart.lines[1].points.last(), Some(&(40.0, f64::from(1 << 20))));
         let sizes = sizes(&registry.pools[0]);
         assert_eq!(column(&sizes, "up_to"), [Value::Bytes(16), Value::text("more")]);
         assert_eq!(column(&sizes, "share"), [Value::Share(0.75), Value::Share(0.25)]);

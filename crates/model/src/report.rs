@@ -37,6 +37,8 @@ pub enum Block {
     AddressMap(AddressMap),
     /// Lines over an axis, for people only.
     Chart(Chart),
+    /// Numbers beside each other, for people only.
+    Bars(Bars),
     /// A paragraph, for people only.
     Text(Paragraph),
 }
@@ -415,14 +417,14 @@ pub struct Paragraph {
     pub audience: Audience,
 }
 
-/// Lines over a common axis, both axes from 0 or the least value to the greatest.
+/// Lines over a common axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
     /// The heading, in words and names.
     pub title: Vec<Value>,
     /// What goes to the right.
     pub x: Axis,
-    /// What goes up, from 0.
+    /// What goes up.
     pub y: Axis,
     /// The lines, the most important first.
     pub lines: Vec<Line>,
@@ -435,6 +437,17 @@ pub struct Axis {
     pub label: Label,
     /// Their unit.
     pub unit: Unit,
+    /// How they are laid out.
+    pub scale: Scale,
+}
+
+/// How the numbers of an [`Axis`] are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// Equal steps are equally far apart. Heights begin at 0.
+    Linear,
+    /// Equal ratios are equally far apart; there is no place for 0 and what is below.
+    Log,
 }
 
 /// What the numbers of an [`Axis`] are.
@@ -444,14 +457,31 @@ pub enum Unit {
     Bytes,
     /// [`Value::Count`].
     Count,
+    /// [`Value::Nanos`], with its decimals where it is short.
+    Nanos,
+    /// [`Value::Number`].
+    Number,
+    /// [`Value::Share`].
+    Share,
+    /// [`Value::Rate`].
+    Rate,
 }
 
 impl Unit {
     /// A number of it as a value.
-    pub const fn value(self, number: u64) -> Value {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "what is below 0 or above 2^64 is drawn as the end of the range"
+    )]
+    pub fn value(self, number: f64) -> Value {
         match self {
-            Unit::Bytes => Value::Bytes(number),
-            Unit::Count => Value::Count(number),
+            Unit::Bytes => Value::Bytes(number.round() as u64),
+            Unit::Count => Value::Count(number.round() as u64),
+            Unit::Nanos => Value::Nanos(number.round() as u64),
+            Unit::Number => Value::Number(number),
+            Unit::Share => Value::Share(number),
+            Unit::Rate => Value::Rate(number),
         }
     }
 }
@@ -462,35 +492,104 @@ pub struct Line {
     /// What it is.
     pub label: Label,
     /// Its points, from left to right.
-    pub points: Vec<(u64, u64)>,
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Numbers beside each other as bars from 0, each with the interval in which it lies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bars {
+    /// The heading.
+    pub title: Vec<Value>,
+    /// What the numbers are.
+    pub axis: Axis,
+    /// The bars.
+    pub bars: Vec<Bar>,
+}
+
+/// One of [`Bars`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bar {
+    /// What it is.
+    pub label: Label,
+    /// How long it is.
+    pub value: f64,
+    /// Where the truth lies; `None` where too little is known.
+    pub interval: Option<(f64, f64)>,
+}
+
+impl Axis {
+    /// Where a number is on an axis from `low` to `high`: 0 at the low end, 1 at the high one; `None` beside it, or where
+    /// it has no place.
+    pub fn place(&self, number: f64, (low, high): (f64, f64)) -> Option<f64> {
+        let [at, low, high] = match self.scale {
+            Scale::Linear => [number, low, high],
+            Scale::Log => [number, low, high].map(f64::ln),
+        };
+        let place = if high > low { (at - low) / (high - low) } else { 0.5 };
+        (place.is_finite() && (-1e-9..=1.0 + 1e-9).contains(&place))
+            .then_some(place.clamp(0.0, 1.0))
+    }
+
+    /// The number at a place: the other way round.
+    pub fn number(&self, place: f64, (low, high): (f64, f64)) -> f64 {
+        match self.scale {
+            Scale::Linear => low + (high - low) * place,
+            Scale::Log => (low.ln() + (high.ln() - low.ln()) * place).exp(),
+        }
+    }
+
+    /// The least and the greatest of numbers that have a place; `None` where there are none.
+    pub fn ends(&self, numbers: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+        let has_place = |number: &f64| match self.scale {
+            Scale::Linear => number.is_finite(),
+            Scale::Log => number.is_finite() && *number > 0.0,
+        };
+        let widen = |ends: Option<(f64, f64)>, n: f64| {
+            Some(ends.map_or((n, n), |(low, high)| (low.min(n), high.max(n))))
+        };
+        numbers.filter(has_place).fold(None, widen)
+    }
 }
 
 impl Chart {
-    /// The least and the greatest x of all lines; `None` where there is no point.
-    pub fn width(&self) -> Option<(u64, u64)> {
-        let each = || self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0));
-        each().min().zip(each().max())
+    /// The ends of the axis to the right; `None` where there is no point.
+    pub fn width(&self) -> Option<(f64, f64)> {
+        self.x.ends(self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)))
     }
 
-    /// The greatest y of all lines.
-    pub fn height(&self) -> u64 {
-        let each = self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
-        each.max().unwrap_or(0)
+    /// The ends of the axis up.
+    pub fn height(&self) -> Option<(f64, f64)> {
+        let numbers = self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
+        let (low, high) = self.y.ends(numbers)?;
+        Some(if self.y.scale == Scale::Linear { (low.min(0.0), high) } else { (low, high) })
+    }
+}
+
+impl Bars {
+    /// The ends of the axis.
+    pub fn ends(&self) -> Option<(f64, f64)> {
+        let of = |bar: &Bar| {
+            [Some(bar.value), bar.interval.map(|ends| ends.0), bar.interval.map(|ends| ends.1)]
+        };
+        let (low, high) = self.axis.ends(self.bars.iter().flat_map(of).flatten())?;
+        Some(if self.axis.scale == Scale::Linear {
+            (low.min(0.0), high)
+        } else {
+            (low / 2.0, high)
+        })
     }
 }
 
 impl Line {
     /// Its height at `x`, on a straight line between the points around; `None` beside its ends.
-    pub fn at(&self, x: u64) -> Option<u64> {
+    pub fn at(&self, x: f64) -> Option<f64> {
         let after = self.points.partition_point(|point| point.0 < x);
         let (x1, y1) = *self.points.get(after)?;
         let Some((x0, y0)) = after.checked_sub(1).map(|before| self.points[before]) else {
-            return (x1 == x).then_some(y1);
+            return (x1 <= x).then_some(y1);
         };
-        let [whole, part] = [x1, x].map(|x| u128::from(x.saturating_sub(x0)));
-        let rise =
-            |from: u64, to: u64| u64::try_from(u128::from(to - from) * part / whole.max(1)).ok();
-        if y1 >= y0 { y0.checked_add(rise(y0, y1)?) } else { y0.checked_sub(rise(y1, y0)?) }
+        let share = if x1 > x0 { (x - x0) / (x1 - x0) } else { 1.0 };
+        Some(y0 + (y1 - y0) * share)
     }
 }
 
@@ -500,11 +599,21 @@ mod tests {
 
     #[test]
     fn a_line_is_straight_between_its_points() {
-        let line = Line { label: "a".into(), points: vec![(10, 100), (20, 0), (30, u64::MAX)] };
-        assert_eq!(
-            [9, 10, 15, 20, 31].map(|x| line.at(x)),
-            [None, Some(100), Some(50), Some(0), None]
-        );
-        assert_eq!(line.at(30), Some(u64::MAX));
+        let points = vec![(10.0, 100.0), (20.0, 0.0), (30.0, 7.0)];
+        let line = Line { label: "a".into(), points };
+        let found = [9.0, 10.0, 15.0, 20.0, 30.0, 31.0].map(|x| line.at(x));
+        assert_eq!(found, [None, Some(100.0), Some(50.0), Some(0.0), Some(7.0), None]);
+    }
+
+    #[test]
+    fn an_axis_places_what_it_can() {
+        let axis = |scale| Axis { label: "".into(), unit: Unit::Number, scale };
+        let [linear, log] = [Scale::Linear, Scale::Log].map(axis);
+        assert_eq!(linear.place(5.0, (0.0, 10.0)), Some(0.5));
+        assert_eq!(log.place(100.0, (1.0, 10_000.0)), Some(0.5));
+        assert_eq!(log.place(0.0, (1.0, 10.0)), None);
+        assert_eq!(linear.place(f64::NAN, (0.0, 1.0)), None);
+        assert_eq!(log.ends([0.0, 3.0, f64::INFINITY, 2.0].into_iter()), Some((2.0, 3.0)));
+        assert!((log.number(0.5, (1.0, 10_000.0)) - 100.0).abs() < 1e-9);
     }
 }

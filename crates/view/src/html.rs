@@ -66,7 +66,7 @@ fn has_more(report: &Report) -> bool {
             is_long(table.audience) || table.columns.iter().any(|c| is_long(c.audience))
         }
         Block::Text(text) => is_long(text.audience),
-        Block::Findings(_) | Block::AddressMap(_) | Block::Chart(_) => false,
+        Block::Findings(_) | Block::AddressMap(_) | Block::Chart(_) | Block::Bars(_) => false,
     })
 }
 
@@ -115,6 +115,7 @@ impl Page<'_> {
             Block::Findings(findings) => self.findings(findings),
             Block::AddressMap(map) => self.address_map(map),
             Block::Chart(chart) => self.chart(chart),
+            Block::Bars(bars) => self.bars(bars),
             Block::Text(text) if for_people(text.audience, true) => self.paragraph(text),
             Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
         }

@@ -67,6 +67,7 @@ pub fn write(report: &Report, style: &Style, out: &mut dyn Write) -> io::Result<
             Block::Findings(findings) => findings::draw(&mut page, findings),
             Block::AddressMap(map) => address_map::draw(&mut page, map),
             Block::Chart(chart) => chart::draw(&mut page, chart),
+            Block::Bars(bars) => chart::draw_bars(&mut page, bars),
             Block::Text(text) if for_people(text.audience, style.long) => {
                 paragraph(&mut page, text);
             }

@@ -34,6 +34,7 @@ pub(crate) fn sample() -> Report {
         Block::Findings(findings()),
         Block::AddressMap(address_map()),
         Block::Chart(chart()),
+        Block::Bars(bars()),
         all_mappings(),
         Block::Text(Paragraph {
             title: "How to read this".into(),
@@ -54,17 +55,32 @@ pub(crate) fn sample() -> Report {
 }
 
 fn chart() -> Chart {
-    let line = |label: &'static str, points: &[(u64, u64)]| Line {
+    let line = |label: &'static str, points: &[(u32, u32)]| Line {
         label: label.into(),
-        points: points.to_vec(),
+        points: points.iter().map(|(x, y)| (f64::from(*x), f64::from(*y))).collect(),
     };
     let live = [(0, 0), (1000, 300 << 10), (5000, 2 << 20), (9000, 700 << 10), (10_000, 0)];
     let held = [(0, 64 << 10), (4000, 1 << 20), (4001, 3 << 20), (10_000, 3 << 20)];
+    let scale = Scale::Linear;
     Chart {
         title: vec![Value::text("Pool "), Value::Name("a<b>\x1b[2J".into())],
-        x: Axis { label: "requests".into(), unit: Unit::Count },
-        y: Axis { label: "memory".into(), unit: Unit::Bytes },
+        x: Axis { label: "requests".into(), unit: Unit::Count, scale },
+        y: Axis { label: "memory".into(), unit: Unit::Bytes, scale },
         lines: vec![line("live", &live), line("held", &held)],
+    }
+}
+
+fn bars() -> Bars {
+    let bar =
+        |label: &'static str, value: f64, interval| Bar { label: label.into(), value, interval };
+    Bars {
+        title: vec![Value::text("Time for a page")],
+        axis: Axis { label: "".into(), unit: Unit::Nanos, scale: Scale::Linear },
+        bars: vec![
+            bar("touch", 1_512.0, Some((1_480.0, 1_640.0))),
+            bar("populate <&>", 1_203.0, Some((1_190.0, 1_260.0))),
+            bar("huge", 602.0, None),
+        ],
     }
 }
 
@@ -562,12 +578,31 @@ fn any_map() -> impl Strategy<Value = Block> {
 }
 
 fn any_chart() -> impl Strategy<Value = Block> {
-    let unit = || proptest::sample::select(vec![Unit::Bytes, Unit::Count]);
-    let axis = move || (any_label(), unit()).prop_map(|(label, unit)| Axis { label, unit });
     let line =
-        (any_label(), some(any::<(u64, u64)>())).prop_map(|(label, points)| Line { label, points });
-    (some(any_value()), axis(), axis(), some(line))
+        (any_label(), some(any::<(f64, f64)>())).prop_map(|(label, points)| Line { label, points });
+    (some(any_value()), any_axis(), any_axis(), some(line))
         .prop_map(|(title, x, y, lines)| Block::Chart(Chart { title, x, y, lines }))
+}
+
+fn any_axis() -> impl Strategy<Value = Axis> {
+    let units = vec![Unit::Bytes, Unit::Count, Unit::Nanos, Unit::Number, Unit::Share, Unit::Rate];
+    let scale = proptest::sample::select(vec![Scale::Linear, Scale::Log]);
+    (any_label(), proptest::sample::select(units), scale).prop_map(|(label, unit, scale)| Axis {
+        label,
+        unit,
+        scale,
+    })
+}
+
+fn any_bars() -> impl Strategy<Value = Block> {
+    let interval = proptest::option::of(any::<(f64, f64)>());
+    let bar = (any_label(), any::<f64>(), interval).prop_map(|(label, value, interval)| Bar {
+        label,
+        value,
+        interval,
+    });
+    (some(any_value()), any_axis(), some(bar))
+        .prop_map(|(title, axis, bars)| Block::Bars(Bars { title, axis, bars }))
 }
 
 fn any_text() -> impl Strategy<Value = Block> {
@@ -577,8 +612,15 @@ fn any_text() -> impl Strategy<Value = Block> {
 
 /// Any report, sensible or not.
 pub(crate) fn any_report() -> impl Strategy<Value = Report> {
-    let block =
-        prop_oneof![any_facts(), any_table(), any_findings(), any_map(), any_chart(), any_text()];
+    let block = prop_oneof![
+        any_facts(),
+        any_table(),
+        any_findings(),
+        any_map(),
+        any_chart(),
+        any_bars(),
+        any_text()
+    ];
     (some(any_value()), proptest::collection::vec(block, 0..5)).prop_map(|(title, blocks)| Report {
         schema: "pagewise.test/1",
         title,
