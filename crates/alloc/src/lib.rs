@@ -22,4 +22,6 @@ pub use fifo::Fifo;
 pub use source::Os;
 pub use source::{Block, Source};
 pub use stack::Stack;
+#[cfg(feature = "thread")]
+pub use stack::thread::{TScope, t_scope};
 pub use tlsf::{LockedTlsf, Tlsf};

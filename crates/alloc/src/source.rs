@@ -107,8 +107,7 @@ fn unmap(start: NonNull<u8>, size: usize) {
 /// A buffer of the user's, handed out from front to back. What comes back is given again only where it was the last.
 #[derive(Debug)]
 pub struct Fixed<'a> {
-    next: Cell<NonNull<u8>>,
-    left: Cell<usize>,
+    rest: Rest,
     _buffer: core::marker::PhantomData<&'a mut [MaybeUninit<u8>]>,
 }
 
@@ -116,31 +115,95 @@ impl<'a> Fixed<'a> {
     /// A source of this memory.
     pub fn new(buffer: &'a mut [MaybeUninit<u8>]) -> Fixed<'a> {
         let left = Cell::new(buffer.len());
-        let next = Cell::new(NonNull::from(buffer).cast());
-        Fixed { next, left, _buffer: core::marker::PhantomData }
+        let next = Cell::new(NonNull::from(buffer).cast().as_ptr());
+        Fixed { rest: Rest { next, left }, _buffer: core::marker::PhantomData }
     }
 }
 
-// SAFETY: `next` only moves over memory that was not given, or back over the last that was, and never past `left`.
+// SAFETY: see `Rest`; the buffer is borrowed.
 unsafe impl Source for Fixed<'_> {
     fn take(&self, layout: Layout) -> Option<Block> {
-        let next = self.next.get();
+        self.rest.take(layout)
+    }
+
+    unsafe fn give_back(&self, block: Block) {
+        self.rest.give_back(block);
+    }
+}
+
+/// What is left of a buffer. `next` only moves over memory that was not given, or back over the last that was, and never
+/// past `left`.
+#[repr(C)]
+#[derive(Debug)]
+struct Rest {
+    next: Cell<*mut u8>,
+    left: Cell<usize>,
+}
+
+impl Rest {
+    fn take(&self, layout: Layout) -> Option<Block> {
+        let next = NonNull::new(self.next.get())?;
         let before = next.align_offset(layout.align());
         let left = self.left.get().checked_sub(before)?.checked_sub(layout.size())?;
         // SAFETY: `before + size` is at most what is left of the buffer, by the two subtractions.
         let start = unsafe { next.add(before) };
         // SAFETY: as above.
-        self.next.set(unsafe { start.add(layout.size()) });
+        self.next.set(unsafe { start.add(layout.size()) }.as_ptr());
         self.left.set(left);
         Some(Block { start, size: layout.size(), zeroed: false })
     }
 
-    unsafe fn give_back(&self, block: Block) {
-        // SAFETY: the block lies in the buffer, as the caller promises that it came from here.
-        let end = unsafe { block.start.add(block.size) };
-        if end == self.next.get() {
-            self.next.set(block.start);
+    /// `block` came from there.
+    fn give_back(&self, block: Block) {
+        if block.start.as_ptr().wrapping_add(block.size) == self.next.get() {
+            self.next.set(block.start.as_ptr());
             self.left.set(self.left.get() + block.size);
+        }
+    }
+}
+
+/// The operating system, or a buffer: chosen when the program runs, as C programs do. All zero is the system.
+#[cfg(feature = "os")]
+#[repr(C)]
+#[derive(Debug)]
+pub struct Memory {
+    /// Without an address where the system is meant.
+    buffer: Rest,
+}
+
+#[cfg(feature = "os")]
+impl Memory {
+    /// The operating system, as [`Os`].
+    pub const fn system() -> Memory {
+        Memory { buffer: Rest { next: Cell::new(core::ptr::null_mut()), left: Cell::new(0) } }
+    }
+
+    /// A buffer, as [`Fixed`].
+    ///
+    /// # Safety
+    /// Nobody else uses it while there are blocks of it.
+    pub const unsafe fn buffer(start: NonNull<u8>, size: usize) -> Memory {
+        Memory { buffer: Rest { next: Cell::new(start.as_ptr()), left: Cell::new(size) } }
+    }
+
+    fn is_system(&self) -> bool {
+        self.buffer.next.get().is_null()
+    }
+}
+
+#[cfg(feature = "os")]
+// SAFETY: the system's, or see `Rest`; whoever chose a buffer promised that it is ours.
+unsafe impl Source for Memory {
+    fn take(&self, layout: Layout) -> Option<Block> {
+        if self.is_system() { Os.take(layout) } else { self.buffer.take(layout) }
+    }
+
+    unsafe fn give_back(&self, block: Block) {
+        if self.is_system() {
+            // SAFETY: the caller promises the same of this source, which is the system.
+            unsafe { Os.give_back(block) }
+        } else {
+            self.buffer.give_back(block);
         }
     }
 }

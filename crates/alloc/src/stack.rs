@@ -35,6 +35,8 @@
 use core::alloc::Layout;
 use core::cell::Cell;
 use core::marker::PhantomData;
+#[cfg(feature = "os")]
+use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 
 use crate::discipline::{Allocator, Discipline};
@@ -45,9 +47,11 @@ mod block;
 mod guard;
 mod policy;
 mod scope;
+#[cfg(feature = "thread")]
+pub mod thread;
 
 use block::{Cold, Header};
-pub use policy::{Policy, Usual};
+pub use policy::{Linked, Policy, Usual};
 pub use scope::{Frame, Owned, Scope};
 
 #[cfg(feature = "ablation")]
@@ -102,6 +106,31 @@ pub struct Link {
     outer: *const Link,
 }
 
+#[cfg(feature = "os")]
+const _: () = {
+    use crate::source::Memory;
+    type InC = Stack<Memory, Linked>;
+    assert!(
+        offset_of!(InC, next) == 0 && offset_of!(InC, end) == 8 && offset_of!(InC, block) == 16
+    );
+    assert!(
+        offset_of!(InC, frame) == 24
+            && offset_of!(InC, cold) == 32
+            && offset_of!(InC, guarded) == 40
+    );
+    assert!(offset_of!(InC, source) == 48 && size_of::<InC>() == 64);
+    assert!(
+        offset_of!(Mark, block) == 8 && offset_of!(Link, outer) == 16 && size_of::<Link>() == 24
+    );
+};
+
+impl Link {
+    /// How the stack was.
+    pub const fn mark(&self) -> Mark {
+        self.mark
+    }
+}
+
 impl<S: Source> Stack<S> {
     /// A stack without memory: it takes its first block when it must. Guarded in debug builds.
     pub const fn new(source: S) -> Stack<S> {
@@ -121,7 +150,7 @@ impl<S: Source> Stack<S> {
 }
 
 impl<S: Source, P: Policy> Stack<S, P> {
-    /// A stack of another policy, guarded or not.
+    /// A stack of any policy, guarded or not.
     pub const fn with_policy(source: S, guarded: bool) -> Stack<S, P> {
         Stack {
             next: Cell::new(ptr::null_mut()),
@@ -250,8 +279,10 @@ impl<S: Source, P: Policy> Stack<S, P> {
         let is_aligned = block.addr().get().is_multiple_of(new.align());
         let fits = after < self.end.get().addr();
         if P::IN_PLACE && self.is_last(block, layout) && is_aligned && fits {
-            self.next.set(self.next.get().with_addr(after));
-            return Some(block);
+            let next = self.next.get();
+            self.next.set(next.with_addr(after));
+            // Not what the caller has: that may be for the bytes alone that there were.
+            return NonNull::new(next.with_addr(block.addr().get()));
         }
         // SAFETY: as the caller promises.
         unsafe { self.resize_slow(block, layout, new) }
@@ -301,6 +332,15 @@ impl<S: Source, P: Policy> Stack<S, P> {
                 self.give_back(free);
             }
         }
+    }
+
+    /// Gives all memory back: the stack is as it was when it was made.
+    ///
+    /// # Panics
+    /// Where a guard was written over, or a frame of C is open.
+    pub fn wipe(&mut self) {
+        assert!(self.frame.get().is_null(), "stack: it is wiped while a frame is open");
+        self.destroy();
     }
 
     /// Bytes that the stack has of its source.

@@ -288,3 +288,19 @@ fn a_hundred_million_objects_of_8_bytes_take_770_mib_and_all_comes_back() {
     drop(stack);
     assert_eq!(counting.0.get(), 0);
 }
+
+#[test]
+fn text_is_formatted_into_a_frame_also_where_its_parts_allocate() {
+    struct Nested<'a, 's>(&'a pagewise_alloc::stack::Scope<'s, Os>);
+    impl std::fmt::Display for Nested<'_, '_> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str(self.0.alloc_str("in between"))
+        }
+    }
+    let mut stack = Stack::new(Os);
+    stack.scope(|scope| {
+        let text = scope.alloc_fmt(format_args!("{:>5}, {}, {}", 7, Nested(scope), "end"));
+        assert_eq!(text, "    7, in between, end");
+        assert_eq!(scope.alloc_fmt(format_args!("")), "");
+    });
+}

@@ -42,6 +42,14 @@ pub struct Usual;
 
 impl Policy for Usual {}
 
+/// As [`Usual`], where the compiler does not know which scope is the innermost: the stack of a thread, and those of C.
+#[derive(Clone, Copy, Debug)]
+pub struct Linked;
+
+impl Policy for Linked {
+    const LINKED: bool = true;
+}
+
 /// What stacks did before, to show by how much it is worse.
 #[cfg(any(test, feature = "ablation"))]
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]

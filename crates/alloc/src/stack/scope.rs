@@ -241,12 +241,44 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
         unsafe { slice::from_raw_parts_mut(start, values.len()) }
     }
 
+    /// What `format!` would give.
+    pub fn alloc_fmt(&self, text: fmt::Arguments<'_>) -> &'s mut str {
+        let mut written = Written { scope: self, text: self.alloc_slice(&[]) };
+        fmt::Write::write_fmt(&mut written, text).unwrap_or_else(|_| no_memory());
+        // SAFETY: it was put together of what is UTF-8.
+        unsafe { core::str::from_utf8_unchecked_mut(written.text) }
+    }
+
     /// A copy of a string.
     #[inline]
     pub fn alloc_str(&self, text: &str) -> &'s mut str {
         let bytes = self.alloc_slice(text.as_bytes());
         // SAFETY: they are a copy of what is UTF-8.
         unsafe { core::str::from_utf8_unchecked_mut(bytes) }
+    }
+}
+
+/// A text that grows, in place while it is the last allocation.
+struct Written<'t, 's, S: Source, P: Policy> {
+    scope: &'t Scope<'s, S, P>,
+    text: &'s mut [u8],
+}
+
+impl<S: Source, P: Policy> fmt::Write for Written<'_, '_, S, P> {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        self.scope.assert_innermost();
+        let old = self.text.len();
+        let size = old.checked_add(more.len()).ok_or(fmt::Error)?;
+        let layout = Layout::array::<u8>(size).map_err(|_| fmt::Error)?;
+        let start = NonNull::from(&mut *self.text).cast();
+        // SAFETY: the text is of this stack, and this is the only borrow, which is not used again.
+        let grown = unsafe { self.scope.stack.resize(start, Layout::for_value(self.text), layout) };
+        let start = grown.ok_or(fmt::Error)?.as_ptr();
+        // SAFETY: the new memory is as large, and not that of `more`.
+        unsafe { ptr::copy_nonoverlapping(more.as_ptr(), start.wrapping_add(old), more.len()) };
+        // SAFETY: it lasts as long as the frame, is ours alone, and all of it is written.
+        self.text = unsafe { slice::from_raw_parts_mut(start, size) };
+        Ok(())
     }
 }
 

@@ -1,0 +1,97 @@
+//! The stack of each thread: for what a function needs until it returns, and for what it hands to its caller.
+//!
+//! By convention a function that allocates in its caller's frame is called `t_..` and takes the scope:
+//!
+//! ```
+//! use pagewise_alloc::{TScope, t_scope};
+//!
+//! fn t_greeting<'s>(scope: &TScope<'s>, whom: &str) -> &'s str {
+//!     scope.alloc_fmt(format_args!("Hello {whom}"))
+//! }
+//!
+//! let length = t_scope(|scope| t_greeting(scope, "world").len());
+//! assert_eq!(length, 11);
+//! ```
+//!
+//! C functions of the thread use the same stack, by `t_scope;` and `pw_t_new` of `pagewise/stack.h`: frames of both may be in
+//! each other. Who pops another frame than the innermost is found when that happens, and it is a panic.
+
+extern crate std;
+
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
+use std::thread_local;
+
+use super::{Linked, Scope, Stack};
+use crate::source::Memory;
+
+/// A stack of a thread, or of C.
+pub type LinkedStack = Stack<Memory, Linked>;
+
+/// A frame of the thread's stack.
+///
+/// It is for the innermost frame only: where a function further in has pushed another, to use this one is a panic, since what
+/// it handed out would be popped too early.
+///
+/// ```should_panic
+/// # use pagewise_alloc::t_scope;
+/// t_scope(|outer| t_scope(|_| _ = outer.alloc(7)));
+/// ```
+pub type TScope<'s> = Scope<'s, Memory, Linked>;
+
+thread_local! {
+    /// It needs no destructor, so that using it does not ask each time whether one is registered.
+    static STACK: ManuallyDrop<LinkedStack> = const {
+        ManuallyDrop::new(Stack::with_policy(Memory::system(), cfg!(debug_assertions)))
+    };
+
+    static END: End = const { End };
+}
+
+/// Ends the stack with its thread.
+#[derive(Debug)]
+struct End;
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // Who ends a thread from within a frame may still use it, in destructors of other variables of the thread.
+        STACK.with(|stack| {
+            if stack.frame.get().is_null() {
+                stack.destroy();
+            }
+        });
+    }
+}
+
+/// Pushes a frame on the thread's stack, runs `body` with it, and pops it, also when `body` panics.
+///
+/// ```
+/// use pagewise_alloc::t_scope;
+///
+/// let sum: u64 = t_scope(|scope| scope.alloc_slice_with(1000, |at| at as u64).iter().sum());
+/// assert_eq!(sum, 499_500);
+/// ```
+///
+/// # Panics
+/// Where a frame was pushed inside, by C, that was not popped.
+#[inline]
+pub fn t_scope<R>(body: impl for<'s> FnOnce(&mut TScope<'s>) -> R) -> R {
+    STACK.with(|stack| {
+        if stack.cold.get().is_null() {
+            end_with_thread();
+        }
+        stack.enter_scope(body)
+    })
+}
+
+/// The stack of this thread, for C. It stays where it is while the thread runs.
+pub fn t_stack() -> NonNull<LinkedStack> {
+    end_with_thread();
+    STACK.with(|stack| NonNull::from(&**stack))
+}
+
+/// A destructor of the thread that runs later than this one leaves what it takes to the process.
+#[cold]
+fn end_with_thread() {
+    let _ = END.try_with(|_| ());
+}
