@@ -98,10 +98,20 @@ pub struct Options {
     pub log: usize,
 }
 
+impl Options {
+    /// Of a heap of up to 2^36 bytes that is made where there is none, whose log has 2^20, safe against kills.
+    pub const DEFAULT: Options = Options {
+        create: true,
+        wait: false,
+        durability: Durability::Process,
+        capacity: None,
+        log: 1 << 20,
+    };
+}
+
 impl Default for Options {
     fn default() -> Options {
-        let (create, wait, durability) = (true, false, Durability::Process);
-        Options { create, wait, durability, capacity: None, log: 1 << 20 }
+        Options::DEFAULT
     }
 }
 
@@ -375,7 +385,11 @@ impl Persistent {
     }
 
     fn find_root(&self, name: &[u8; NAME]) -> Option<usize> {
-        (0..ROOT_COUNT).find(|at| self.root_at(*at).name == *name)
+        let name = format::words_of(name);
+        (0..ROOT_COUNT).find(|at| {
+            let place = ROOTS + at * size_of::<Root>();
+            name.iter().zip(0..).all(|(word, at)| self.mapping.load(place + at * 8) == *word)
+        })
     }
 
     /// How many bytes a block has: at least what was asked for.

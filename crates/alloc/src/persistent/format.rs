@@ -112,17 +112,23 @@ impl Root {
     }
 
     pub(super) fn words(&self) -> [u64; 8] {
-        let mut words = [0, 0, 0, 0, 0, self.offset, self.tag, self.check];
-        for (word, bytes) in words.iter_mut().zip(self.name.chunks_exact(8)) {
-            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        }
-        words
+        let [a, b, c, d, e] = words_of(&self.name);
+        [a, b, c, d, e, self.offset, self.tag, self.check]
     }
 
     /// Of everything but the check.
     pub(super) fn hash(&self) -> u64 {
         self.words()[..7].iter().fold(2, |hash, word| mix(hash, *word))
     }
+}
+
+/// A name as the words of a root.
+pub(super) fn words_of(name: &[u8; NAME]) -> [u64; NAME / 8] {
+    let mut words = [0; NAME / 8];
+    for (word, bytes) in words.iter_mut().zip(name.chunks_exact(8)) {
+        *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    }
+    words
 }
 
 /// How large the parts of a heap are, and where they lie.

@@ -1,0 +1,71 @@
+//! A process that is killed at any moment, again and again: nothing that it said was committed is lost, and nothing else
+//! is there.
+
+use std::time::{Duration, Instant};
+
+use pagewise_alloc::persistent::Options;
+
+use crate::child::{Child, Shared};
+use crate::ledger::{Expected, Ledger};
+use crate::{Place, SMALL};
+
+/// The words of a block: some are runs of chunks.
+const MOST: usize = 6000;
+
+/// Works until killed: as many steps as it said were done, or one more.
+fn work(place: &Place, committed: &Shared) -> i32 {
+    let Ok(mut ledger) = place.open(&SMALL).and_then(|heap| Ledger::new(heap, MOST)) else {
+        return 1;
+    };
+    loop {
+        committed.set(ledger.done());
+        if ledger.step().is_err() {
+            return 2;
+        }
+    }
+}
+
+/// Waits without sleeping: a sleep is no shorter than a dozen steps.
+fn spin(time: Duration) {
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+fn kill(times: u64) {
+    let (place, committed) = (Place::new(), Shared::new());
+    let wait = Options { wait: true, ..SMALL };
+    let mut expected = Expected::NEW;
+    let mut dice = 0x9e37_79b9_u64;
+    for _ in 0..times {
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        let child = Child::run(|| work(&place, &committed));
+        // Some while they open, most while they work.
+        spin(Duration::from_micros(dice % if dice.is_multiple_of(4) { 200 } else { 2000 }));
+        child.kill();
+        // Now and then the next child is killed while it recovers what this one left.
+        if dice >> 60 < 12 {
+            let ledger = Ledger::new(place.open(&wait).unwrap(), MOST).unwrap();
+            let (done, said) = (ledger.done(), committed.get());
+            assert!(done == said || done == said + 1, "{said} were committed, {done} are there");
+            expected.advance(done);
+            ledger.check(&expected);
+        }
+    }
+    let ledger = Ledger::new(place.open(&wait).unwrap(), MOST).unwrap();
+    assert!(ledger.done() > times, "{} steps were done", ledger.done());
+}
+
+#[test]
+fn a_process_that_is_killed_fifty_times_loses_nothing_that_it_committed() {
+    kill(50);
+}
+
+#[test]
+#[ignore = "takes a minute or two"]
+fn a_process_that_is_killed_ten_thousand_times_loses_nothing_that_it_committed() {
+    kill(10_000);
+}

@@ -1,0 +1,60 @@
+//! The persistent heap as its users meet it: what it says, what it keeps, and what a killed process leaves.
+
+#![cfg(feature = "os")]
+#![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
+
+mod child;
+mod instructions;
+mod kills;
+mod ledger;
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pagewise_alloc::persistent::{Error, Options, Persistent};
+
+/// A heap that is small, so that it is read in no time.
+const SMALL: Options = {
+    let mut options = Options::DEFAULT;
+    options.capacity = Some(1 << 22);
+    options.log = 1;
+    options
+};
+
+/// A file for a heap, gone with the value.
+#[derive(Debug)]
+struct Place {
+    path: PathBuf,
+    name: CString,
+}
+
+impl Place {
+    /// In memory where there is a file system for it: what a disk takes is no part of any test.
+    fn new() -> Place {
+        static PLACES: AtomicUsize = AtomicUsize::new(0);
+        let number = PLACES.fetch_add(1, Ordering::Relaxed);
+        let shared = Path::new("/dev/shm");
+        let folder = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
+        let path = folder.join(format!("pagewise-test-{}-{number}.heap", std::process::id()));
+        let _ = fs::remove_file(&path);
+        let name = CString::new(path.to_str().unwrap()).unwrap();
+        Place { path, name }
+    }
+
+    fn open(&self, options: &Options) -> Result<Persistent, Error> {
+        open(&self.name, options)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn open(name: &CStr, options: &Options) -> Result<Persistent, Error> {
+    // SAFETY: the files of these tests are changed by this library alone, while they are open.
+    unsafe { Persistent::open(name, options) }
+}
