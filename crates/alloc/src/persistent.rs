@@ -50,6 +50,8 @@
 //! | `Power` | all that was committed | all that was committed | one for each block taken or range changed, two for a commit |
 
 mod format;
+#[cfg(test)]
+mod hostile;
 mod index;
 mod log;
 mod mapping;
@@ -157,6 +159,8 @@ pub enum Error {
     LogFull,
     /// The pointer is null, or not to a block that was taken and not freed.
     NotABlock,
+    /// The block has a name: take it away first.
+    Named,
     /// The range is not in the heap, or the pointer is not aligned for its type.
     OutOfRange,
     /// More than the 16 KiB that blocks can be aligned to.
@@ -188,6 +192,7 @@ impl fmt::Display for Error {
             Error::Full => f.write_str("the heap is as large as it may get"),
             Error::LogFull => f.write_str("the transaction is larger than the heap's log"),
             Error::NotABlock => f.write_str("no block of the heap starts there"),
+            Error::Named => f.write_str("the block has a name: take it away first"),
             Error::OutOfRange => {
                 f.write_str("that is not in the heap, or not aligned for its type")
             }
@@ -392,6 +397,20 @@ impl Persistent {
         })
     }
 
+    #[cold]
+    fn has_name(&self, offset: u64) -> bool {
+        (0..ROOT_COUNT)
+            .map(|at| self.root_at(at))
+            .any(|root| root != Root::NONE && root.offset == offset)
+    }
+
+    /// Takes in that the block at a place has a name, so that it is not freed.
+    fn mark_named(&mut self, place: usize) -> Result<(), Error> {
+        let found = self.taken(place).ok_or(Error::NotABlock)?;
+        self.index.set_named(found);
+        Ok(())
+    }
+
     /// How many bytes a block has: at least what was asked for.
     ///
     /// # Errors
@@ -490,10 +509,13 @@ impl Tx<'_> {
     /// Frees a block once the transaction is committed; until then it can be read.
     ///
     /// # Errors
-    /// [`Error::NotABlock`] where no block that is taken starts there; [`Error::LogFull`].
+    /// [`Error::NotABlock`] where no block that is taken starts there; [`Error::Named`]; [`Error::LogFull`].
     #[inline]
     pub fn free<T>(&mut self, pointer: Rel<T>) -> Result<(), Error> {
         let found = self.heap.taken(pointer.place()).ok_or(Error::NotABlock)?;
+        if self.heap.index.may_be_named(found) && self.heap.has_name(pointer.offset()) {
+            return Err(Error::Named);
+        }
         self.heap.note(Kind::Free, pointer.place(), 0)?;
         self.heap.log.remember(found);
         Ok(())
@@ -560,12 +582,14 @@ impl Tx<'_> {
     /// [`Error::NotABlock`], [`Error::Name`], [`Error::TooManyRoots`], [`Error::LogFull`].
     pub fn set_root<T>(&mut self, name: &str, pointer: Rel<T>) -> Result<(), Error> {
         let name = root_name(name)?;
-        let root = if pointer.is_null() {
-            Root::NONE
-        } else {
-            self.heap.taken(pointer.place()).ok_or(Error::NotABlock)?;
-            Root::new(name, pointer.offset())
-        };
+        let mut root = Root::NONE;
+        if !pointer.is_null() {
+            root = Root::new(name, pointer.offset());
+            self.heap.mark_named(pointer.place())?;
+            if self.heap.is_freed(pointer.place()) {
+                return Err(Error::NotABlock);
+            }
+        }
         let at = match self.heap.find_root(&name) {
             None if pointer.is_null() => return Ok(()),
             None => self.heap.find_root(&[0; NAME]).ok_or(Error::TooManyRoots)?,

@@ -36,10 +36,12 @@ struct Info {
     kind: u8,
     /// The first word of the bitmap that may have a free block.
     word: u8,
+    /// Whether one of its blocks may have a name.
+    named: bool,
 }
 
 impl Info {
-    const NONE: Info = Info { next: NIL, before: NIL, free: 0, kind: FREE, word: 0 };
+    const NONE: Info = Info { next: NIL, before: NIL, free: 0, kind: FREE, word: 0, named: false };
 }
 
 /// The chunks of a class that have room.
@@ -56,6 +58,15 @@ pub(super) enum Found {
     Slot { chunk: usize, class: usize, slot: usize },
     /// A run of this many chunks.
     Run { chunk: usize, chunks: usize },
+}
+
+impl Found {
+    #[inline]
+    fn chunk(self) -> usize {
+        match self {
+            Found::Slot { chunk, .. } | Found::Run { chunk, .. } => chunk,
+        }
+    }
 }
 
 /// What is known of the chunks.
@@ -260,6 +271,17 @@ impl Index {
     /// The first word of a chunk's bitmap that may have a free block.
     pub(super) fn word(&self, chunk: usize) -> usize {
         usize::from(self.peek(chunk).word)
+    }
+
+    /// Takes in that a block of a chunk has a name.
+    pub(super) fn set_named(&mut self, found: Found) {
+        self.info(found.chunk()).named = true;
+    }
+
+    /// Whether a block may have a name.
+    #[inline]
+    pub(super) fn may_be_named(&self, found: Found) -> bool {
+        self.peek(found.chunk()).named
     }
 
     /// How many blocks of a chunk are free.

@@ -125,6 +125,7 @@ fn ready(mapping: Mapping, shape: Shape, options: &Options) -> Result<Persistent
     }
     heap.survey(chunks)?;
     heap.check_roots()?;
+    heap.survey_roots()?;
     heap.unseal()?;
     Ok(heap)
 }
@@ -232,6 +233,17 @@ impl Persistent {
             if named && !known() || !named && root != Root::NONE {
                 let place = (ROOTS + at * size_of::<Root>()) as u64;
                 return Err(Error::Corrupt { what: "a root", place });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in which blocks have names.
+    fn survey_roots(&mut self) -> Result<(), Error> {
+        for at in 0..ROOT_COUNT {
+            let root = self.root_at(at);
+            if root != Root::NONE {
+                self.mark_named(usize::try_from(root.offset).unwrap_or(0))?;
             }
         }
         Ok(())

@@ -56,13 +56,23 @@ pub(super) fn refuse(call: &'static str) -> Result<(), Error> {
 }
 
 /// A file in memory, under a path that opens it.
-struct Memory {
+pub(super) struct Memory {
     file: fs::File,
     path: CString,
 }
 
 impl Memory {
-    fn new(image: &[u8]) -> Memory {
+    /// Of this length, with holes but for some words.
+    pub(super) fn sparse(len: usize, words: impl Iterator<Item = (usize, u64)>) -> Memory {
+        let memory = Memory::new(&[]);
+        memory.file.set_len(len as u64).unwrap();
+        words.for_each(|(place, word)| {
+            memory.file.write_all_at(&word.to_le_bytes(), place as u64).unwrap();
+        });
+        memory
+    }
+
+    pub(super) fn new(image: &[u8]) -> Memory {
         use std::os::fd::{AsRawFd, FromRawFd};
         // SAFETY: the name is a string.
         let fd = unsafe { libc::memfd_create(c"heap".as_ptr(), libc::MFD_CLOEXEC) };
@@ -74,28 +84,22 @@ impl Memory {
         Memory { file, path }
     }
 
-    fn read(&self) -> Vec<u8> {
+    pub(super) fn read(&self) -> Vec<u8> {
         let size = self.file.metadata().unwrap().len();
         let mut image = vec![0; usize::try_from(size).unwrap()];
         self.file.read_exact_at(&mut image, 0).unwrap();
         image
     }
 
-    fn open(&self, options: &Options) -> Result<Persistent, Error> {
+    pub(super) fn open(&self, options: &Options) -> Result<Persistent, Error> {
         adopt(File::open(&self.path, 0)?, options)
     }
 }
 
-const SMALL: Options = Options {
-    create: true,
-    wait: false,
-    durability: Durability::Process,
-    capacity: Some(1 << 20),
-    log: 1,
-};
+pub(super) const SMALL: Options = Options { capacity: Some(1 << 20), log: 1, ..Options::DEFAULT };
 
 /// A new heap's file.
-fn empty(options: &Options) -> Vec<u8> {
+pub(super) fn empty(options: &Options) -> Vec<u8> {
     let name = format!(
         "/tmp/pagewise-replay-{}-{:?}.heap",
         std::process::id(),

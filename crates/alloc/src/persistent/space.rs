@@ -172,6 +172,17 @@ impl Persistent {
         }
     }
 
+    /// Whether the open transaction frees a block.
+    pub(super) fn is_freed(&self, place: usize) -> bool {
+        let mut entries = log::forward(self.shape, self.generation);
+        while let Some(entry) = entries.next(&self.mapping) {
+            if entry.kind == Kind::Free && entry.place == place {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Makes a block free for the next transaction, unless it was freed twice in this one.
     #[inline]
     fn put_back(&mut self, found: Found) {
@@ -247,7 +258,7 @@ impl Persistent {
         let changed = self.mapping.load(entry.place) != entry.old(&self.mapping);
         if changed && (shape.table()..shape.bitmaps()).contains(&entry.place) {
             let chunk = (entry.place - shape.table()) / 8;
-            if let Some(class) = self.index.class(chunk) {
+            if let Some(class) = self.index.class(chunk).filter(|_| self.index.room(chunk) > 0) {
                 self.index.unlink(chunk, class);
             }
             self.index.release(chunk, 1);
