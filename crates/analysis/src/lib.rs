@@ -12,6 +12,7 @@ pub mod filter;
 mod findings;
 pub mod fragmentation;
 pub mod invariants;
+pub mod lab;
 pub mod maps;
 pub mod page_map;
 pub mod pools;

@@ -146,6 +146,24 @@ pub(crate) enum Command {
     ///   pagewise syscalls 1234 --for 5s
     #[command(verbatim_doc_comment)]
     Syscalls(Syscalls),
+    /// Try on this machine what is said about memory: experiments that judge themselves
+    ///
+    /// Examples:
+    ///   pagewise lab list
+    ///   pagewise lab run all --quick --html report.html
+    ///   pagewise lab run thp-bloat --set mib=800
+    ///   pagewise lab compare before.json after.json
+    #[command(verbatim_doc_comment)]
+    Lab(Lab),
+    /// Run one condition of an experiment once: `lab run` starts it for each run
+    #[command(hide = true)]
+    LabRun(LabRun),
+    /// Touch so many bytes, and print how many nanoseconds a page took
+    #[command(hide = true)]
+    LabTouch {
+        /// How many
+        bytes: usize,
+    },
     /// Have huge pages and wait: `thp --fix` tries on it what works on this kernel
     #[command(hide = true)]
     HugePageSubject,
@@ -235,6 +253,124 @@ pub(crate) struct Output {
     /// Say what each number means
     #[arg(long, short, help_heading = "Output")]
     pub(crate) long: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Lab {
+    #[command(subcommand)]
+    pub(crate) command: LabCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// List the experiments
+    List {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Say what an experiment asks, expects, measures and needs
+    Describe {
+        /// The experiment
+        name: String,
+        #[command(flatten)]
+        how: LabSizes,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Run experiments, and say what holds here
+    Run(LabTry),
+    /// Show what was saved with `run --save`
+    Report {
+        /// Notebooks; several are shown as one
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+        #[command(flatten)]
+        output: LabOutput,
+    },
+    /// Say what differs between two notebooks
+    Compare {
+        /// What it is compared with
+        before: PathBuf,
+        /// What is compared
+        after: PathBuf,
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LabTry {
+    /// Experiments, or `all`
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
+    #[command(flatten)]
+    pub(crate) how: LabSizes,
+    /// How often each condition is run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) runs: Option<u32>,
+    /// Keep every value in this file, for `report` and `compare`
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) save: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: LabOutput,
+}
+
+/// How large experiments are, and what they may do.
+#[derive(Debug, Args)]
+pub(crate) struct LabSizes {
+    /// Small sizes: directions show within seconds
+    #[arg(long, conflicts_with = "full")]
+    pub(crate) quick: bool,
+    /// The sizes of the sources: gigabytes, and minutes each
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Set a parameter, as `describe` lists them; for those experiments that have it
+    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment)]
+    pub(crate) set: Vec<(String, u64)>,
+    /// Let experiments change settings of the system, swap files among them; they are put back, at the next start if need be
+    #[arg(long)]
+    pub(crate) change_system: bool,
+    /// Where experiments make files: on a disk
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub(crate) disk: PathBuf,
+}
+
+/// Where the report of a notebook goes.
+#[derive(Debug, Args)]
+pub(crate) struct LabOutput {
+    /// JSON, to FILE or standard output; keys documented in docs/json.md
+    #[arg(long, value_name = "FILE", num_args = 0..=1, help_heading = "Output")]
+    pub(crate) json: Option<Option<PathBuf>>,
+    /// Write one self-contained HTML page
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) html: Option<PathBuf>,
+    /// Write Markdown
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) markdown: Option<PathBuf>,
+    /// Say what each number means
+    #[arg(long, short, help_heading = "Output")]
+    pub(crate) long: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LabRun {
+    pub(crate) experiment: String,
+    pub(crate) arm: String,
+    #[arg(long, value_parser = assignment)]
+    pub(crate) set: Vec<(String, u64)>,
+    #[arg(long)]
+    pub(crate) journal: PathBuf,
+    #[arg(long)]
+    pub(crate) folder: PathBuf,
+    #[arg(long)]
+    pub(crate) cgroup: Option<PathBuf>,
+}
+
+/// `key=value`, the value a number.
+fn assignment(text: &str) -> Result<(String, u64), String> {
+    let (key, value) = text.split_once('=').ok_or("it is KEY=VALUE")?;
+    let value = value.parse().map_err(|_| format!("{value} is no number"))?;
+    Ok((key.to_owned(), value))
 }
 
 #[derive(Debug, Args)]

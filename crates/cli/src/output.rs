@@ -71,7 +71,7 @@ pub(crate) fn to_stdout(draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> 
     draw(&mut out).and_then(|()| out.flush()).context("cannot write to standard output")
 }
 
-fn into_file(
+pub(crate) fn into_file(
     path: &Path,
     draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {

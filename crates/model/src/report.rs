@@ -7,6 +7,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::mapping::AddrRange;
 use crate::{Absent, Name, Reading};
 
@@ -442,7 +444,8 @@ pub struct Axis {
 }
 
 /// How the numbers of an [`Axis`] are laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Scale {
     /// Equal steps are equally far apart. Heights begin at 0.
     Linear,
@@ -451,7 +454,8 @@ pub enum Scale {
 }
 
 /// What the numbers of an [`Axis`] are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Unit {
     /// [`Value::Bytes`].
     Bytes,

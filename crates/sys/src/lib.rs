@@ -4,9 +4,11 @@
 
 pub mod borrow;
 pub mod cache;
+pub mod fork;
 pub mod interrupt;
 pub mod launch;
 pub mod madvise;
+pub mod mapping;
 pub mod pagemap_scan;
 pub mod perf_event;
 pub mod perf_page;
@@ -16,6 +18,7 @@ mod ptrace;
 pub mod region;
 pub mod remote;
 pub mod rest;
+pub mod swap;
 pub mod system;
 pub mod thp;
 pub mod trace;

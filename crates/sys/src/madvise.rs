@@ -16,6 +16,18 @@ pub enum Advice {
     HugePage = libc::MADV_HUGEPAGE,
     /// Must not be mapped by huge pages from now on.
     NoHugePage = libc::MADV_NOHUGEPAGE,
+    /// Read in any order: nothing is read ahead.
+    Random = libc::MADV_RANDOM,
+    /// Read from front to back: more is read ahead.
+    Sequential = libc::MADV_SEQUENTIAL,
+    /// Used soon: a file is read ahead now.
+    WillNeed = libc::MADV_WILLNEED,
+    /// May be merged with pages alike (KSM).
+    Mergeable = libc::MADV_MERGEABLE,
+    /// May be freed when memory is short; keeps its bytes until then, or until it is written (Linux 4.5).
+    Free = libc::MADV_FREE,
+    /// Fill page tables as writing would (Linux 5.14).
+    PopulateWrite = 23,
     /// Not used soon (Linux 5.4). On a part of a huge page it splits it.
     Cold = 20,
     /// Reclaim now (Linux 5.4).

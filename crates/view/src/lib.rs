@@ -11,6 +11,7 @@ pub mod csv;
 mod footnotes;
 pub mod html;
 pub mod json;
+pub mod markdown;
 mod number;
 mod palette;
 pub mod text;

@@ -6,6 +6,7 @@ pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod explain;
 pub(crate) mod fragmentation;
+pub(crate) mod lab;
 pub(crate) mod maps;
 pub(crate) mod pages;
 pub(crate) mod pools;

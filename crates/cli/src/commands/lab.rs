@@ -1,0 +1,173 @@
+//! `pagewise lab`: experiments, and what they say.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pagewise_analysis::lab;
+use pagewise_lab::runner::{self, Plan};
+use pagewise_lab::{Child, EXPERIMENTS, Journal, Size, run_child};
+use pagewise_model::lab::{NOTEBOOK_VERSION, Notebook};
+use pagewise_sys::interrupt::Interrupts;
+use pagewise_view::text::Units;
+use pagewise_view::{html, json, markdown};
+
+use crate::args::{Lab, LabCommand, LabOutput, LabRun, LabSizes, LabTry};
+use crate::look::Look;
+use crate::output::{emit, into_file, to_stdout};
+
+/// What a shell exits with after a Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
+/// Lists, describes, runs, shows or compares.
+pub(crate) fn run(args: Lab, look: &Look) -> anyhow::Result<ExitCode> {
+    match args.command {
+        LabCommand::List { output } => {
+            let plan = plan(all(), &LabSizes::usual(), None)?;
+            emit(&lab::list(&runner::outlines(&plan)?), &output, look, Units::Human)?;
+        }
+        LabCommand::Describe { name, how, output } => {
+            let plan = plan(vec![name], &how, None)?;
+            for experiment in runner::outlines(&plan)? {
+                emit(&lab::describe(&experiment), &output, look, Units::Human)?;
+            }
+        }
+        LabCommand::Run(args) => return try_out(args, look),
+        LabCommand::Report { files, output } => show(&opened_together(&files)?, &output, look)?,
+        LabCommand::Compare { before, after, output } => {
+            let report = lab::compare(&open(&before)?, &open(&after)?);
+            emit(&report, &output, look, Units::Human)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One run of one condition: what it measured goes to standard output.
+pub(crate) fn run_once(args: LabRun) -> anyhow::Result<ExitCode> {
+    let LabRun { experiment, arm, set, journal, folder, cgroup } = args;
+    let child = Child { experiment, arm, parameters: set, journal, folder, cgroup };
+    run_child(&child, &mut io::stdout().lock())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Touches memory, and prints how many nanoseconds a page took.
+pub(crate) fn touch(bytes: usize) -> anyhow::Result<ExitCode> {
+    writeln!(io::stdout(), "{}", pagewise_lab::touch(bytes)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn try_out(mut args: LabTry, look: &Look) -> anyhow::Result<ExitCode> {
+    take_name_back(&mut args);
+    let names = if args.names.iter().any(|name| name == "all") { all() } else { args.names };
+    let plan = plan(names, &args.how, args.runs)?;
+    let interrupts = Interrupts::note();
+    let bar = bar();
+    let notebook = runner::run(
+        &plan,
+        &mut |progress| {
+            bar.set_length(progress.of);
+            bar.set_position(progress.done);
+            bar.set_message(format!("{}: {}", progress.experiment, progress.arm));
+        },
+        &|| interrupts.came(),
+    );
+    bar.finish_and_clear();
+    let notebook = notebook?;
+    if let Some(path) = &args.save {
+        let text = serde_json::to_vec(&notebook).context("a notebook is JSON")?;
+        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    show(&notebook, &args.output, look)?;
+    Ok(if notebook.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// `--json` takes a file, or none: then what follows may be the name of an experiment.
+fn take_name_back(args: &mut LabTry) {
+    if let Some(file @ Some(_)) = &mut args.output.json {
+        let name = file.as_ref().and_then(|path| path.to_str());
+        let is_name = |name: &&str| *name == "all" || pagewise_lab::find(name).is_ok();
+        if let Some(name) = name.filter(is_name).map(str::to_owned) {
+            args.names.push(name);
+            *file = None;
+        }
+    }
+}
+
+fn all() -> Vec<String> {
+    EXPERIMENTS.iter().map(|experiment| experiment.about().name.to_owned()).collect()
+}
+
+fn plan(names: Vec<String>, how: &LabSizes, runs: Option<u32>) -> anyhow::Result<Plan> {
+    Ok(Plan {
+        program: std::env::current_exe().context("cannot tell where pagewise lies")?,
+        names,
+        size: match (how.quick, how.full) {
+            (true, _) => Size::Quick,
+            (_, true) => Size::Full,
+            _ => Size::Usual,
+        },
+        set: how.set.clone(),
+        runs,
+        change_system: how.change_system,
+        disk: how.disk.clone(),
+        journals: Journal::base(),
+    })
+}
+
+impl LabSizes {
+    fn usual() -> LabSizes {
+        let (quick, full, set) = (false, false, Vec::new());
+        LabSizes { quick, full, set, change_system: false, disk: PathBuf::new() }
+    }
+}
+
+/// A bar on the terminal; none where standard error is no terminal.
+fn bar() -> ProgressBar {
+    let template = "{bar:30} {pos} of {len} runs, about {eta} left: {msg}";
+    let style =
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar.with_style(style)
+}
+
+fn open(path: &Path) -> anyhow::Result<Notebook> {
+    let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let notebook: Notebook = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is no notebook of the lab", path.display()))?;
+    if notebook.pagewise_notebook > NOTEBOOK_VERSION {
+        bail!("{} is of a newer version of pagewise", path.display());
+    }
+    Ok(notebook)
+}
+
+/// Several notebooks as one; where is that of the first.
+fn opened_together(paths: &[PathBuf]) -> anyhow::Result<Notebook> {
+    let mut notebooks = paths.iter().map(|path| open(path));
+    let mut first = notebooks.next().context("there is no notebook")??;
+    for notebook in notebooks {
+        first.experiments.extend(notebook?.experiments);
+    }
+    Ok(first)
+}
+
+fn show(notebook: &Notebook, output: &LabOutput, look: &Look) -> anyhow::Result<()> {
+    let report = lab::report(notebook);
+    if let Some(path) = &output.html {
+        into_file(path, |out| html::write(&report, out))?;
+    }
+    if let Some(path) = &output.markdown {
+        into_file(path, |out| markdown::write(&report, out))?;
+    }
+    match &output.json {
+        Some(Some(path)) => into_file(path, |out| json::write(&report, out)),
+        Some(None) => to_stdout(|out| json::write(&report, out)),
+        None => to_stdout(|out| {
+            pagewise_view::text::write(&report, &look.style(output.long, Units::Human), out)
+        }),
+    }
+}

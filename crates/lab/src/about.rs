@@ -1,0 +1,148 @@
+//! What an experiment says of itself before it runs.
+
+use std::collections::BTreeMap;
+
+use pagewise_model::Bytes;
+use pagewise_model::report::Unit;
+
+use crate::LabError;
+
+/// What an experiment is.
+#[derive(Debug)]
+pub struct About {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it asks: one sentence.
+    pub question: &'static str,
+    /// What should come out, and why: the mechanism in some sentences.
+    pub expectation: &'static str,
+    /// What was measured before, where: figures.
+    pub figures: &'static str,
+    /// Without which it is skipped.
+    pub needs: &'static [Need],
+    /// The sizes that can be set.
+    pub parameters: &'static [Parameter],
+    /// What it measures, the most important first.
+    pub quantities: &'static [Quantity],
+    /// Its conditions; the first is the baseline.
+    pub arms: &'static [&'static str],
+    /// How often each condition is run: quickly, usually, in full.
+    pub runs: [u32; 3],
+    /// Whether it measures time, so that the noise of this machine matters.
+    pub timed: bool,
+    /// The most memory that a run uses, page cache included.
+    pub memory: fn(&Parameters) -> Bytes,
+}
+
+/// Something that an experiment cannot do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// To be root.
+    Root,
+    /// So many CPUs.
+    Cpus(u32),
+    /// Huge pages that `madvise` may ask for.
+    Thp,
+    /// A memory cgroup of its own.
+    Cgroup,
+    /// That it may change settings of the system and put them back: `--change-system`.
+    ChangeSystem,
+    /// A file of the kernel.
+    File(&'static str),
+    /// A program.
+    Program(&'static str),
+}
+
+/// A size that can be set.
+#[derive(Debug)]
+pub struct Parameter {
+    /// Its name.
+    pub name: &'static str,
+    /// What it means, with its unit.
+    pub meaning: &'static str,
+    /// What it is for [`Size::Quick`], [`Size::Usual`] and [`Size::Full`].
+    pub values: [u64; 3],
+}
+
+/// How large experiments are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Size {
+    /// Seconds each: directions show, details may not.
+    Quick,
+    /// For 2 CPUs and 2 GiB.
+    #[default]
+    Usual,
+    /// As large as the source's.
+    Full,
+}
+
+/// A number that an experiment measures.
+#[derive(Debug)]
+pub struct Quantity {
+    /// Its name. Those that a probe measures have the probe's: `wall`, `minflt`, `cycles`.
+    pub name: &'static str,
+    /// Its unit.
+    pub unit: Unit,
+    /// What it is.
+    pub meaning: &'static str,
+}
+
+/// The sizes of one run, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parameters(BTreeMap<&'static str, u64>);
+
+impl Parameters {
+    /// The sizes of an experiment, with those that were set by hand.
+    ///
+    /// # Errors
+    /// [`LabError::NoSuchParameter`]
+    pub fn of(about: &About, size: Size, set: &[(String, u64)]) -> Result<Parameters, LabError> {
+        let usual = about.parameters.iter().map(|row| (row.name, row.values[size as usize]));
+        let mut all: BTreeMap<&'static str, u64> = usual.collect();
+        for (name, value) in set {
+            let Some(parameter) = about.parameters.iter().find(|row| row.name == name) else {
+                let experiment = about.name;
+                return Err(LabError::NoSuchParameter { experiment, name: name.clone() });
+            };
+            all.insert(parameter.name, *value);
+        }
+        Ok(Parameters(all))
+    }
+
+    /// The value of a parameter.
+    ///
+    /// # Panics
+    /// Where the experiment did not declare it.
+    pub fn get(&self, name: &str) -> u64 {
+        *self.0.get(name).unwrap_or_else(|| panic!("{name} is no parameter of this experiment"))
+    }
+
+    /// All, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.0.iter().map(|(name, value)| (*name, *value))
+    }
+}
+
+impl Quantity {
+    /// Whether it is a time.
+    pub(crate) fn is_time(&self) -> bool {
+        self.unit == Unit::Nanos || self.meaning.contains("nanoseconds")
+    }
+}
+
+impl Need {
+    /// In words.
+    pub fn words(self) -> String {
+        match self {
+            Need::Root => "root".to_owned(),
+            Need::Cpus(n) => format!("{n} CPUs"),
+            Need::Thp => "transparent huge pages".to_owned(),
+            Need::Cgroup => "a memory cgroup of its own".to_owned(),
+            Need::ChangeSystem => {
+                "leave to change settings and put them back: --change-system".to_owned()
+            }
+            Need::File(path) => path.to_owned(),
+            Need::Program(name) => format!("the program {name}"),
+        }
+    }
+}

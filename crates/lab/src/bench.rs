@@ -1,0 +1,200 @@
+//! One run of one condition, in a process of its own: what an experiment's code sees.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use pagewise_measure::probe::{Options, Probe, Whose};
+use pagewise_model::lab::{Measured, Run};
+use pagewise_model::{Absent, Counter, Pid, Reading};
+use pagewise_proc::{ProcRoot, smaps};
+use pagewise_sys::launch::Usage;
+
+use crate::about::{About, Parameters, Size};
+use crate::error::While;
+use crate::{Journal, LabError, find};
+
+/// What a run works with.
+#[derive(Debug)]
+pub struct Bench {
+    about: &'static About,
+    parameters: Parameters,
+    journal: Journal,
+    folder: PathBuf,
+    cgroup: Option<PathBuf>,
+    run: Run,
+}
+
+/// What a run is told by the lab that starts it.
+#[derive(Clone, Debug)]
+pub struct Child {
+    /// The experiment.
+    pub experiment: String,
+    /// The condition.
+    pub arm: String,
+    /// Every parameter.
+    pub parameters: Vec<(String, u64)>,
+    /// The lab's journal.
+    pub journal: PathBuf,
+    /// A folder for files, on a disk.
+    pub folder: PathBuf,
+    /// The cgroup that bounds it, where there is one.
+    pub cgroup: Option<PathBuf>,
+}
+
+/// Runs one condition once, and writes what it measured.
+///
+/// # Errors
+/// What the experiment says; nothing was written then.
+pub fn run_child(child: &Child, out: &mut dyn Write) -> Result<(), LabError> {
+    let experiment = find(&child.experiment)?;
+    let about = experiment.about();
+    let parameters = Parameters::of(about, Size::Usual, &child.parameters)?;
+    if let Some(cgroup) = &child.cgroup {
+        let id = std::process::id().to_string();
+        fs::write(cgroup.join("cgroup.procs"), id).while_("cannot join the cgroup")?;
+    }
+    let mut bench = Bench {
+        about,
+        parameters,
+        journal: Journal::join(child.journal.clone()),
+        folder: child.folder.clone(),
+        cgroup: child.cgroup.clone(),
+        run: Run::default(),
+    };
+    experiment.run(&child.arm, &mut bench)?;
+    let text = serde_json::to_vec(&bench.run).map_err(std::io::Error::from);
+    text.and_then(|text| out.write_all(&text)).while_("cannot write what was measured")
+}
+
+impl Bench {
+    /// The value of a parameter.
+    pub fn parameter(&self, name: &str) -> u64 {
+        self.parameters.get(name)
+    }
+
+    /// The value of a parameter, as a size or an index.
+    pub fn size(&self, name: &str) -> usize {
+        usize::try_from(self.parameter(name)).unwrap_or(usize::MAX)
+    }
+
+    /// The base page in bytes.
+    pub fn page(&self) -> usize {
+        usize::try_from(pagewise_sys::system::page_size()).unwrap_or(usize::MAX)
+    }
+
+    /// A folder for files, on a disk; gone with the experiment.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where changes of the system are written down, and put back after this run.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// The memory cgroup that bounds this run.
+    pub fn cgroup(&self) -> Option<&Path> {
+        self.cgroup.as_deref()
+    }
+
+    /// Does the work that is measured: time, faults and counters of this thread.
+    ///
+    /// # Errors
+    /// [`LabError::Measure`]
+    pub fn measure<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, LabError> {
+        self.measure_of(Whose::Thread, work)
+    }
+
+    /// As [`Bench::measure`], of all threads.
+    ///
+    /// # Errors
+    /// [`LabError::Measure`]
+    pub fn measure_process<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, LabError> {
+        self.measure_of(Whose::Process, work)
+    }
+
+    fn measure_of<T>(&mut self, whose: Whose, work: impl FnOnce() -> T) -> Result<T, LabError> {
+        let wanted = |name: &str| self.about.quantities.iter().any(|row| row.name == name);
+        let mut options = Options { whose, in_kernel: true, ..Options::default() };
+        options.events = pagewise_measure::events::choose(EVENTS)?;
+        options.events.retain(|event| wanted(&event.name));
+        let mut probe = Probe::open(&options)?;
+        let (done, cost) = probe.measure(work)?;
+        let values: Vec<(String, Reading<f64>)> = cost
+            .iter()
+            .map(|(quantity, value)| {
+                let value = value.clone().and_then(|count| count.estimate());
+                (quantity.name.to_string(), value)
+            })
+            .collect();
+        for (name, value) in values.into_iter().filter(|(name, _)| wanted(name)) {
+            self.put(&name, value);
+        }
+        Ok(done)
+    }
+
+    /// Notes a value.
+    ///
+    /// # Panics
+    /// Where the experiment did not declare the quantity.
+    pub fn record(&mut self, quantity: &str, value: f64) {
+        self.put(quantity, Ok(value));
+    }
+
+    /// Notes that there is no value, and why.
+    pub fn missing(&mut self, quantity: &str, why: Absent) {
+        self.put(quantity, Err(why));
+    }
+
+    fn put(&mut self, quantity: &str, value: Reading<f64>) {
+        let row = self.about.quantities.iter().find(|row| row.name == quantity);
+        let row = row.unwrap_or_else(|| panic!("{quantity} is no quantity of {}", self.about.name));
+        self.run.values.insert(row.name.into(), Measured(value));
+    }
+
+    /// Notes a point of a curve.
+    pub fn point(&mut self, curve: &'static str, x: f64, y: f64) {
+        self.run.curves.entry(curve.into()).or_default().push((x, y));
+    }
+
+    /// Notes a value for each thing that was done in a time: `nanoseconds / times`.
+    pub fn each(&mut self, quantity: &str, since: Instant, times: u64) {
+        self.record(quantity, nanos(since) / count(times.max(1)));
+    }
+
+    /// A counter of `smaps_rollup` of this process, in bytes.
+    ///
+    /// # Errors
+    /// [`LabError::Failed`] where it cannot be read.
+    pub fn memory(&self, counter: Counter) -> Result<f64, LabError> {
+        let root = ProcRoot::live();
+        let text = root.read(Pid(std::process::id()), "smaps_rollup");
+        let text = text.map_err(|error| LabError::Failed(error.to_string()))?;
+        let unread = || LabError::Failed("smaps_rollup does not read as it should".to_owned());
+        let read = smaps::parse_rollup(&text).ok_or_else(unread)?;
+        let bytes = read.get(counter).map_err(|why| LabError::Failed(why.to_string()))?;
+        Ok(count(bytes))
+    }
+
+    /// What `getrusage` says of this process.
+    pub fn usage(&self) -> Usage {
+        Usage::of_this_process()
+    }
+}
+
+/// The counters that a run opens where its experiment declares them.
+const EVENTS: &str = "minor_faults,major_faults,context_switches,cycles,instructions,dtlb_reads,dtlb_read_misses,\
+    dtlb_write_misses,l1d_reads,l1d_read_misses";
+
+/// Nanoseconds since then.
+pub(crate) fn nanos(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e9
+}
+
+/// A count as a number to reckon with.
+#[expect(clippy::cast_precision_loss, reason = "nobody counts to 2^53 here")]
+pub(crate) fn count(n: u64) -> f64 {
+    n as f64
+}

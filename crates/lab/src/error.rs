@@ -1,0 +1,48 @@
+//! Why an experiment cannot go on.
+
+use std::io;
+
+/// What went wrong in the lab.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LabError {
+    /// No experiment has this name.
+    #[error("there is no experiment {0}; `pagewise lab list` names them")]
+    NoSuchExperiment(String),
+    /// No experiment has this parameter.
+    #[error(
+        "{experiment} has no parameter {name}; `pagewise lab describe {experiment}` names them"
+    )]
+    NoSuchParameter {
+        /// The experiment.
+        experiment: &'static str,
+        /// What was asked for.
+        name: String,
+    },
+    /// The system would not.
+    #[error("{what}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What it said.
+        #[source]
+        error: io::Error,
+    },
+    /// It measures, and cannot.
+    #[error(transparent)]
+    Measure(#[from] pagewise_measure::Error),
+    /// Something that the experiment takes for granted does not hold.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Says what was tried when the system would not.
+pub(crate) trait While<T> {
+    fn while_(self, what: impl Into<String>) -> Result<T, LabError>;
+}
+
+impl<T, E: Into<io::Error>> While<T> for Result<T, E> {
+    fn while_(self, what: impl Into<String>) -> Result<T, LabError> {
+        self.map_err(|error| LabError::System { what: what.into(), error: error.into() })
+    }
+}

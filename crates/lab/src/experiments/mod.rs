@@ -1,0 +1,53 @@
+//! The experiments: a file each, and a line in the table.
+
+use pagewise_model::lab::{Claim, Plot};
+
+use crate::{About, Bench, LabError, Results};
+
+macro_rules! experiments {
+    ($($module:ident $name:ident;)*) => {
+        $(mod $module;)*
+
+        /// Every experiment, in the order in which a reader learns from them.
+        pub const EXPERIMENTS: &[&dyn Experiment] = &[$(&$module::$name),*];
+    };
+}
+
+experiments! {
+    stack_vs_heap StackVsHeap;
+    thp_bloat ThpBloat;
+    tlb_shootdown TlbShootdown;
+}
+
+/// An experiment.
+pub trait Experiment: Sync {
+    /// What it is.
+    fn about(&self) -> &'static About;
+
+    /// Runs one condition once, in a process of its own, and notes what it measures.
+    ///
+    /// # Errors
+    /// Why it could not; the run counts as failed.
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError>;
+
+    /// What all runs say of what is claimed.
+    fn judge(&self, results: &Results<'_>) -> Vec<Claim>;
+
+    /// What is worth a picture.
+    fn plots(&self) -> Vec<Plot>;
+}
+
+impl std::fmt::Debug for dyn Experiment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.about().name)
+    }
+}
+
+/// The experiment of that name.
+///
+/// # Errors
+/// [`LabError::NoSuchExperiment`]
+pub fn find(name: &str) -> Result<&'static dyn Experiment, LabError> {
+    let found = EXPERIMENTS.iter().find(|experiment| experiment.about().name == name);
+    found.copied().ok_or_else(|| LabError::NoSuchExperiment(name.to_owned()))
+}

@@ -1,0 +1,166 @@
+//! Taking pages away from a process whose threads run elsewhere: each of their CPUs must be told, and waited for.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pagewise_measure::pin::Pinned;
+use pagewise_model::Bytes;
+use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::report::{Scale, Unit};
+use pagewise_proc::interrupts;
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::mapping::{Access, Mapping, Wanted};
+
+use super::Experiment;
+use crate::error::While;
+use crate::results::Explained;
+use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+
+/// See [`ABOUT`].
+pub(super) struct TlbShootdown;
+
+static ABOUT: About = About {
+    name: "tlb-shootdown",
+    question: "What does it cost to take a page away, when other threads of the process run?",
+    expectation: "Alone, the kernel flushes the TLB of its own CPU. Where another thread of the process runs, its CPU may have \
+        the page in its TLB: it gets an interrupt, and the caller waits for the answer. A thread that sleeps costs next to \
+        nothing: its CPU flushes when it comes back.",
+    figures: "2 threads on 2 CPUs: mean 1,398 ns in the flush; 8: 3,891 ns; 14: 6,610 ns (1 M × madvise(DONTNEED) each)",
+    needs: &[Need::Cpus(2)],
+    parameters: &[Parameter {
+        name: "calls",
+        meaning: "how often a page is touched and taken away",
+        values: [20_000, 200_000, 1_000_000],
+    }],
+    quantities: &[
+        Quantity { name: "call", unit: Unit::Number, meaning: "nanoseconds for taking a page away" },
+        Quantity { name: "slowest", unit: Unit::Number, meaning: "nanoseconds of the slowest call in a thousand" },
+        Quantity { name: "ipis", unit: Unit::Number, meaning: "interrupts for TLB shootdowns on all CPUs, for each call" },
+    ],
+    arms: &["alone", "sleeping sibling", "running sibling", "mprotect, running sibling", "munmap, running sibling"],
+    runs: [5, 7, 7],
+    timed: true,
+    memory: |_| Bytes::mib(1),
+};
+
+/// What another thread does meanwhile.
+#[derive(Clone, Copy, PartialEq)]
+enum Sibling {
+    None,
+    Sleeps,
+    Runs,
+}
+
+/// Takes a page away that was just touched.
+fn take_away(how: &str, page: usize, mapping: &Mapping) -> std::io::Result<()> {
+    match how {
+        "mprotect" => {
+            mapping.protect(0..page, Access::Read)?;
+            mapping.protect(0..page, Access::Write)
+        }
+        _ => mapping.advise(0..page, Advice::DontNeed),
+    }
+}
+
+impl Experiment for TlbShootdown {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        let (page, calls) = (bench.page(), bench.size("calls"));
+        let (how, sibling) = arm.split_once(", ").unwrap_or(("madvise", arm));
+        let sibling = match sibling {
+            "alone" => Sibling::None,
+            "sleeping sibling" => Sibling::Sleeps,
+            _ => Sibling::Runs,
+        };
+        let (ready, done) = (Barrier::new(2), AtomicBool::new(false));
+        let mut times = Vec::with_capacity(calls);
+        let before = shootdowns();
+        thread::scope(|scope| {
+            let _pinned = Pinned::to(0)?;
+            if sibling != Sibling::None {
+                scope.spawn(|| be_a_sibling(sibling, &ready, &done));
+                ready.wait();
+            }
+            let all = take_often(how, page, calls, &mut times);
+            done.store(true, Relaxed);
+            all
+        })?;
+        let ipis = shootdowns().zip(before).map(|(after, before)| after.saturating_sub(before));
+        times.sort_unstable();
+        let sum: u64 = times.iter().sum();
+        let each = |n: u64| crate::bench::count(n) / crate::bench::count(calls as u64);
+        bench.record("call", each(sum));
+        bench.record("slowest", crate::bench::count(times[calls - 1 - calls / 1000]));
+        match ipis {
+            Some(ipis) => bench.record("ipis", each(ipis)),
+            None => bench.missing("ipis", pagewise_model::Absent::NotSupported("/proc/interrupts has no row TLB".into())),
+        }
+        Ok(())
+    }
+
+    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+        let ratio = |over| results.ratio("call", over, "alone");
+        vec![
+            results
+                .claim("A sibling that runs makes it slower", "1,398 ns a flush with 2 threads")
+                .more_than(1.5, ratio("running sibling"))
+                .because("between the CPUs of a virtual machine an interrupt costs what the hypervisor makes of it"),
+            results
+                .claim("because its CPU is interrupted", "an interrupt for each call that finds it running")
+                .at_least(0.5, results.value("ipis", "running sibling")),
+            results
+                .claim("A sibling that sleeps is not interrupted", "")
+                .at_most(0.1, results.value("ipis", "sleeping sibling")),
+            results
+                .claim("mprotect pays as madvise does", "")
+                .more_than(1.5, ratio("mprotect, running sibling")),
+        ]
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        vec![
+            Plot::Bars { quantity: "call".into(), scale: Scale::Linear },
+            Plot::Bars { quantity: "ipis".into(), scale: Scale::Linear },
+        ]
+    }
+}
+
+/// Touches a page and takes it away, again and again; notes how long each taking took.
+fn take_often(how: &str, page: usize, calls: usize, times: &mut Vec<u64>) -> Result<(), LabError> {
+    let map = || Mapping::map(&Wanted { length: page, ..Wanted::default() }).while_("cannot map a page");
+    let mut mapping = map()?;
+    for _ in 0..calls {
+        mapping.touch(0..page, page);
+        // Of munmap, only the taking away is timed.
+        let next = if how == "munmap" { Some(map()?) } else { None };
+        let begin = Instant::now();
+        match next {
+            Some(next) => mapping = next,
+            None => take_away(how, page, &mapping).while_("cannot take a page away")?,
+        }
+        times.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+    Ok(())
+}
+
+/// Another thread of the process, on another CPU.
+fn be_a_sibling(sibling: Sibling, ready: &Barrier, done: &AtomicBool) {
+    let _pinned = Pinned::to(1);
+    ready.wait();
+    while !done.load(Relaxed) {
+        match sibling {
+            Sibling::Sleeps => thread::sleep(Duration::from_millis(5)),
+            _ => std::hint::spin_loop(),
+        }
+    }
+}
+
+/// Interrupts for TLB shootdowns so far, on all CPUs.
+fn shootdowns() -> Option<u64> {
+    interrupts::parse(&std::fs::read("/proc/interrupts").ok()?, "TLB")
+}

@@ -1,0 +1,284 @@
+//! What an experiment changed of the system, and how it was before: written down first, so that it is put back whatever
+//! happens to the experiment, and by the next start if it happens to the lab itself.
+//!
+//! A journal is a folder with a file for each change. Its owner holds a lock on it for as long as it lives.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::LabError;
+use crate::error::While;
+
+/// A change, as it is undone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Change {
+    /// A setting had this value.
+    Setting { path: PathBuf, before: String },
+    /// A cgroup was made: what is in it is killed.
+    Cgroup { path: PathBuf },
+    /// A file became swap.
+    Swap { path: PathBuf },
+    /// A folder or file was made.
+    Made { path: PathBuf },
+}
+
+/// Where changes are written down.
+#[derive(Debug)]
+pub struct Journal {
+    folder: PathBuf,
+    /// The lock of who owns it; none for a run, which writes into its owner's.
+    lock: Option<File>,
+}
+
+const LOCK: &str = "lock";
+
+impl Journal {
+    /// A new journal among those of this user. Undoes first what journals say whose owners are gone.
+    ///
+    /// # Errors
+    /// [`LabError::System`]
+    pub fn begin(base: &Path) -> Result<Journal, LabError> {
+        fs::create_dir_all(base).while_(format!("cannot make {}", base.display()))?;
+        let _ = fs::set_permissions(base, fs::Permissions::from_mode(0o700));
+        restore_orphans(base)?;
+        let folder = base.join(std::process::id().to_string());
+        fs::create_dir_all(&folder).while_(format!("cannot make {}", folder.display()))?;
+        let lock = File::create(folder.join(LOCK)).while_("cannot make the lock of the journal")?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .while_("another lab has this journal")?;
+        Ok(Journal { folder, lock: Some(lock) })
+    }
+
+    /// The folder below which journals of this user lie.
+    pub fn base() -> PathBuf {
+        let id = rustix::process::geteuid();
+        if id.is_root() {
+            "/run/pagewise-lab".into()
+        } else {
+            format!("/tmp/pagewise-lab-{}", id.as_raw()).into()
+        }
+    }
+
+    /// The journal of the lab that started this run.
+    pub(crate) fn join(folder: PathBuf) -> Journal {
+        Journal { folder, lock: None }
+    }
+
+    /// Where it lies.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Gives a setting another value. What a choice shows in brackets (`always [madvise] never`) is its value.
+    ///
+    /// # Errors
+    /// [`LabError::System`]
+    pub fn set(&self, path: &Path, value: &str) -> Result<(), LabError> {
+        let before = fs::read_to_string(path).while_(format!("cannot read {}", path.display()))?;
+        let before = chosen(&before).to_owned();
+        self.note(&Change::Setting { path: path.to_owned(), before })?;
+        fs::write(path, value).while_(format!("cannot write {value} to {}", path.display()))
+    }
+
+    /// Makes a cgroup.
+    ///
+    /// # Errors
+    /// [`LabError::System`]
+    pub fn make_cgroup(&self, path: &Path) -> Result<(), LabError> {
+        self.note(&Change::Cgroup { path: path.to_owned() })?;
+        fs::create_dir(path).while_(format!("cannot make {}", path.display()))
+    }
+
+    /// Makes an empty folder in another.
+    ///
+    /// # Errors
+    /// [`LabError::System`]
+    pub fn make_folder(&self, within: &Path) -> Result<PathBuf, LabError> {
+        let name = format!("pagewise-lab-{}-{}", std::process::id(), self.entries().len());
+        let path = within.join(name);
+        self.note(&Change::Made { path: path.clone() })?;
+        fs::create_dir(&path).while_(format!("cannot make {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Makes swap of a file, which is there and has no holes.
+    ///
+    /// # Errors
+    /// [`LabError::System`]
+    pub fn swap_on(&self, path: &Path) -> Result<(), LabError> {
+        self.note(&Change::Swap { path: path.to_owned() })?;
+        pagewise_sys::swap::on(path).while_(format!("cannot swap to {}", path.display()))
+    }
+
+    /// Writes down a change that is about to be made.
+    fn note(&self, change: &Change) -> Result<(), LabError> {
+        let text =
+            serde_json::to_vec(change).map_err(io::Error::from).while_("a change is JSON")?;
+        let number = self.entries().last().map_or(0, |(number, _)| number + 1);
+        let path = self.folder.join(format!("{number:06}"));
+        let write = || {
+            let mut file = File::create_new(&path)?;
+            file.write_all(&text)
+        };
+        write().while_(format!("cannot write {}", path.display()))
+    }
+
+    /// All entries, from the first to the last.
+    fn entries(&self) -> Vec<(u32, PathBuf)> {
+        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let numbered =
+            files.filter_map(|file| Some((file.file_name().to_str()?.parse().ok()?, file.path())));
+        let mut entries: Vec<(u32, PathBuf)> = numbered.collect();
+        entries.sort();
+        entries
+    }
+
+    /// Undoes everything, the last change first.
+    ///
+    /// # Errors
+    /// [`LabError::System`]: what could not be undone stays written down.
+    pub fn restore(&self) -> Result<(), LabError> {
+        let mut failed = Ok(());
+        for (_, path) in self.entries().into_iter().rev() {
+            let undone = fs::read(&path).while_("cannot read the journal").and_then(|text| {
+                // A change that was not written down whole was not made.
+                serde_json::from_slice(&text).map_or(Ok(()), |change| undo(&change))
+            });
+            match undone {
+                Ok(()) => drop(fs::remove_file(&path)),
+                Err(error) => failed = failed.and(Err(error)),
+            }
+        }
+        failed
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if self.lock.is_some() && self.restore().is_ok() {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// Undoes what journals say whose owners are gone: their locks are free.
+fn restore_orphans(base: &Path) -> Result<(), LabError> {
+    for folder in fs::read_dir(base).while_("cannot read the journals")?.flatten() {
+        let journal = Journal::join(folder.path());
+        let Ok(lock) = File::open(folder.path().join(LOCK)) else { continue };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            journal.restore()?;
+            let _ = fs::remove_dir_all(folder.path());
+        }
+    }
+    Ok(())
+}
+
+fn undo(change: &Change) -> Result<(), LabError> {
+    match change {
+        Change::Setting { path, before } => fs::write(path, before)
+            .while_(format!("cannot put {before} back to {}", path.display())),
+        Change::Cgroup { path } => remove_cgroup(path),
+        Change::Swap { path } => {
+            // What is not swap any more, or never was, is no error.
+            let off = pagewise_sys::swap::off(path);
+            let is_gone = |error: &io::Error| {
+                matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT))
+            };
+            off.or_else(|error| if is_gone(&error) { Ok(()) } else { Err(error) })
+                .while_(format!("cannot stop swapping to {}", path.display()))
+        }
+        Change::Made { path } => {
+            let gone = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            or_missing(gone).while_(format!("cannot remove {}", path.display()))
+        }
+    }
+}
+
+fn or_missing(done: io::Result<()>) -> io::Result<()> {
+    done.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
+
+/// How often, and how long apart, a cgroup is tried to be removed while what was in it ends.
+const TRIES: u32 = 200;
+const APART: Duration = Duration::from_millis(10);
+
+/// Kills what is in a cgroup, and removes it when all that is gone.
+fn remove_cgroup(path: &Path) -> Result<(), LabError> {
+    for _ in 0..TRIES {
+        let ids = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+        for id in ids.lines().filter_map(|id| rustix::process::Pid::from_raw(id.parse().ok()?)) {
+            let _ = rustix::process::kill_process(id, rustix::process::Signal::KILL);
+        }
+        if or_missing(fs::remove_dir(path)).is_ok() {
+            return Ok(());
+        }
+        thread::sleep(APART);
+    }
+    or_missing(fs::remove_dir(path)).while_(format!("cannot remove {}", path.display()))
+}
+
+/// The value of a setting, as it is written: what is in brackets where it shows a choice.
+fn chosen(text: &str) -> &str {
+    let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    inside.map_or(text.trim_end(), |(chosen, _)| chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_changed_is_put_back_the_last_first() {
+        let base = tempfile::tempdir().unwrap();
+        let setting = base.path().join("setting");
+        fs::write(&setting, "always [madvise] never\n").unwrap();
+        let journals = base.path().join("journals");
+        let journal = Journal::begin(&journals).unwrap();
+        journal.set(&setting, "never").unwrap();
+        journal.set(&setting, "always").unwrap();
+        let made = journal.make_folder(base.path()).unwrap();
+        fs::write(made.join("file"), "x").unwrap();
+        drop(journal);
+        assert_eq!(fs::read_to_string(&setting).unwrap(), "madvise");
+        assert!(!made.exists());
+        assert_eq!(fs::read_dir(&journals).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_next_start_puts_back_what_a_killed_lab_left() {
+        let base = tempfile::tempdir().unwrap();
+        let setting = base.path().join("setting");
+        fs::write(&setting, "1\n").unwrap();
+        let journals = base.path().join("journals");
+        let killed = Journal::begin(&journals).unwrap();
+        killed.set(&setting, "2").unwrap();
+        let Journal { folder, lock } = &killed;
+        // As the kernel does when a process is killed: the lock goes, the folder stays.
+        flock(lock.as_ref().unwrap(), FlockOperation::Unlock).unwrap();
+        let moved = journals.join("1");
+        fs::rename(folder, &moved).unwrap();
+        let next = Journal::begin(&journals).unwrap();
+        assert_eq!(fs::read_to_string(&setting).unwrap(), "1");
+        assert!(!moved.exists() && next.folder().exists());
+    }
+
+    #[test]
+    fn a_journal_of_a_lab_that_lives_is_left_alone() {
+        let base = tempfile::tempdir().unwrap();
+        let setting = base.path().join("setting");
+        fs::write(&setting, "1").unwrap();
+        let journals = base.path().join("journals");
+        let living = Journal::begin(&journals).unwrap();
+        living.set(&setting, "2").unwrap();
+        restore_orphans(&journals).unwrap();
+        assert_eq!(fs::read_to_string(&setting).unwrap(), "2");
+    }
+}

@@ -1,0 +1,51 @@
+//! Whether what an experiment needs is there.
+
+use std::path::Path;
+
+use pagewise_model::Absent;
+
+use crate::about::Need;
+
+/// What there is to run experiments with.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    /// Whether settings may be changed and put back.
+    pub(crate) change_system: bool,
+    /// CPUs that this process may run on.
+    pub(crate) cpus: u32,
+    /// Where cgroups can be made.
+    pub(crate) cgroups: Option<std::path::PathBuf>,
+}
+
+/// The first need that is not met.
+pub(crate) fn missing(needs: &[Need], given: &Given) -> Option<Absent> {
+    let missing = needs.iter().find(|need| !is_met(**need, given))?;
+    let why = format!("it needs {}", missing.words()).into();
+    Some(match missing {
+        Need::Root => Absent::NotPermitted("root".into()),
+        Need::ChangeSystem => Absent::NotCollected(why),
+        _ => Absent::NotSupported(why),
+    })
+}
+
+fn is_met(need: Need, given: &Given) -> bool {
+    match need {
+        Need::Root => rustix::process::geteuid().is_root(),
+        Need::Cpus(n) => given.cpus >= n,
+        Need::Thp => offers_huge_pages(),
+        Need::Cgroup => given.cgroups.is_some(),
+        Need::ChangeSystem => given.change_system,
+        Need::File(path) => Path::new(path).exists(),
+        Need::Program(name) => in_path(name),
+    }
+}
+
+fn offers_huge_pages() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_ok_and(|text| !text.contains("[never]"))
+}
+
+fn in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}

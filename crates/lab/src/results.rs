@@ -1,0 +1,313 @@
+//! What runs measured, as an experiment judges it.
+
+use pagewise_model::lab::{Claim, Experiment, Verdict};
+use pagewise_model::report::{Label, Unit};
+use pagewise_stats::{Interval, Summary, median_interval, ratio_of_medians};
+
+/// The values of all runs of an experiment.
+#[derive(Debug)]
+pub struct Results<'a>(pub(crate) &'a Experiment);
+
+/// A number with the interval in which it lies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The median, or the ratio of two.
+    pub value: f64,
+    /// Where the truth lies, where enough was measured to say.
+    pub interval: Option<Interval>,
+    /// What it is; a ratio is [`Unit::Number`].
+    pub unit: Unit,
+}
+
+impl Results<'_> {
+    /// A parameter.
+    pub fn parameter(&self, name: &str) -> f64 {
+        let found = self.0.parameters.iter().find(|row| row.name == name);
+        found.map_or(f64::NAN, |row| crate::bench::count(row.value))
+    }
+
+    /// The median of a quantity in a condition.
+    pub fn median(&self, quantity: &str, arm: &str) -> Option<f64> {
+        let values = self.0.arm(arm)?.values(quantity);
+        Some(Summary::of(&values)?.median)
+    }
+
+    /// The median of a quantity in a condition, and where it lies.
+    pub fn value(&self, quantity: &str, arm: &str) -> Option<Estimate> {
+        let values = self.0.arm(arm)?.values(quantity);
+        let value = Summary::of(&values)?.median;
+        let unit = self.0.quantities.iter().find(|row| row.name == quantity)?.unit;
+        Some(Estimate { value, interval: median_interval(&values), unit })
+    }
+
+    /// How many times the median in one condition is that in another.
+    pub fn ratio(&self, quantity: &str, over: &str, under: &str) -> Option<Estimate> {
+        let [a, b] = [over, under].map(|arm| self.0.arm(arm).map(|arm| arm.values(quantity)));
+        let ratio = ratio_of_medians(&a?, &b?)?;
+        Some(Estimate { value: ratio.median, interval: ratio.interval, unit: Unit::Number })
+    }
+
+    /// The points of a curve in a condition, each the median over its runs.
+    pub fn curve(&self, curve: &str, arm: &str) -> Vec<(f64, f64)> {
+        self.0.arm(arm).map(|arm| median_curve(arm, curve)).unwrap_or_default()
+    }
+
+    /// Begins a claim.
+    pub fn claim(&self, text: impl Into<Label>, source: impl Into<Label>) -> Asked {
+        let (text, source) = (text.into(), source.into());
+        Asked { text, source, noise: self.0.noise.unwrap_or(0.0) }
+    }
+}
+
+/// The curve of an arm, each point the median over its runs.
+pub(crate) fn median_curve(arm: &pagewise_model::lab::Arm, curve: &str) -> Vec<(f64, f64)> {
+    let all: Vec<&Vec<(f64, f64)>> =
+        arm.runs.iter().filter_map(|run| run.curves.get(curve)).collect();
+    let Some(first) = all.first() else { return Vec::new() };
+    let at = |place: usize, x: f64| {
+        let heights: Vec<f64> =
+            all.iter().filter_map(|points| points.get(place)).map(|point| point.1).collect();
+        Some((x, Summary::of(&heights)?.median))
+    };
+    first.iter().enumerate().filter_map(|(place, point)| at(place, point.0)).collect()
+}
+
+/// A claim that waits for its number.
+#[derive(Debug)]
+pub struct Asked {
+    text: Label,
+    source: Label,
+    noise: f64,
+}
+
+impl Asked {
+    /// It holds where the ratio is above `least`, beyond doubt and beyond the noise of this machine.
+    pub fn more_than(self, least: f64, ratio: Option<Estimate>) -> Claim {
+        let threshold = least * (1.0 + self.noise);
+        let expected = format!("more than {least:.2} ×");
+        self.judge(expected, ratio, times, |estimate| {
+            let (low, high) = estimate.ends();
+            decide(low > threshold, high <= least)
+        })
+    }
+
+    /// It holds where the ratio differs from 1 by no more than this share, or the noise.
+    pub fn the_same(self, tolerance: f64, ratio: Option<Estimate>) -> Claim {
+        let within = tolerance.max(self.noise);
+        let expected = format!("1 × within {:.0} %", within * 100.0);
+        self.judge(expected, ratio, times, |estimate| {
+            let (low, high) = estimate.ends();
+            let holds = (estimate.value - 1.0).abs() <= within;
+            decide(holds, low > 1.0 + within || high < 1.0 - within)
+        })
+    }
+
+    /// It holds where the number is as expected within a share of it.
+    pub fn near(self, expected: f64, tolerance: f64, value: Option<Estimate>) -> Claim {
+        let unit = unit_of(value.as_ref());
+        let words = format!("{} within {:.0} %", number(expected, unit), tolerance * 100.0);
+        self.judge(
+            words,
+            value,
+            |n| number(n, unit),
+            |estimate| {
+                let (low, high) = estimate.ends();
+                let [least, most] =
+                    [1.0 - tolerance, 1.0 + tolerance].map(|share| share * expected);
+                let holds = (least.min(most)..=most.max(least)).contains(&estimate.value);
+                decide(holds, high < least || low > most || estimate.interval.is_none())
+            },
+        )
+    }
+
+    /// It holds where the number is at most this.
+    pub fn at_most(self, most: f64, value: Option<Estimate>) -> Claim {
+        let unit = unit_of(value.as_ref());
+        let words = format!("at most {}", number(most, unit));
+        self.judge(
+            words,
+            value,
+            |n| number(n, unit),
+            |estimate| {
+                let (low, high) = estimate.ends();
+                decide(high <= most, low > most)
+            },
+        )
+    }
+
+    /// It holds where the number is at least this.
+    pub fn at_least(self, least: f64, value: Option<Estimate>) -> Claim {
+        let unit = unit_of(value.as_ref());
+        let words = format!("at least {}", number(least, unit));
+        self.judge(
+            words,
+            value,
+            |n| number(n, unit),
+            |estimate| {
+                let (low, high) = estimate.ends();
+                decide(low >= least, high < least)
+            },
+        )
+    }
+
+    /// It holds where the experiment says so; `None` where it cannot.
+    pub fn holds(self, expected: impl Into<Label>, found: Option<(bool, Label)>) -> Claim {
+        let (verdict, measured, why) = match found {
+            Some((true, measured)) => (Verdict::Agrees, measured, ""),
+            Some((false, measured)) => (Verdict::Disagrees, measured, ""),
+            None => (Verdict::CannotTell, "".into(), NOT_MEASURED),
+        };
+        let Asked { text, source, .. } = self;
+        Claim { text, source, expected: expected.into(), measured, verdict, why: why.into() }
+    }
+
+    fn judge(
+        self,
+        expected: String,
+        found: Option<Estimate>,
+        words: impl Fn(f64) -> String,
+        decide: impl Fn(&Estimate) -> Verdict,
+    ) -> Claim {
+        let Asked { text, source, .. } = self;
+        let (measured, verdict, why) = match &found {
+            None => (String::new(), Verdict::CannotTell, NOT_MEASURED),
+            Some(estimate) => {
+                let measured = match estimate.interval {
+                    Some(Interval { low, high }) if low < high => {
+                        format!("{} ({} to {})", words(estimate.value), words(low), words(high))
+                    }
+                    _ => words(estimate.value),
+                };
+                let verdict = decide(estimate);
+                let why = if verdict == Verdict::CannotTell { TOO_CLOSE } else { "" };
+                (measured, verdict, why)
+            }
+        };
+        let (expected, measured) = (expected.into(), measured.into());
+        Claim { text, source, expected, measured, verdict, why: why.into() }
+    }
+}
+
+const NOT_MEASURED: &str = "it was not measured here";
+const TOO_CLOSE: &str = "what was measured is too close to tell, or too noisy";
+
+impl Estimate {
+    fn ends(&self) -> (f64, f64) {
+        self.interval.map_or((self.value, self.value), |ends| (ends.low, ends.high))
+    }
+}
+
+fn decide(holds: bool, fails: bool) -> Verdict {
+    match (holds, fails) {
+        (true, _) => Verdict::Agrees,
+        (false, true) => Verdict::Disagrees,
+        (false, false) => Verdict::CannotTell,
+    }
+}
+
+fn times(n: f64) -> String {
+    format!("{n:.2} ×")
+}
+
+fn unit_of(estimate: Option<&Estimate>) -> Unit {
+    estimate.map_or(Unit::Number, |estimate| estimate.unit)
+}
+
+/// A number in its unit.
+fn number(n: f64, unit: Unit) -> String {
+    match unit {
+        Unit::Bytes => bytes(n),
+        Unit::Nanos if n.abs() >= 1e9 => format!("{} s", digits(n / 1e9)),
+        Unit::Nanos if n.abs() >= 1e6 => format!("{} ms", digits(n / 1e6)),
+        Unit::Nanos => format!("{} ns", digits(n)),
+        Unit::Share => format!("{:.1} %", n * 100.0),
+        Unit::Rate => format!("{} /s", digits(n)),
+        Unit::Count | Unit::Number => digits(n),
+    }
+}
+
+fn bytes(n: f64) -> String {
+    let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let mut rest = n;
+    let mut power = 0;
+    while rest.abs() >= 10_240.0 && power + 1 < units.len() {
+        rest /= 1024.0;
+        power += 1;
+    }
+    format!("{} {}", digits(rest), units[power])
+}
+
+/// Some digits, and a mark at thousands.
+fn digits(n: f64) -> String {
+    if n.abs() < 100.0 {
+        let text = format!("{n:.2}");
+        return text.strip_suffix(".00").map_or_else(|| text.clone(), str::to_owned);
+    }
+    let digits = format!("{n:.0}");
+    let mut marked = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        let left = digits.len() - at;
+        if at > 0 && digit.is_ascii_digit() && left.is_multiple_of(3) && !marked.ends_with('-') {
+            marked.push(',');
+        }
+        marked.push(digit);
+    }
+    marked
+}
+
+/// Why a claim that does not hold here need not.
+pub(crate) trait Explained {
+    /// Says why, where it does not hold or cannot be told.
+    #[must_use]
+    fn because(self, why: &'static str) -> Self;
+}
+
+impl Explained for Claim {
+    fn because(self, why: &'static str) -> Claim {
+        if self.verdict == Verdict::Agrees { self } else { Claim { why: why.into(), ..self } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estimate(low: f64, value: f64, high: f64) -> Option<Estimate> {
+        Some(Estimate { value, interval: Some(Interval { low, high }), unit: Unit::Number })
+    }
+
+    fn asked(noise: f64) -> Asked {
+        Asked { text: "".into(), source: "".into(), noise }
+    }
+
+    #[test]
+    fn nothing_is_more_below_the_noise() {
+        let verdict = |noise, ratio| asked(noise).more_than(1.0, ratio).verdict;
+        assert_eq!(verdict(0.0, estimate(1.01, 1.02, 1.03)), Verdict::Agrees);
+        assert_eq!(verdict(0.02, estimate(1.01, 1.02, 1.03)), Verdict::CannotTell);
+        assert_eq!(verdict(0.0, estimate(0.9, 1.2, 1.5)), Verdict::CannotTell);
+        assert_eq!(verdict(0.0, estimate(0.7, 0.8, 0.9)), Verdict::Disagrees);
+        assert_eq!(verdict(0.0, None), Verdict::CannotTell);
+    }
+
+    #[test]
+    fn a_number_is_near_or_not_or_cannot_be_told() {
+        let verdict = |value| asked(0.0).near(100.0, 0.02, value).verdict;
+        assert_eq!(verdict(estimate(99.0, 99.5, 100.0)), Verdict::Agrees);
+        assert_eq!(verdict(estimate(90.0, 95.0, 97.0)), Verdict::Disagrees);
+        assert_eq!(verdict(estimate(90.0, 95.0, 99.0)), Verdict::CannotTell);
+        let exact = Some(Estimate { value: 50.0, interval: None, unit: Unit::Number });
+        assert_eq!(verdict(exact), Verdict::Disagrees);
+    }
+
+    #[test]
+    fn numbers_have_their_unit_and_marks_at_thousands() {
+        assert_eq!(
+            [1.0, 99.994, 1234.0, 1_234_567.0].map(digits),
+            ["1", "99.99", "1,234", "1,234,567"]
+        );
+        assert_eq!(number(16_777_216.0, Unit::Bytes), "16 MiB");
+        assert_eq!(number(2_500_000.0, Unit::Nanos), "2.50 ms");
+        assert_eq!(number(-1234.0, Unit::Number), "-1,234");
+    }
+}

@@ -1,0 +1,362 @@
+//! Runs experiments: each run in a process of its own, conditions by turns, memory and time bounded, the system as before.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pagewise_model::lab::{self, Arm, NOTEBOOK_VERSION, Notebook, Run};
+use pagewise_model::{Absent, Bytes, Name, Reading};
+use pagewise_proc::{ProcRoot, mountinfo};
+use pagewise_stats::ratio_of_medians;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::about::{About, Parameters, Size};
+use crate::environment::{cpus, environment};
+use crate::needs::{Given, missing};
+use crate::outline::outline;
+use crate::results::Results;
+use crate::{Experiment, Journal, LabError, find};
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The program that runs one condition once: it is called with `lab-run` and the words of [`crate::Child`].
+    pub program: PathBuf,
+    /// The experiments, by name.
+    pub names: Vec<String>,
+    /// How large they are.
+    pub size: Size,
+    /// Parameters that were set by hand.
+    pub set: Vec<(String, u64)>,
+    /// How often each condition is run; the experiments' own numbers where none is given.
+    pub runs: Option<u32>,
+    /// Whether settings of the system may be changed and put back.
+    pub change_system: bool,
+    /// Where files may be made: on a disk.
+    pub disk: PathBuf,
+    /// Where journals are kept.
+    pub journals: PathBuf,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// The experiment that runs now.
+    pub experiment: &'a str,
+    /// Its condition.
+    pub arm: &'a str,
+    /// Runs of all experiments that are done, and all that there will be.
+    pub done: u64,
+    /// See `done`.
+    pub of: u64,
+}
+
+/// A run that takes longer is ended.
+const LONGEST: [Duration; 3] =
+    [Duration::from_secs(60), Duration::from_secs(180), Duration::from_secs(1800)];
+
+/// How much memory is touched twice, to see whether the host takes back what nobody uses.
+const TOUCHED: Bytes = Bytes::mib(64);
+
+/// What is put behind the name of the baseline when it is run a second time, to see the noise.
+const AGAIN: &str = " again";
+
+/// What a run may need beside the memory of its experiment: the program itself, page tables.
+const ROOM: Bytes = Bytes::mib(64);
+
+/// Runs experiments one after the other. Stops when `interrupted` says so, with what there is.
+///
+/// # Errors
+/// [`LabError::NoSuchExperiment`], [`LabError::NoSuchParameter`], and where journals cannot be kept. What goes wrong with an
+/// experiment is in the notebook.
+pub fn run(
+    plan: &Plan,
+    progress: &mut dyn FnMut(Progress<'_>),
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Notebook, LabError> {
+    let experiments: Vec<&dyn Experiment> =
+        plan.names.iter().map(|name| find(name)).collect::<Result<_, _>>()?;
+    for experiment in &experiments {
+        Parameters::of(experiment.about(), plan.size, &ours(experiment.about(), plan))?;
+    }
+    let journal = Journal::begin(&plan.journals)?;
+    let given = Given { change_system: plan.change_system, cpus: cpus(), cgroups: cgroups() };
+    let mut lab = Lab { plan, journal, given, interrupted, done: 0, of: 0 };
+    lab.of = experiments.iter().map(|experiment| lab.runs_of(experiment.about())).sum();
+    let first_touch = lab.first_touch();
+    let mut notebook = Notebook {
+        pagewise_notebook: NOTEBOOK_VERSION,
+        environment: environment(first_touch),
+        experiments: Vec::new(),
+        interrupted: false,
+    };
+    for experiment in experiments {
+        if interrupted() {
+            break;
+        }
+        notebook.experiments.push(lab.try_out(experiment, progress)?);
+    }
+    notebook.interrupted = interrupted();
+    lab.journal.restore()?;
+    Ok(notebook)
+}
+
+/// Experiments under way.
+struct Lab<'a> {
+    plan: &'a Plan,
+    journal: Journal,
+    given: Given,
+    interrupted: &'a dyn Fn() -> bool,
+    done: u64,
+    of: u64,
+}
+
+impl Lab<'_> {
+    fn repetitions(&self, about: &About) -> u32 {
+        self.plan.runs.unwrap_or(about.runs[self.plan.size as usize]).max(1)
+    }
+
+    fn runs_of(&self, about: &About) -> u64 {
+        let arms = about.arms.len() as u64 + u64::from(about.timed);
+        arms * u64::from(self.repetitions(about))
+    }
+
+    /// Runs an experiment and judges it.
+    fn try_out(
+        &mut self,
+        experiment: &dyn Experiment,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<lab::Experiment, LabError> {
+        let begin = Instant::now();
+        let about = experiment.about();
+        let parameters = Parameters::of(about, self.plan.size, &ours(about, self.plan))?;
+        let mut entry = entry(about, &parameters, self.plan);
+        entry.plots = experiment.plots();
+        entry.skipped = missing(about.needs, &self.given).or_else(|| too_large(about, &parameters));
+        if entry.skipped.is_some() {
+            self.done += self.runs_of(about);
+            return Ok(entry);
+        }
+        let bounds = self.bounds((about.memory)(&parameters))?;
+        self.turns(about, &parameters, &bounds, &mut entry, progress);
+        self.journal.restore()?;
+        entry.noise = if about.timed { noise(about, &mut entry) } else { None };
+        entry.claims = experiment.judge(&Results(&entry));
+        entry.took_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Ok(entry)
+    }
+
+    /// All runs of all conditions, by turns. Each round begins with another condition.
+    fn turns(
+        &mut self,
+        about: &About,
+        parameters: &Parameters,
+        bounds: &Bounds,
+        entry: &mut lab::Experiment,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) {
+        let _ = self.touch((about.memory)(parameters));
+        for round in 0..self.repetitions(about) as usize {
+            let arms = entry.arms.len();
+            for arm in (0..arms).map(|turn| (turn + round) % arms) {
+                if (self.interrupted)() {
+                    return;
+                }
+                let arm = &mut entry.arms[arm];
+                let (done, of) = (self.done, self.of);
+                progress(Progress { experiment: about.name, arm: &arm.name, done, of });
+                match self.run_once(about, &arm.name, parameters, bounds) {
+                    Ok(run) => arm.runs.push(run),
+                    Err(why) => arm.failures.push(why),
+                }
+                self.done += 1;
+            }
+        }
+    }
+
+    fn run_once(
+        &self,
+        about: &About,
+        arm: &str,
+        parameters: &Parameters,
+        bounds: &Bounds,
+    ) -> Result<Run, Name> {
+        let arm = arm.strip_suffix(AGAIN).unwrap_or(arm);
+        let mut command = Command::new(&self.plan.program);
+        command.args(["lab-run", about.name, arm]);
+        for (name, value) in parameters.iter() {
+            command.arg("--set").arg(format!("{name}={value}"));
+        }
+        command.arg("--journal").arg(self.journal.folder());
+        command.arg("--folder").arg(&bounds.folder);
+        if let Some(cgroup) = &bounds.cgroup {
+            command.arg("--cgroup").arg(cgroup);
+        }
+        let text = self.output(command)?;
+        serde_json::from_slice(&text).map_err(|error| error.to_string().as_str().into())
+    }
+
+    /// Runs a command, ends it with all that it started when it takes too long, and returns what it printed.
+    fn output(&self, mut command: Command) -> Result<Vec<u8>, Name> {
+        let words = |error: io::Error| Name::from(error.to_string().as_str());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.process_group(0).spawn().map_err(words)?;
+        let [out, err] = [child.stdout.take().map(reader), child.stderr.take().map(reader)];
+        let deadline = Instant::now() + LONGEST[self.plan.size as usize];
+        let status = loop {
+            match child.try_wait().map_err(words)? {
+                Some(status) => break Ok(status),
+                None if (self.interrupted)() => break Err("it was interrupted"),
+                None if Instant::now() > deadline => break Err("it took too long"),
+                None => thread::sleep(Duration::from_millis(2)),
+            }
+        };
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        // What it left running goes too; mostly there is nothing.
+        let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+        let _ = child.wait();
+        let [out, err] =
+            [out, err].map(|reader| reader.and_then(|r| r.join().ok()).unwrap_or_default());
+        match status {
+            Ok(status) if status.success() => Ok(out),
+            Ok(status) if err.is_empty() => Err(status.to_string().as_str().into()),
+            Ok(_) => Err(Name::new(err.trim_ascii())),
+            Err(why) => Err(why.into()),
+        }
+    }
+
+    /// Touches memory in another process, so that the host has it ready; says how many nanoseconds a page took.
+    fn touch(&self, bytes: Bytes) -> Reading<f64> {
+        let mut command = Command::new(&self.plan.program);
+        command.arg("lab-touch").arg(bytes.0.to_string());
+        let failed = |why: Name| Absent::NotSupported(why.escaped().into_owned().into());
+        let text = self.output(command).map_err(failed)?;
+        let number = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
+        number.ok_or_else(|| Absent::NotSupported("it printed no number".into()))
+    }
+
+    fn first_touch(&self) -> Reading<[f64; 2]> {
+        Ok([self.touch(TOUCHED)?, self.touch(TOUCHED)?])
+    }
+
+    /// A folder for files, and a cgroup where one can be made.
+    fn bounds(&self, memory: Bytes) -> Result<Bounds, LabError> {
+        let folder = self.journal.make_folder(&self.plan.disk)?;
+        let cgroup = self.given.cgroups.as_deref().and_then(|base| {
+            let path = base.join(format!("pagewise-lab-{}", std::process::id()));
+            self.journal.make_cgroup(&path).ok()?;
+            limit(&path, Bytes(memory.0 + ROOM.0)).ok()?;
+            Some(path)
+        });
+        Ok(Bounds { folder, cgroup })
+    }
+}
+
+/// What keeps a run within its memory and its files together.
+struct Bounds {
+    folder: PathBuf,
+    cgroup: Option<PathBuf>,
+}
+
+/// Bounds the memory of a cgroup, of either version.
+pub(crate) fn limit(cgroup: &Path, memory: Bytes) -> io::Result<()> {
+    let limit = memory.0.to_string();
+    let write = |file: &str| fs::write(cgroup.join(file), &limit);
+    write("memory.max").or_else(|_| write("memory.limit_in_bytes"))
+}
+
+/// Where memory cgroups can be made: the mount of the version that has the controller.
+fn cgroups() -> Option<PathBuf> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let mounts = mountinfo::parse(&fs::read("/proc/self/mountinfo").ok()?);
+    let has_memory = |mount: &mountinfo::Mount| match mount.fs.as_slice() {
+        b"cgroup" => mount.options.split(|byte| *byte == b',').any(|option| option == b"memory"),
+        b"cgroup2" => {
+            let control = fs::read_to_string(mount.point.join("cgroup.subtree_control"));
+            control.is_ok_and(|text| text.split_whitespace().any(|word| word == "memory"))
+        }
+        _ => false,
+    };
+    mounts.into_iter().find(has_memory).map(|mount| mount.point)
+}
+
+fn reader(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+/// What is said of an experiment whatever comes out.
+fn entry(about: &About, parameters: &Parameters, plan: &Plan) -> lab::Experiment {
+    let mut entry = outline(about, parameters, rerun(about, plan));
+    if about.timed {
+        let again = about.arms[0].to_owned() + AGAIN;
+        entry.arms.push(Arm { name: again.into(), ..Arm::default() });
+    }
+    entry
+}
+
+/// Every experiment of these names as it would be run, and why not where it would not.
+///
+/// # Errors
+/// [`LabError::NoSuchExperiment`], [`LabError::NoSuchParameter`]
+pub fn outlines(plan: &Plan) -> Result<Vec<lab::Experiment>, LabError> {
+    let given = Given { change_system: plan.change_system, cpus: cpus(), cgroups: cgroups() };
+    let one = |name: &String| {
+        let about = find(name)?.about();
+        let parameters = Parameters::of(about, plan.size, &ours(about, plan))?;
+        let skipped = missing(about.needs, &given).or_else(|| too_large(about, &parameters));
+        Ok(lab::Experiment { skipped, ..outline(about, &parameters, rerun(about, plan)) })
+    };
+    plan.names.iter().map(one).collect()
+}
+
+/// The parameters that were set and that an experiment has: with several experiments, each is for some of them.
+fn ours(about: &About, plan: &Plan) -> Vec<(String, u64)> {
+    let is_ours = |name: &str| about.parameters.iter().any(|row| row.name == name);
+    plan.set.iter().filter(|(name, _)| plan.names.len() == 1 || is_ours(name)).cloned().collect()
+}
+
+fn rerun(about: &About, plan: &Plan) -> String {
+    let mut words = vec![format!("pagewise lab run {}", about.name)];
+    match plan.size {
+        Size::Quick => words.push("--quick".to_owned()),
+        Size::Usual => {}
+        Size::Full => words.push("--full".to_owned()),
+    }
+    words.extend(ours(about, plan).iter().map(|(name, value)| format!("--set {name}={value}")));
+    words.extend(plan.runs.map(|runs| format!("--runs {runs}")));
+    words.extend(plan.change_system.then(|| "--change-system".to_owned()));
+    words.join(" ")
+}
+
+/// Why it does not fit into this machine, where it does not.
+fn too_large(about: &About, parameters: &Parameters) -> Option<Absent> {
+    let needed = (about.memory)(parameters);
+    let available = pagewise_proc::meminfo::machine(&ProcRoot::live()).mem_available.ok()?;
+    let why = || {
+        format!(
+            "it needs {} MiB of memory, {} MiB are available",
+            needed.0 >> 20,
+            available.0 >> 20
+        )
+    };
+    (needed > available).then(|| Absent::NotSupported(why().into()))
+}
+
+/// By how much two series of the baseline differ at most, with 95 % confidence. The second is one condition less to show.
+fn noise(about: &About, entry: &mut lab::Experiment) -> Option<f64> {
+    let again = entry.arms.pop()?;
+    let timed = about.quantities.iter().find(|row| row.is_time())?;
+    let baseline = entry.arms.first()?.values(timed.name);
+    let interval = ratio_of_medians(&again.values(timed.name), &baseline)?.interval?;
+    Some((interval.high - 1.0).max(1.0 - interval.low).max(0.0))
+}

@@ -1,0 +1,68 @@
+//! Children that go on in this program, for experiments with copy-on-write.
+
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+
+/// A child. It is waited for when dropped.
+#[derive(Debug)]
+pub struct Child(libc::pid_t);
+
+/// Forks; the child runs `body` and ends with what it returns, 101 where it panics.
+///
+/// # Errors
+/// `EBUSY` where this process has other threads: a lock that one of them holds would be held in the child for ever.
+/// `EAGAIN`, `ENOMEM`.
+pub fn fork(body: impl FnOnce() -> u8) -> io::Result<Child> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    }
+    // SAFETY: there is no other thread, so the child may do all that this process may.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let status = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
+            // SAFETY: ends this process; handlers of its parent's and buffers are left alone.
+            unsafe { libc::_exit(status.into()) }
+        }
+        pid => Ok(Child(pid)),
+    }
+}
+
+impl Child {
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.0.unsigned_abs()
+    }
+
+    /// Waits for its end: the exit status, or the negative signal.
+    ///
+    /// # Errors
+    /// As `waitpid` gives them.
+    pub fn wait(self) -> io::Result<i32> {
+        let status = wait(self.0);
+        std::mem::forget(self);
+        status
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = wait(self.0);
+    }
+}
+
+fn wait(pid: libc::pid_t) -> io::Result<i32> {
+    let mut status = 0;
+    loop {
+        // SAFETY: the call writes a number to `status`.
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        if waited == pid {
+            let ended = libc::WIFEXITED(status);
+            return Ok(if ended { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) });
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Mappings of any kind for experiments: private or shared, anonymous or of a file, populated or not. Their bytes may be
+//! shared with other threads and processes, so that each access is an atomic one of a byte.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use crate::madvise::Advice;
+
+/// What to map.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted<'f> {
+    /// Bytes; a multiple of the page size.
+    pub length: usize,
+    /// `MAP_SHARED` rather than `MAP_PRIVATE`.
+    pub shared: bool,
+    /// The file, from its start; anonymous memory without.
+    pub file: Option<&'f File>,
+    /// `MAP_POPULATE`: page tables are filled, and a file is read, before the call returns.
+    pub populate: bool,
+    /// `MAP_NORESERVE`: not counted against the commit limit.
+    pub no_reserve: bool,
+    /// Nothing may be done with it before [`Mapping::protect`].
+    pub no_access: bool,
+}
+
+/// A mapping. It is unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: its bytes are touched by atomic operations only, by whichever thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// What may be done with pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing.
+    None,
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    Write,
+}
+
+impl Access {
+    const fn flags(self) -> i32 {
+        match self {
+            Access::None => libc::PROT_NONE,
+            Access::Read => libc::PROT_READ,
+            Access::Write => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+impl Mapping {
+    /// Maps it.
+    ///
+    /// # Errors
+    /// `EINVAL` for no bytes, `ENOMEM` where the commit limit or address space has no room, others as `mmap` gives them.
+    pub fn map(wanted: &Wanted<'_>) -> io::Result<Mapping> {
+        let flags = [
+            (true, if wanted.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE }),
+            (wanted.file.is_none(), libc::MAP_ANONYMOUS),
+            (wanted.populate, libc::MAP_POPULATE),
+            (wanted.no_reserve, libc::MAP_NORESERVE),
+        ];
+        let flags = flags.iter().filter(|flag| flag.0).fold(0, |all, flag| all | flag.1);
+        let file = wanted.file.map_or(-1, AsRawFd::as_raw_fd);
+        let access = if wanted.no_access { Access::None } else { Access::Write };
+        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        let start =
+            unsafe { libc::mmap(ptr::null_mut(), wanted.length, access.flags(), flags, file, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).expect("the kernel maps nothing at 0");
+        Ok(Mapping { start, length: wanted.length })
+    }
+
+    /// Its first address.
+    pub fn start(&self) -> u64 {
+        self.start.addr().get() as u64
+    }
+
+    /// Its bytes.
+    #[expect(clippy::len_without_is_empty, reason = "no mapping is empty")]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// A byte of it.
+    ///
+    /// # Panics
+    /// Where it lies beyond the end.
+    #[inline(always)]
+    fn byte(&self, at: usize) -> &AtomicU8 {
+        assert!(at < self.length, "{at} is beyond the mapping");
+        // SAFETY: it lies in the mapping, by the line above.
+        let byte = unsafe { self.start.add(at) };
+        // SAFETY: a byte is aligned, and all accesses to the mapping are atomic. Where nothing may be read or written, the
+        // kernel ends the process.
+        unsafe { AtomicU8::from_ptr(byte.as_ptr()) }
+    }
+
+    /// Reads a byte.
+    #[inline(always)]
+    pub fn read(&self, at: usize) -> u8 {
+        self.byte(at).load(Relaxed)
+    }
+
+    /// Writes a byte.
+    #[inline(always)]
+    pub fn write(&self, at: usize, byte: u8) {
+        self.byte(at).store(byte, Relaxed);
+    }
+
+    /// Writes a byte in each step of a range.
+    pub fn touch(&self, range: Range<usize>, step: usize) {
+        range.step_by(step).for_each(|at| self.write(at, 1));
+    }
+
+    /// Reads a byte in each step of a range.
+    pub fn look(&self, range: Range<usize>, step: usize) -> u64 {
+        range.step_by(step).map(|at| u64::from(self.read(at))).sum()
+    }
+
+    /// Fills all of it, as `memset` does. `&mut`, since nobody else may look meanwhile.
+    pub fn fill(&mut self, byte: u8) {
+        // SAFETY: the bytes are mapped, and nobody else of this process touches them.
+        unsafe { self.start.write_bytes(byte, self.length) };
+    }
+
+    /// Tells the kernel something about a part.
+    ///
+    /// # Errors
+    /// As `madvise` gives them.
+    pub fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+        let (start, length) = self.part(&range)?;
+        // SAFETY: the part is ours; whatever the advice, its bytes stay mapped and are numbers, which atomic loads may find
+        // changed.
+        let done = unsafe { libc::madvise(start.cast(), length, advice as i32) };
+        answer(done)
+    }
+
+    /// Changes what may be done with a part.
+    ///
+    /// # Errors
+    /// As `mprotect` gives them.
+    pub fn protect(&self, range: Range<usize>, access: Access) -> io::Result<()> {
+        let (start, length) = self.part(&range)?;
+        // SAFETY: the part is ours; who then touches what may not be touched is ended by the kernel.
+        let done = unsafe { libc::mprotect(start.cast(), length, access.flags()) };
+        answer(done)
+    }
+
+    /// Writes dirty pages to the file, and waits for that.
+    ///
+    /// # Errors
+    /// As `msync` gives them.
+    pub fn sync(&self) -> io::Result<()> {
+        // SAFETY: the mapping is ours, and stays as it is.
+        let done = unsafe { libc::msync(self.start.as_ptr().cast(), self.length, libc::MS_SYNC) };
+        answer(done)
+    }
+
+    /// Keeps all of it in memory.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EPERM`, `EAGAIN` beyond `RLIMIT_MEMLOCK`.
+    pub fn lock(&self) -> io::Result<()> {
+        // SAFETY: the mapping is ours, and its bytes stay as they are.
+        let done = unsafe { libc::mlock(self.start.as_ptr().cast(), self.length) };
+        answer(done)
+    }
+
+    /// A part as the kernel takes it.
+    fn part(&self, range: &Range<usize>) -> io::Result<(*mut u8, usize)> {
+        if range.start > range.end || range.end > self.length {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: the start is at most the length.
+        let start = unsafe { self.start.add(range.start) };
+        Ok((start.as_ptr(), range.len()))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+fn answer(done: i32) -> io::Result<()> {
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> usize {
+        usize::try_from(crate::system::page_size()).unwrap()
+    }
+
+    #[test]
+    fn shared_memory_of_a_file_is_the_file_and_private_memory_is_not() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(page() as u64).unwrap();
+        let map = |shared| {
+            let wanted = Wanted { length: page(), shared, file: Some(&file), ..Wanted::default() };
+            Mapping::map(&wanted).unwrap()
+        };
+        let (one, two, private) = (map(true), map(true), map(false));
+        private.write(0, 9);
+        one.write(1, 7);
+        one.sync().unwrap();
+        assert_eq!((two.read(0), two.read(1), private.read(0)), (0, 7, 9));
+    }
+
+    #[test]
+    fn dropped_pages_are_zero_and_parts_beyond_the_end_are_errors() {
+        let wanted = Wanted { length: 2 * page(), ..Wanted::default() };
+        let mapping = Mapping::map(&wanted).unwrap();
+        mapping.touch(0..mapping.len(), page());
+        assert_eq!(mapping.look(0..mapping.len(), page()), 2);
+        mapping.advise(0..page(), Advice::DontNeed).unwrap();
+        assert_eq!(mapping.look(0..mapping.len(), page()), 1);
+        mapping.protect(0..page(), Access::Read).unwrap();
+        assert_eq!(mapping.read(0), 0);
+        assert!(mapping.advise(0..3 * page(), Advice::DontNeed).is_err());
+        assert!(Mapping::map(&Wanted::default()).is_err());
+    }
+}

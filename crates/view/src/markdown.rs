@@ -1,0 +1,106 @@
+//! Markdown, as `GitHub` and its kin draw it: tables are tables, pictures are the terminal's.
+
+use std::io::{self, Write};
+
+use pagewise_model::Report;
+use pagewise_model::report::{Block, Facts, Findings, Paragraph, Table, Value};
+
+use crate::cells::for_people;
+use crate::number::Units;
+use crate::text::{self, Style};
+use crate::words::Wording;
+
+/// Values in words, missing ones with their reason.
+const WORDING: Wording<'static> = Wording { units: Units::Human, bare: false, notes: None };
+
+/// Writes a report.
+///
+/// # Errors
+/// What `out` returns.
+pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "# {}", escaped(&WORDING.sentence(&report.title)))?;
+    for block in &report.blocks {
+        match block {
+            Block::Facts(facts) if for_people(facts.audience, false) => list(facts, out)?,
+            Block::Table(rows) if for_people(rows.audience, false) => table(rows, out)?,
+            Block::Findings(found) => findings(found, out)?,
+            Block::Text(text) if for_people(text.audience, false) => paragraph(text, out)?,
+            Block::AddressMap(_) | Block::Chart(_) | Block::Bars(_) => picture(block, out)?,
+            Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Words that mean nothing to Markdown: its marks, and those of HTML, are escaped.
+fn escaped(words: &str) -> String {
+    let mut out = String::with_capacity(words.len());
+    for c in words.chars() {
+        if matches!(c, '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '#' | '&' | '~') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
+fn heading(title: &str, out: &mut dyn Write) -> io::Result<()> {
+    if title.is_empty() { writeln!(out) } else { writeln!(out, "\n## {}\n", escaped(title)) }
+}
+
+fn list(facts: &Facts, out: &mut dyn Write) -> io::Result<()> {
+    heading(&facts.title, out)?;
+    for fact in facts.facts.iter().filter(|fact| for_people(fact.audience, false)) {
+        writeln!(out, "- {}: {}", escaped(&fact.label), words(&fact.value))?;
+    }
+    Ok(())
+}
+
+fn words(value: &Value) -> String {
+    escaped(&WORDING.value(value))
+}
+
+fn table(table: &Table, out: &mut dyn Write) -> io::Result<()> {
+    heading(&table.title, out)?;
+    let columns = || table.columns.iter().filter(|column| for_people(column.audience, false));
+    let row = |cells: Vec<String>| format!("| {} |", cells.join(" | "));
+    writeln!(out, "{}", row(columns().map(|column| escaped(&column.label)).collect()))?;
+    writeln!(out, "{}", row(columns().map(|_| "---".to_owned()).collect()))?;
+    for at in 0..table.rows() {
+        writeln!(out, "{}", row(columns().map(|column| words(&column.value(at))).collect()))?;
+    }
+    if !table.note.is_empty() {
+        writeln!(out, "\n{}", escaped(&table.note))?;
+    }
+    Ok(())
+}
+
+fn findings(findings: &Findings, out: &mut dyn Write) -> io::Result<()> {
+    heading("Findings", out)?;
+    if findings.list.is_empty() {
+        return writeln!(out, "{}", escaped(&findings.none));
+    }
+    for finding in &findings.list {
+        let claim = escaped(&WORDING.sentence(&finding.claim));
+        writeln!(out, "- **{}**: {claim}", finding.severity.key())?;
+        let next_step = escaped(&WORDING.sentence(&finding.next_step));
+        if !next_step.is_empty() {
+            writeln!(out, "  → {next_step}")?;
+        }
+    }
+    Ok(())
+}
+
+fn paragraph(text: &Paragraph, out: &mut dyn Write) -> io::Result<()> {
+    heading(&text.title, out)?;
+    writeln!(out, "{}", escaped(&WORDING.sentence(&text.pieces)))
+}
+
+/// As a terminal shows it, in a block of code.
+fn picture(block: &Block, out: &mut dyn Write) -> io::Result<()> {
+    let (schema, title) = ("", Vec::new());
+    let alone = Report { schema, title, blocks: vec![block.clone()] };
+    writeln!(out, "\n```text")?;
+    text::write(&alone, &Style { width: 100, ..Style::default() }, out)?;
+    writeln!(out, "```")
+}
