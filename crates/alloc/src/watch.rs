@@ -99,6 +99,11 @@ pub fn ours(start: NonNull<u8>, size: usize) {
     checker::defined(start, size);
 }
 
+/// These bytes were [`ours`], and are nobody's now.
+pub fn hidden(start: NonNull<u8>, size: usize) {
+    checker::hidden(start, size);
+}
+
 /// A pool is about to give a block back, in which nothing is handed out.
 pub fn given_back(pool: &Pool, block: Block) {
     checker::given_back(block);

@@ -51,6 +51,12 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
     }
 }
 
+/// Runs what panics where memory was misused, which C is told of by the end of the process.
+pub(crate) fn or_abort<T>(body: impl FnOnce() -> T) -> T {
+    // The panic has said what is wrong.
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| std::process::abort())
+}
+
 /// As C has strings: up to the first NUL.
 pub(crate) fn c_string(text: &str) -> CString {
     let text = text.split('\0').next().unwrap_or_default();

@@ -2,5 +2,6 @@
 
 mod failure;
 pub mod measure;
+pub mod stack;
 
 pub use failure::pw_error_message;

@@ -120,6 +120,29 @@ pub(super) struct Cold {
     pub(super) pool: watch::Pool,
 }
 
+impl Cold {
+    /// Those of a stack whose first block this is.
+    fn new(first: Block) -> Cold {
+        Cold {
+            first: first.start.cast(),
+            requests: Requests::default(),
+            held: Cell::new(0),
+            taken: Cell::new(0),
+            told: Cell::new(0),
+            pool: watch::created("stack"),
+        }
+    }
+
+    /// Counts a block that was taken, and gives it a header.
+    fn adopt(&self, block: Block) -> NonNull<Header> {
+        self.held.set(self.held.get() + block.size);
+        self.taken.set(self.taken.get() + block.size as u64);
+        watch::taken(&self.pool, block);
+        watch::ours(block.start, size_of::<Header>());
+        Header::new(block)
+    }
+}
+
 /// How large requests are. Counting each would slow the fast path down, and is not needed: who meets the end of a block
 /// stands for all that it was filled with. A request does so with a chance that grows with its size, of which dividing the
 /// block by it makes up, and the mean is that of all.
@@ -158,10 +181,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     pub(super) fn current(&self) -> Option<&Header> {
         let cold = self.cold()?;
         let current = match self.is_guarded() {
-            true => {
-                let _quiet = watch::quiet();
-                self.last_guard().map_or(cold.first, |guard| guard.block)
-            }
+            true => self.last_guard().map_or(cold.first, |guard| guard.block),
             false => NonNull::new(self.block.get())?,
         };
         // SAFETY: who has cold parts has blocks, and the current one has a header as all have.
@@ -185,7 +205,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
                     cold.requests.note(layout.size(), current.capacity());
                 }
                 let found = self.free_block_for(layout, current);
-                let block = current.insert(found.or_else(|| self.new_block(layout, 0))?);
+                let block = current.insert(found.or_else(|| self.new_block(layout))?);
                 block.before.set(self.tell(layout.size()));
                 block
             }
@@ -229,8 +249,14 @@ impl<S: Source, P: Policy> Stack<S, P> {
         }
     }
 
-    /// Takes a block with room for `layout` from the source, and for `more` before it.
-    fn new_block(&self, layout: Layout, more: usize) -> Option<NonNull<Header>> {
+    /// A new block with room for `layout`.
+    fn new_block(&self, layout: Layout) -> Option<NonNull<Header>> {
+        let cold = self.cold()?;
+        Some(cold.adopt(self.take(layout, 0)?))
+    }
+
+    /// Takes memory of the source, with room for `layout`, and for `more` before it.
+    fn take(&self, layout: Layout, more: usize) -> Option<Block> {
         let overhead = size_of::<Header>() + more + layout.align() + 2 * ALIGN;
         let needed = layout.size().checked_add(overhead)?;
         let room = self.mean().saturating_mul(REQUESTS).saturating_add(overhead);
@@ -239,11 +265,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
         // A source that is nearly empty may have less than is wanted.
         let smaller = |size: &usize| (*size > needed).then(|| (size / 2).max(needed));
         let mut sizes = core::iter::successors(Some(wanted), smaller);
-        let block =
-            sizes.find_map(|size| self.source.take(Layout::from_size_align(size, ALIGN).ok()?))?;
-        let new = Header::new(block);
-        self.count(block);
-        Some(new)
+        sizes.find_map(|size| self.source.take(Layout::from_size_align(size, ALIGN).ok()?))
     }
 
     /// The mean size of requests.
@@ -253,31 +275,19 @@ impl<S: Source, P: Policy> Stack<S, P> {
 
     /// The block that all begins with, and the cold parts in it.
     fn first_block(&self, layout: Layout) -> Option<&Header> {
-        let first = self.new_block(layout, size_of::<Cold>())?;
-        // SAFETY: the header was written, and nobody else knows the block.
-        let header = unsafe { first.as_ref() };
-        let cold = header.begin.get().cast::<Cold>();
+        let block = self.take(layout, size_of::<Cold>())?;
+        let cold = Cold::new(block);
+        let header = cold.adopt(block);
+        // SAFETY: it was written, and nobody else knows the block.
+        let header = unsafe { header.as_ref() };
+        let place = header.begin.get().cast::<Cold>();
+        watch::ours(place.cast(), size_of::<Cold>());
         // SAFETY: room for it was asked for; where a header ends there is its alignment.
-        header.begin.set(unsafe { cold.add(1) }.cast());
-        let pool = watch::created("stack");
-        let (held, taken) = (Cell::new(0), Cell::new(0));
-        let (requests, told) = (Requests::default(), Cell::new(0));
+        unsafe { place.write(cold) };
         // SAFETY: as above.
-        unsafe { cold.write(Cold { first, requests, held, taken, told, pool }) };
-        self.cold.set(cold.as_ptr());
-        self.count(header.block);
-        watch::ours(cold.cast(), size_of::<Cold>());
+        header.begin.set(unsafe { place.add(1) }.cast());
+        self.cold.set(place.as_ptr());
         Some(header)
-    }
-
-    /// Notes a block that was taken; the first one when the cold parts are there.
-    fn count(&self, block: Block) {
-        if let Some(cold) = self.cold() {
-            cold.held.set(cold.held.get() + block.size);
-            cold.taken.set(cold.taken.get() + block.size as u64);
-            watch::taken(&cold.pool, block);
-            watch::ours(block.start, size_of::<Header>());
-        }
     }
 
     /// Gives the source a block that is out of the list.

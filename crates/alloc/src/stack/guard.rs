@@ -10,7 +10,7 @@
 //! Guards are linked, the last first. In a guarded stack `block` is the last of them or NULL, and a frame's mark tells down
 //! to which it is popped. An allocation in a guarded stack always moves when it grows, so who kept its old address finds out.
 
-use core::alloc::Layout;
+use core::alloc::{Layout, LayoutError};
 use core::ptr::{self, NonNull};
 use core::slice;
 
@@ -52,9 +52,11 @@ impl Guard {
         says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
     }
 
-    /// Whether nobody wrote over it. What is written past an end comes to the edge first, then to the guard.
+    /// Whether nobody wrote over it. What is written past an end comes to the edge first, then to the guard. A checker knows
+    /// of the edge by itself.
     fn is_intact(&self) -> bool {
-        self.seal == self.seal() && self.edge().iter().all(|byte| *byte == EDGE)
+        self.seal == self.seal()
+            && (watch::checked() || self.edge().iter().all(|byte| *byte == EDGE))
     }
 
     /// The bytes between the allocation and the guard, once the seal is known to be right.
@@ -75,6 +77,25 @@ pub(super) enum Broken {
     Order,
 }
 
+/// What is placed for an allocation: where in it that begins, and where its guard does.
+#[derive(Debug)]
+struct Shape {
+    whole: Layout,
+    start: usize,
+    guard: usize,
+}
+
+impl Shape {
+    /// Checkers want a gap on either side.
+    fn around(layout: Layout) -> Result<Shape, LayoutError> {
+        let gap = Layout::from_size_align(if watch::checked() { watch::GAP } else { 0 }, 1)?;
+        let (before, start) = gap.extend(layout)?;
+        let (behind, _) = before.extend(gap)?;
+        let (whole, guard) = behind.extend(Layout::new::<Guard>())?;
+        Ok(Shape { whole: whole.align_to(ALIGN)?.pad_to_align(), start, guard })
+    }
+}
+
 impl<S: Source, P: Policy> Stack<S, P> {
     /// The last guard; none where nothing was allocated.
     pub(super) fn last_guard(&self) -> Option<&Guard> {
@@ -84,25 +105,26 @@ impl<S: Source, P: Policy> Stack<S, P> {
 
     /// Memory with a guard behind it.
     pub(super) fn allocate_guarded(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let (whole, at) = layout.extend(Layout::new::<Guard>()).ok()?;
-        let whole = whole.align_to(ALIGN).ok()?.pad_to_align();
+        let shape = Shape::around(layout).ok()?;
         let previous = self.block.get().cast();
-        let placed = self.place(whole);
+        let placed = self.place(shape.whole);
         self.end.set(self.next.get());
-        let (start, block) = placed?;
-        let _quiet = watch::quiet();
+        let (whole, block) = placed?;
+        // SAFETY: the offset is within what was placed.
+        let start = unsafe { whole.add(shape.start) };
         self.fill(start, layout.size(), NEW);
-        // SAFETY: the edge and the guard are within `whole`, which was placed at `start`.
-        let edge = unsafe { start.add(layout.size()) };
-        self.fill(edge, at - layout.size(), EDGE);
         // SAFETY: as above.
-        let place = unsafe { start.add(at) }.cast::<Guard>();
-        // SAFETY: as above; `extend` has aligned it.
-        unsafe { place.write(Guard { seal: 0, previous, block, start, size: layout.size() }) };
+        let edge = unsafe { start.add(layout.size()) };
+        self.fill(edge, shape.guard - shape.start - layout.size(), EDGE);
+        // SAFETY: as above.
+        let guard = unsafe { whole.add(shape.guard) }.cast::<Guard>();
+        watch::ours(guard.cast(), size_of::<Guard>());
+        // SAFETY: as above, and it is aligned.
+        unsafe { guard.write(Guard { seal: 0, previous, block, start, size: layout.size() }) };
         // SAFETY: as above, it is written, and nobody else knows it.
-        let guard = unsafe { &mut *place.as_ptr() };
-        guard.seal = guard.seal();
-        self.block.set(place.as_ptr().cast());
+        let written = unsafe { &mut *guard.as_ptr() };
+        written.seal = written.seal();
+        self.block.set(guard.as_ptr().cast());
         if let Some(cold) = self.cold() {
             watch::allocated(&cold.pool, start, layout.size());
             watch::counted(&cold.pool, layout.size());
@@ -123,10 +145,12 @@ impl<S: Source, P: Policy> Stack<S, P> {
         Some((self.bump(whole)?, entered))
     }
 
-    /// Fills memory of this stack that is handed out to nobody yet, or no more.
+    /// Fills memory of this stack that is handed out to nobody yet, or no more. Checkers say what is in there themselves.
     fn fill(&self, start: NonNull<u8>, size: usize, byte: u8) {
-        // SAFETY: callers are in this file, and pass parts of what was placed.
-        unsafe { start.write_bytes(byte, size) };
+        if !watch::checked() {
+            // SAFETY: callers are in this file, and pass parts of what was placed.
+            unsafe { start.write_bytes(byte, size) };
+        }
     }
 
     pub(super) fn rewind_guarded(&self, mark: Mark) {
@@ -145,14 +169,15 @@ impl<S: Source, P: Policy> Stack<S, P> {
 
     /// Pops guards until `last` is the last, and fills what they guarded with rubbish.
     fn pop_guards(&self, last: *mut Guard) -> Result<(), Broken> {
-        let _quiet = watch::quiet();
         while !ptr::eq(self.block.get(), last.cast()) {
             let guard = self.last_guard().ok_or(Broken::Order)?;
             let at = ptr::from_ref(guard).addr();
             guard.is_intact().then_some(()).ok_or(Broken::Guard(at))?;
             let (start, size, end) = (guard.start, guard.size, at + size_of::<Guard>());
+            let place = NonNull::from(guard).cast();
             self.block.set(guard.previous.cast());
             self.fill(start, end - start.addr().get(), POPPED);
+            watch::hidden(place, size_of::<Guard>());
             if let Some(cold) = self.cold() {
                 watch::freed(&cold.pool, start, size);
                 watch::uncounted(&cold.pool, size);
@@ -170,7 +195,6 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     pub(super) fn all_intact(&self) -> Result<(), Broken> {
-        let _quiet = watch::quiet();
         let mut guard = self.last_guard().filter(|_| self.is_guarded());
         while let Some(last) = guard {
             let at = ptr::from_ref(last).addr();

@@ -89,4 +89,5 @@ tell! {
     resized(pool: &Cell<usize>, start: NonNull<u8>, old: usize, new: usize);
     freed(pool: &Cell<usize>, start: NonNull<u8>, size: usize);
     defined(start: NonNull<u8>, size: usize);
+    hidden(start: NonNull<u8>, size: usize);
 }

@@ -9,10 +9,14 @@
 #define PW_BEGIN extern "C" {
 #define PW_END }
 #define PW_ASSERT(fact) static_assert(fact, #fact)
+#define PW_ALIGNOF(type) alignof(type)
+#define PW_THREAD_LOCAL thread_local
 #else
 #define PW_BEGIN
 #define PW_END
 #define PW_ASSERT(fact) _Static_assert(fact, #fact)
+#define PW_ALIGNOF(type) _Alignof(type)
+#define PW_THREAD_LOCAL _Thread_local
 #endif
 
 /* Fast paths are inlined into programs; what they do is the same in every version that has the same soname. */

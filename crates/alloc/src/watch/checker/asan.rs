@@ -74,3 +74,7 @@ pub(super) fn freed(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
 pub(super) fn defined(start: NonNull<u8>, size: usize) {
     unpoison(start, size);
 }
+
+pub(super) fn hidden(start: NonNull<u8>, size: usize) {
+    poison(start, size);
+}

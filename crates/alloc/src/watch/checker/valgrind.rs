@@ -128,3 +128,7 @@ pub(super) fn freed(pool: &Cell<usize>, start: NonNull<u8>, _size: usize) {
 pub(super) fn defined(start: NonNull<u8>, size: usize) {
     ask(request::MAKE_MEM_DEFINED, [start.addr().get(), size]);
 }
+
+pub(super) fn hidden(start: NonNull<u8>, size: usize) {
+    ask(request::MAKE_MEM_NOACCESS, [start.addr().get(), size]);
+}

@@ -1,0 +1,255 @@
+/* pagewise/stack.h: memory in frames: allocating is adding to a pointer, and a whole frame is freed at once.
+ *
+ *     char *t_path(const char *folder, const char *name)
+ *     {
+ *         size_t size = strlen(folder) + strlen(name) + 2;
+ *         char *path = pw_t_new(char, size);
+ *         if (path) snprintf(path, size, "%s/%s", folder, name);
+ *         return path;
+ *     }
+ *
+ *     void print(const char *folder, const char **names, size_t n)
+ *     {
+ *         t_scope;
+ *         for (size_t i = 0; i < n; i++) puts(t_path(folder, names[i]));
+ *     }
+ *
+ * All that was allocated on the thread's stack since `t_scope;` is freed where its block ends, whichever way that is left.
+ * A function that allocates in its caller's frame is called t_... by convention. Stacks of your own: pw_stack below.
+ *
+ * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The same memory is
+ * pagewise_alloc::Stack in Rust; t_scope of Rust and of C push their frames on one and the same stack of the thread.
+ *
+ * Errors. Where there is no memory a call returns NULL and changes nothing. Misuse that is found says so and aborts: a
+ * frame that is popped and is not the innermost, a guard that was written over.
+ *
+ * Alignment. A power of two, and an address is aligned by as much as needed: two blocks of chars are adjacent.
+ *
+ * Threads. A stack is for one thread at a time. The thread's stack ends with it; do not use it in a signal handler. After
+ * longjmp over frames the next that is popped is not the innermost: do not jump over t_scope.
+ *
+ * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them, with the place where it was
+ * allocated and where its frame was popped. What is past a block or popped may not be touched.
+ */
+#ifndef PAGEWISE_STACK_H
+#define PAGEWISE_STACK_H
+
+#include <pagewise/base.h>
+#include <string.h>
+
+PW_BEGIN
+
+/* How a stack was when a frame was pushed. It lives in the function that pushes it, and does not move meanwhile. */
+typedef struct pw_frame {
+    char *next;
+    void *block;
+    struct pw_frame *outer;
+} pw_frame;
+
+/* A stack. All zero is one without memory, which takes it of the system when it must: `pw_stack stack = {0};`. It may be
+ * moved while no frame is open. What fast paths do not touch is the library's. */
+typedef struct pw_stack {
+    char *next;      /* The first free byte, */
+    char *end;       /* and behind which nothing is handed out. */
+    void *block;     /* Where that is. */
+    pw_frame *frame; /* The innermost. */
+    void *cold;
+    size_t guarded;
+    void *buffer;
+    size_t left;
+} pw_stack;
+
+PW_ASSERT(sizeof(pw_frame) == 24 && offsetof(pw_frame, outer) == 16);
+PW_ASSERT(offsetof(pw_stack, end) == 8 && offsetof(pw_stack, block) == 16 && offsetof(pw_stack, frame) == 24);
+PW_ASSERT(offsetof(pw_stack, cold) == 32 && offsetof(pw_stack, guarded) == 40 && offsetof(pw_stack, buffer) == 48);
+PW_ASSERT(sizeof(pw_stack) == 64);
+
+/* Makes a stack in a buffer of the caller's, which takes nothing of the system. The buffer stays the caller's, who uses it
+ * for nothing else until the stack is wiped. About 300 bytes of it are the library's. */
+void pw_stack_init_in(pw_stack *stack, void *buffer, size_t size);
+
+/* Gives all memory back: nothing that was allocated may be used any more, and the stack is as it was when it was made.
+ * Aborts where a frame is open. */
+void pw_stack_wipe(pw_stack *stack);
+
+/* Guards a stack that has no memory yet: its blocks have guards behind them, which are looked at when a frame is popped, and
+ * popped memory is filled with rubbish. Returns whether the stack is guarded, which it stays. */
+int pw_stack_guard(pw_stack *stack);
+
+/* Gives the system back what nothing lies in. */
+void pw_stack_trim(pw_stack *stack);
+
+/* Bytes that the stack has of the system, or of its buffer. */
+size_t pw_stack_held(const pw_stack *stack);
+
+/* Names the stack for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. Takes the first memory. */
+void pw_stack_set_name(pw_stack *stack, const char *name);
+
+/* Walks all that must hold inside, and aborts where it does not. */
+void pw_stack_check(const pw_stack *stack);
+
+/* What the inline functions call where they do not know what to do: not for others. */
+void *pw_stack_alloc_slow(pw_stack *stack, size_t size, size_t align);
+void *pw_stack_realloc_slow(pw_stack *stack, void *block, size_t old, size_t size, size_t align);
+void pw_stack_pop_slow(pw_stack *stack, const pw_frame *frame);
+void pw_stack_unbalanced(void);
+pw_stack *pw_t_stack_find(void);
+
+/* Where the next block begins. */
+PW_INLINE uintptr_t pw_stack_start_(const pw_stack *stack, size_t align)
+{
+    return ((uintptr_t)stack->next + (align - 1)) & ~(uintptr_t)(align - 1);
+}
+
+/* Whether there is room: blocks end before `end`, which is aligned to 16. No sum that could overflow. */
+PW_INLINE int pw_stack_fits_(const pw_stack *stack, uintptr_t start, size_t size, size_t align)
+{
+    uintptr_t end = (uintptr_t)stack->end;
+    return PW_LIKELY(size < end - start && (align <= 16 || start <= end));
+}
+
+/* Memory in the innermost frame, with nothing defined in it; NULL where there is none. `align` is a power of two. A block of
+ * size 0 may share its address. */
+PW_INLINE void *pw_stack_alloc(pw_stack *stack, size_t size, size_t align)
+{
+    uintptr_t start = pw_stack_start_(stack, align);
+    if (!pw_stack_fits_(stack, start, size, align)) return pw_stack_alloc_slow(stack, size, align);
+    stack->next = (char *)(start + size);
+    return (char *)start;
+}
+
+/* As pw_stack_alloc, with every byte 0. */
+PW_INLINE void *pw_stack_zalloc(pw_stack *stack, size_t size, size_t align)
+{
+    void *block = pw_stack_alloc(stack, size, align);
+    return block ? memset(block, 0, size) : NULL;
+}
+
+/* As pw_stack_alloc, for n elements whose size is a multiple of their alignment: there `next` is aligned as a sum, which is
+ * a step less from a block to the one behind it. NULL too where their size overflows. */
+PW_INLINE void *pw_stack_array(pw_stack *stack, size_t n, size_t element, size_t align)
+{
+    uintptr_t start = pw_stack_start_(stack, align);
+    size_t size;
+    if (__builtin_mul_overflow(n, element, &size)) return NULL;
+    if (!pw_stack_fits_(stack, start, size, align)) return pw_stack_alloc_slow(stack, size, align);
+    stack->next = (char *)(((uintptr_t)stack->next + size + (align - 1)) & ~(uintptr_t)(align - 1));
+    return (char *)start;
+}
+
+/* As pw_stack_array, with every byte 0. */
+PW_INLINE void *pw_stack_zarray(pw_stack *stack, size_t n, size_t element, size_t align)
+{
+    void *block = pw_stack_array(stack, n, element, align);
+    return block ? memset(block, 0, n * element) : NULL;
+}
+
+/* Gives a block another size, and its contents as far as they fit: in place where it is the last or does not grow. NULL
+ * where there is no memory; then the block is as it was. `old` is its size; a block of NULL has none. What it returns belongs
+ * to the innermost frame. */
+PW_INLINE void *pw_stack_realloc(pw_stack *stack, void *block, size_t old, size_t size, size_t align)
+{
+    uintptr_t start = (uintptr_t)block;
+    int is_last = start + old == (uintptr_t)stack->next && (start & (align - 1)) == 0;
+    if (!is_last || size >= (uintptr_t)stack->end - start) return pw_stack_realloc_slow(stack, block, old, size, align);
+    stack->next = (char *)(start + size);
+    return block;
+}
+
+/* A copy of a string, or of so many bytes; NULL where there is no memory. */
+PW_INLINE char *pw_stack_strdup(pw_stack *stack, const char *text)
+{
+    size_t size = strlen(text) + 1;
+    void *copy = pw_stack_alloc(stack, size, 1);
+    return copy ? (char *)memcpy(copy, text, size) : NULL;
+}
+
+/* Pushes a frame, of which the caller has the memory. */
+PW_INLINE void pw_stack_push(pw_stack *stack, pw_frame *frame)
+{
+    frame->next = stack->next;
+    frame->block = stack->block;
+    frame->outer = stack->frame;
+    stack->frame = frame;
+}
+
+/* Pops a frame: all that was allocated since it was pushed is freed. Aborts where another was pushed since and not popped,
+ * or this one was popped before. */
+PW_INLINE void pw_stack_pop(pw_stack *stack, pw_frame *frame)
+{
+    if (PW_UNLIKELY(stack->frame != frame)) pw_stack_unbalanced();
+    stack->frame = frame->outer;
+    if (PW_LIKELY(stack->block == frame->block)) {
+        stack->next = frame->next;
+    } else {
+        pw_stack_pop_slow(stack, frame);
+    }
+}
+
+/* The stack of the calling thread: Rust's t_scope has the same. Never NULL. */
+PW_INLINE pw_stack *pw_t_stack(void)
+{
+    static PW_THREAD_LOCAL __attribute__((tls_model("initial-exec"))) pw_stack *mine;
+    if (PW_UNLIKELY(mine == NULL)) mine = pw_t_stack_find();
+    return mine;
+}
+
+/* Memory for n values of a type; NULL where there is none, or their size overflows. The second kind is all 0. */
+#define pw_stack_new(stack, type, n) ((type *)pw_stack_array((stack), (n), sizeof(type), PW_ALIGNOF(type)))
+#define pw_stack_new0(stack, type, n) ((type *)pw_stack_zarray((stack), (n), sizeof(type), PW_ALIGNOF(type)))
+
+/* The same on the thread's stack. */
+#define pw_t_new(type, n) pw_stack_new(pw_t_stack(), type, n)
+#define pw_t_new0(type, n) pw_stack_new0(pw_t_stack(), type, n)
+#define pw_t_alloc(size, align) pw_stack_alloc(pw_t_stack(), (size), (align))
+#define pw_t_zalloc(size, align) pw_stack_zalloc(pw_t_stack(), (size), (align))
+#define pw_t_realloc(block, old, size, align) pw_stack_realloc(pw_t_stack(), (block), (old), (size), (align))
+#define pw_t_strdup(text) pw_stack_strdup(pw_t_stack(), (text))
+
+/* Pushes a frame that is popped where the block ends that this stands in, however it is left: `pw_scope(&stack);`, or
+ * `t_scope;` on the thread's stack. */
+#define t_scope pw_scope(pw_t_stack())
+#define PW_NAME_(prefix, line) prefix##line
+#define PW_NAME(prefix, line) PW_NAME_(prefix, line)
+
+PW_END
+
+#ifdef __cplusplus
+
+struct pw_scope_guard {
+    explicit pw_scope_guard(pw_stack *of) : stack(of) { pw_stack_push(stack, &frame); }
+    ~pw_scope_guard() { pw_stack_pop(stack, &frame); }
+    pw_scope_guard(const pw_scope_guard &) = delete;
+    pw_scope_guard &operator=(const pw_scope_guard &) = delete;
+
+    pw_stack *stack;
+    pw_frame frame;
+};
+
+#define pw_scope(stack) pw_scope_guard PW_NAME(pw_scope_, __LINE__)(stack)
+
+#else
+
+typedef struct pw_scope_of_ {
+    pw_stack *stack;
+    pw_frame *frame;
+} pw_scope_of_;
+
+PW_INLINE pw_scope_of_ pw_scope_enter_(pw_stack *stack, pw_frame *frame)
+{
+    pw_stack_push(stack, frame);
+    return (pw_scope_of_){stack, frame};
+}
+
+PW_INLINE void pw_scope_leave_(const pw_scope_of_ *scope)
+{
+    pw_stack_pop(scope->stack, scope->frame);
+}
+
+#define pw_scope(stack)                                                                                                \
+    const pw_scope_of_ PW_NAME(pw_scope_, __LINE__) __attribute__((cleanup(pw_scope_leave_), unused)) =                \
+        pw_scope_enter_((stack), &(pw_frame){0})
+
+#endif
+
+#endif

@@ -1,0 +1,167 @@
+//! `pagewise/stack.h`: what its inline functions call where they do not know what to do.
+
+use std::alloc::Layout;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::{self, NonNull};
+
+use pagewise_alloc::source::Memory;
+use pagewise_alloc::stack::thread::{LinkedStack, t_stack};
+use pagewise_alloc::stack::{Link, Linked, Stack};
+
+use crate::failure::or_abort;
+
+/// `pw_stack`, whose layout the crate of the allocators asserts.
+type CStack = LinkedStack;
+
+fn pointer(block: Option<NonNull<u8>>) -> *mut c_void {
+    block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
+}
+
+/// The stack behind a pointer.
+///
+/// # Safety
+/// It is a `pw_stack`: all zero or made by `pw_stack_init_in`, used by one thread, not moved while a frame is open.
+unsafe fn stack<'a>(pointer: *const CStack) -> &'a CStack {
+    // SAFETY: as the caller says; its fields are cells.
+    unsafe { &*pointer }
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_init_in(stack: *mut CStack, buffer: *mut c_void, size: usize) {
+    // A buffer of no bytes may have no address, but is not the system.
+    let start = NonNull::new(buffer.cast()).unwrap_or(NonNull::dangling());
+    // SAFETY: as the header says.
+    let memory = unsafe { Memory::buffer(start, size) };
+    // SAFETY: as the header says.
+    unsafe { stack.write(Stack::<_, Linked>::with_policy(memory, false)) };
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_wipe(stack: *mut CStack) {
+    // SAFETY: as the header says; nobody else uses it meanwhile.
+    or_abort(|| unsafe { &mut *stack }.wipe());
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_guard(pointer: *mut CStack) -> c_int {
+    // SAFETY: as the header says.
+    c_int::from(unsafe { stack(pointer) }.guard())
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_trim(pointer: *mut CStack) {
+    // SAFETY: as the header says.
+    unsafe { stack(pointer) }.trim();
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_held(pointer: *const CStack) -> usize {
+    // SAFETY: as the header says.
+    unsafe { stack(pointer) }.held()
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_set_name(pointer: *mut CStack, name: *const c_char) {
+    // SAFETY: a string, says the header.
+    let name = unsafe { CStr::from_ptr(name) };
+    // SAFETY: as the header says.
+    unsafe { stack(pointer) }.set_name(&name.to_string_lossy());
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_check(pointer: *const CStack) {
+    // SAFETY: as the header says.
+    or_abort(|| unsafe { stack(pointer) }.check());
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_alloc_slow(
+    pointer_to: *mut CStack,
+    size: usize,
+    align: usize,
+) -> *mut c_void {
+    let layout = Layout::from_size_align(size, align).ok();
+    // SAFETY: as the header says.
+    pointer(layout.and_then(|layout| unsafe { stack(pointer_to) }.allocate(layout)))
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_realloc_slow(
+    pointer_to: *mut CStack,
+    block: *mut c_void,
+    old: usize,
+    size: usize,
+    align: usize,
+) -> *mut c_void {
+    let layouts = [old, size].map(|size| Layout::from_size_align(size, align));
+    let [Ok(old), Ok(new)] = layouts else { return ptr::null_mut() };
+    // SAFETY: as the header says.
+    let stack = unsafe { stack(pointer_to) };
+    pointer(match NonNull::new(block.cast()) {
+        None => stack.allocate(new),
+        // SAFETY: the block came from there and has this size, says the header.
+        Some(block) => unsafe { stack.resize(block, old, new) },
+    })
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_pop_slow(pointer: *mut CStack, frame: *const Link) {
+    // SAFETY: as the header says.
+    let stack = unsafe { stack(pointer) };
+    // SAFETY: as the header says.
+    let frame = unsafe { &*frame };
+    // SAFETY: the frame was the innermost, as was looked at before; nobody uses what was allocated in it.
+    or_abort(|| unsafe { stack.rewind(frame.mark()) });
+}
+
+/// See `pagewise/stack.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn pw_stack_unbalanced() {
+    or_abort(|| panic!("stack: a frame is popped that is not the innermost"));
+}
+
+/// See `pagewise/stack.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn pw_t_stack_find() -> *mut CStack {
+    t_stack().as_ptr()
+}
