@@ -45,12 +45,14 @@ use crate::watch;
 
 mod block;
 mod guard;
+mod link;
 mod policy;
 mod scope;
 #[cfg(feature = "thread")]
 pub mod thread;
 
 use block::{Cold, Header};
+pub use link::Link;
 pub use policy::{Linked, Policy, Usual};
 pub use scope::{Frame, Owned, Scope};
 
@@ -77,7 +79,7 @@ pub struct Stack<S: Source, P: Policy = Usual> {
     end: Cell<*mut u8>,
     /// The block; where the stack is guarded, the last guard.
     block: Cell<*mut Header>,
-    /// The innermost frame that is linked: those of scopes that can be told apart at run time only.
+    /// The innermost frame that is linked, see `link`.
     frame: Cell<*const Link>,
     /// What fast paths do not touch; lies in the first block, NULL while there is none.
     cold: Cell<*mut Cold>,
@@ -98,14 +100,6 @@ pub struct Mark {
     block: *mut Header,
 }
 
-/// A frame that is linked to the one around it: `pw_frame` in C.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Link {
-    mark: Mark,
-    outer: *const Link,
-}
-
 #[cfg(feature = "os")]
 const _: () = {
     use crate::source::Memory;
@@ -123,13 +117,6 @@ const _: () = {
         offset_of!(Mark, block) == 8 && offset_of!(Link, outer) == 16 && size_of::<Link>() == 24
     );
 };
-
-impl Link {
-    /// How the stack was.
-    pub const fn mark(&self) -> Mark {
-        self.mark
-    }
-}
 
 impl<S: Source> Stack<S> {
     /// A stack without memory: it takes its first block when it must. Guarded in debug builds.

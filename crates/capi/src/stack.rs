@@ -150,14 +150,8 @@ pub unsafe extern "C" fn pw_stack_pop_slow(pointer: *mut CStack, frame: *const L
     let stack = unsafe { stack(pointer) };
     // SAFETY: as the header says.
     let frame = unsafe { &*frame };
-    // SAFETY: the frame was the innermost, as was looked at before; nobody uses what was allocated in it.
-    or_abort(|| unsafe { stack.rewind(frame.mark()) });
-}
-
-/// See `pagewise/stack.h`.
-#[unsafe(no_mangle)]
-pub extern "C" fn pw_stack_unbalanced() {
-    or_abort(|| panic!("stack: a frame is popped that is not the innermost"));
+    // SAFETY: nobody uses what was allocated in it, says the header.
+    or_abort(|| unsafe { stack.pop_slow(frame) });
 }
 
 /// See `pagewise/stack.h`.

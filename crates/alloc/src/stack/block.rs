@@ -233,6 +233,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
         self.next.set(block.begin());
         self.end.set(block.end());
         self.block.set(block.place().as_ptr());
+        self.note_block();
     }
 
     /// Takes the first free block that is large enough out of the list.

@@ -125,6 +125,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
         let written = unsafe { &mut *guard.as_ptr() };
         written.seal = written.seal();
         self.block.set(guard.as_ptr().cast());
+        self.note_block();
         if let Some(cold) = self.cold() {
             watch::allocated(&cold.pool, start, layout.size());
             watch::counted(&cold.pool, layout.size());
@@ -164,6 +165,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
         let next = if mark.block.is_null() { begin } else { mark.next };
         self.next.set(next);
         self.end.set(next);
+        self.note_block();
         report(popped);
     }
 

@@ -103,14 +103,12 @@ impl<S: Source, P: Policy> Drop for Open<'_, S, P> {
     #[inline(always)]
     fn drop(&mut self) {
         if P::LINKED {
-            assert!(
-                ptr::eq(self.stack.frame.get(), &raw const self.link),
-                "stack: a frame was pushed inside that was not popped"
-            );
-            self.stack.frame.set(self.link.outer);
+            // SAFETY: what was allocated since the frame was pushed lives no longer than the scope.
+            unsafe { self.stack.pop(&self.link) };
+        } else {
+            // SAFETY: as above; the mark was made when the frame was pushed.
+            unsafe { self.stack.rewind(self.link.mark) };
         }
-        // SAFETY: the mark was made when the frame was pushed; what was allocated since lives no longer than the scope.
-        unsafe { self.stack.rewind(self.link.mark) };
     }
 }
 
@@ -171,7 +169,7 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     /// Whether no frame is open inside this one, as far as that is not the compiler's to know.
     #[inline(always)]
     pub(super) fn is_innermost(&self) -> bool {
-        !P::LINKED || ptr::eq(self.stack.frame.get(), self.link)
+        !P::LINKED || ptr::eq(self.stack.innermost(), self.link)
     }
 
     #[inline(always)]
