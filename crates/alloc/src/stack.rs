@@ -285,6 +285,9 @@ impl<S: Source, P: Policy> Stack<S, P> {
         layout: Layout,
         new: Layout,
     ) -> Option<NonNull<u8>> {
+        if self.is_guarded() {
+            return self.move_guarded(block, layout.size(), new);
+        }
         let is_aligned = block.addr().get().is_multiple_of(new.align());
         if P::IN_PLACE && new.size() <= layout.size() && is_aligned {
             return Some(block);
@@ -303,6 +306,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
     pub unsafe fn free_last(&self, block: NonNull<u8>, layout: Layout) {
         if self.is_last(block, layout) {
             self.next.set(self.next.get().with_addr(block.addr().get()));
+        } else if self.is_guarded() {
+            self.free_guarded(block, layout.size());
         }
     }
 

@@ -125,7 +125,7 @@ fn the_last_allocation_changes_its_size_where_it_is() {
 
 #[test]
 fn what_is_not_the_last_moves_when_it_grows_and_stays_when_it_shrinks() {
-    let stack = Stack::new(Os);
+    let stack = Stack::unguarded(Os);
     let block = stack.allocate(layout(8, 8)).unwrap().cast::<u64>();
     // SAFETY: the memory is for one of them.
     unsafe { block.write(0x1234_5678_9abc_def0) };
@@ -241,6 +241,25 @@ fn popped_memory_of_a_guarded_stack_holds_rubbish() {
     let gone = stack.scope(|scope| std::ptr::from_ref(scope.alloc(7_u32)));
     // SAFETY: the block is still there; nothing lies there any more.
     assert_eq!(unsafe { gone.read() }, 0xdbdb_dbdb);
+}
+
+#[test]
+fn who_keeps_the_address_of_what_was_moved_in_a_guarded_stack_finds_rubbish() {
+    let stack = Stack::guarded(Os);
+    let block = stack.allocate(layout(4, 4)).unwrap();
+    // SAFETY: it is 4 bytes.
+    unsafe { block.cast::<u32>().write(7) };
+    // SAFETY: it came from there with this layout.
+    let moved = unsafe { stack.resize(block, layout(4, 4), layout(8, 4)) }.unwrap();
+    // SAFETY: the memory is the stack's; the first 4 bytes of what was moved were copied.
+    let found = unsafe { [block, moved].map(|block| block.cast::<u32>().read()) };
+    assert_eq!(found, [0xdbdb_dbdb, 7]);
+    // SAFETY: none: it was moved, which a guarded stack must find.
+    let said = message(|| unsafe { stack.free_last(block, layout(4, 4)) });
+    assert!(said.contains("is no live allocation"), "{said:?}");
+    // SAFETY: none: it is larger.
+    let said = message(|| unsafe { stack.free_last(moved, layout(4, 4)) });
+    assert!(said.contains("with another size"), "{said:?}");
 }
 
 #[test]

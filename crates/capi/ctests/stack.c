@@ -80,8 +80,10 @@ static void the_last_block_grows_where_it_is(void)
     CHECK(text && text[0] == 'x' && text[size / 2 - 1] == 'x');
     CHECK(is_watched || text == first);
     pw_stack_new(&stack, char, 1);
-    CHECK(pw_stack_realloc(&stack, text, size, 10, 1) == text);
-    CHECK(pw_stack_realloc(&stack, text, 10, 20, 1) != text);
+    char *shorter = pw_stack_realloc(&stack, text, size, 10, 1);
+    CHECK(is_watched || shorter == text);
+    char *longer = pw_stack_realloc(&stack, shorter, 10, 20, 1);
+    CHECK(longer != shorter && longer[9] == 'x');
     pw_stack_wipe(&stack);
 }
 
@@ -112,7 +114,7 @@ static void a_buffer_is_all_that_is_used(void)
         CHECK(block >= buffer && block + 100 <= buffer + sizeof buffer);
         memset(block, 1, 100);
     }
-    CHECK(bytes >= (is_watched ? 5000 : 9000));
+    CHECK(bytes >= (is_watched ? 4000 : 9000));
     pw_stack_wipe(&stack);
     pw_stack_init_in(&stack, NULL, 0);
     CHECK(!pw_stack_new(&stack, char, 1));

@@ -30,7 +30,9 @@ pub(super) struct Header {
     next: Cell<Option<NonNull<Header>>>,
     begin: Cell<NonNull<u8>>,
     end: NonNull<u8>,
-    block: Block,
+    /// What the source gave.
+    place: NonNull<u8>,
+    size: usize,
     /// Bytes that were live when the stack entered this block.
     before: Cell<usize>,
 }
@@ -41,18 +43,18 @@ impl Header {
         let header = block.start.cast::<Header>();
         // SAFETY: every block that is asked for has room for a header.
         let begin = unsafe { header.add(1) }.cast();
-        let size = block.size & !(ALIGN - 1);
         // SAFETY: at most the size of the block.
-        let end = unsafe { block.start.add(size) };
+        let end = unsafe { block.start.add(block.size & !(ALIGN - 1)) };
         let (next, begin, before) = (Cell::new(None), Cell::new(begin), Cell::new(0));
+        let (place, size) = (block.start, block.size);
         // SAFETY: as above; the block is aligned, since that was asked for, too.
-        unsafe { header.write(Header { next, begin, end, block, before }) };
+        unsafe { header.write(Header { next, begin, end, place, size, before }) };
         header
     }
 
     /// Where it is, as a pointer to the whole block.
     pub(super) fn place(&self) -> NonNull<Header> {
-        self.block.start.cast()
+        self.place.cast()
     }
 
     /// Where its first allocation would begin.
@@ -66,7 +68,7 @@ impl Header {
 
     /// Bytes that the source gave.
     pub(super) fn size(&self) -> usize {
-        self.block.size
+        self.size
     }
 
     /// Bytes that can be handed out.
@@ -302,7 +304,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// As above, and returns its size.
     fn give_back_of(&self, block: NonNull<Header>, pool: &watch::Pool) -> usize {
         // SAFETY: a block that was in the list has a header.
-        let given = unsafe { block.as_ref() }.block;
+        let header = unsafe { block.as_ref() };
+        let given = Block { start: header.place, size: header.size, zeroed: false };
         watch::given_back(pool, given);
         // SAFETY: it came from there; it is out of the list and no mark is in it: it was free, or the stack ends.
         unsafe { self.source.give_back(given) };

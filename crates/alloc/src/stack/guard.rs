@@ -8,9 +8,11 @@
 //! ```
 //!
 //! Guards are linked, the last first. In a guarded stack `block` is the last of them or NULL, and a frame's mark tells down
-//! to which it is popped. An allocation in a guarded stack always moves when it grows, so who kept its old address finds out.
+//! to which it is popped. An allocation in a guarded stack moves whenever its size changes, so who kept its old address finds
+//! out.
 
 use core::alloc::{Layout, LayoutError};
+use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::slice;
 
@@ -37,6 +39,8 @@ pub(super) struct Guard {
     pub(super) block: NonNull<Header>,
     start: NonNull<u8>,
     size: usize,
+    /// Not once its allocation was freed or moved: then its place waits for its frame to be popped.
+    is_live: Cell<bool>,
 }
 
 impl Guard {
@@ -120,7 +124,16 @@ impl<S: Source, P: Policy> Stack<S, P> {
         let guard = unsafe { whole.add(shape.guard) }.cast::<Guard>();
         watch::ours(guard.cast(), size_of::<Guard>());
         // SAFETY: as above, and it is aligned.
-        unsafe { guard.write(Guard { seal: 0, previous, block, start, size: layout.size() }) };
+        unsafe {
+            guard.write(Guard {
+                seal: 0,
+                previous,
+                block,
+                start,
+                size: layout.size(),
+                is_live: Cell::new(true),
+            });
+        }
         // SAFETY: as above, it is written, and nobody else knows it.
         let written = unsafe { &mut *guard.as_ptr() };
         written.seal = written.seal();
@@ -175,17 +188,80 @@ impl<S: Source, P: Policy> Stack<S, P> {
             let guard = self.last_guard().ok_or(Broken::Order)?;
             let at = ptr::from_ref(guard).addr();
             guard.is_intact().then_some(()).ok_or(Broken::Guard(at))?;
-            let (start, size, end) = (guard.start, guard.size, at + size_of::<Guard>());
-            let place = NonNull::from(guard).cast();
+            self.release(guard);
+            let (start, end) = (guard.start, at + size_of::<Guard>());
             self.block.set(guard.previous.cast());
+            let place = NonNull::from(guard).cast();
             self.fill(start, end - start.addr().get(), POPPED);
             watch::hidden(place, size_of::<Guard>());
-            if let Some(cold) = self.cold() {
-                watch::freed(&cold.pool, start, size);
-                watch::uncounted(&cold.pool, size);
-            }
         }
         Ok(())
+    }
+
+    /// Nobody may touch the allocation any more.
+    fn release(&self, guard: &Guard) {
+        if guard.is_live.replace(false) {
+            self.fill(guard.start, guard.size, POPPED);
+            if let Some(cold) = self.cold() {
+                watch::freed(&cold.pool, guard.start, guard.size);
+                watch::uncounted(&cold.pool, guard.size);
+            }
+        }
+    }
+
+    /// Frees an allocation, but for its place.
+    ///
+    /// # Panics
+    /// Where it is none, or of another size.
+    pub(super) fn free_guarded(&self, start: NonNull<u8>, size: usize) {
+        self.release(self.guard_of(start, size));
+    }
+
+    /// Moves an allocation, so that who kept its old address finds out.
+    ///
+    /// # Panics
+    /// As above.
+    pub(super) fn move_guarded(
+        &self,
+        start: NonNull<u8>,
+        size: usize,
+        new: Layout,
+    ) -> Option<NonNull<u8>> {
+        let old = self.guard_of(start, size);
+        let moved = self.allocate_guarded(new)?;
+        // SAFETY: both are at least that long, and what is handed out does not overlap.
+        unsafe { start.copy_to_nonoverlapping(moved, size.min(new.size())) };
+        self.release(old);
+        Some(moved)
+    }
+
+    /// The guard of a live allocation, looked for from the last.
+    fn guard_of(&self, start: NonNull<u8>, size: usize) -> &Guard {
+        for guard in self.guards() {
+            match guard {
+                Ok(guard) if guard.start == start && guard.is_live.get() => {
+                    assert_eq!(guard.size, size, "stack: an allocation is freed with another size");
+                    return guard;
+                }
+                Ok(_) => {}
+                Err(broken) => report(Err(broken)),
+            }
+        }
+        panic!("stack: what is freed or moved at {start:p} is no live allocation")
+    }
+
+    /// All guards, the last first, up to one that is not intact.
+    fn guards(&self) -> impl Iterator<Item = Result<&Guard, Broken>> {
+        let mut next = self.last_guard().filter(|_| self.is_guarded());
+        core::iter::from_fn(move || {
+            let guard = next.take()?;
+            if !guard.is_intact() {
+                return Some(Err(Broken::Guard(ptr::from_ref(guard).addr())));
+            }
+            // SAFETY: the guard is intact, so it has the one before it, or NULL.
+            next = unsafe { guard.previous.as_ref() };
+            Some(Ok(guard))
+        })
     }
 
     /// Looks at every guard.
@@ -197,14 +273,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     pub(super) fn all_intact(&self) -> Result<(), Broken> {
-        let mut guard = self.last_guard().filter(|_| self.is_guarded());
-        while let Some(last) = guard {
-            let at = ptr::from_ref(last).addr();
-            last.is_intact().then_some(()).ok_or(Broken::Guard(at))?;
-            // SAFETY: the guard is intact, so it has the one before it, or NULL.
-            guard = unsafe { last.previous.as_ref() };
-        }
-        Ok(())
+        self.guards().try_for_each(|guard| guard.map(|_| ()))
     }
 }
 

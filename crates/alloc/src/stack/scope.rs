@@ -159,6 +159,22 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
         self.stack.allocate(layout)
     }
 
+    /// Gives a block another size, see [`Stack::resize`].
+    ///
+    /// # Safety
+    /// The block was allocated in this scope or one around it, with `layout`; nobody uses it but by what this returns.
+    #[inline]
+    pub unsafe fn resize(
+        &self,
+        block: NonNull<u8>,
+        layout: Layout,
+        new: Layout,
+    ) -> Option<NonNull<u8>> {
+        self.assert_innermost();
+        // SAFETY: as the caller says.
+        unsafe { self.stack.resize(block, layout, new) }
+    }
+
     /// Memory for values.
     #[inline(always)]
     fn place<T>(&self, layout: Layout) -> Option<NonNull<T>> {
@@ -264,13 +280,12 @@ struct Written<'t, 's, S: Source, P: Policy> {
 
 impl<S: Source, P: Policy> fmt::Write for Written<'_, '_, S, P> {
     fn write_str(&mut self, more: &str) -> fmt::Result {
-        self.scope.assert_innermost();
         let old = self.text.len();
         let size = old.checked_add(more.len()).ok_or(fmt::Error)?;
         let layout = Layout::array::<u8>(size).map_err(|_| fmt::Error)?;
         let start = NonNull::from(&mut *self.text).cast();
         // SAFETY: the text is of this stack, and this is the only borrow, which is not used again.
-        let grown = unsafe { self.scope.stack.resize(start, Layout::for_value(self.text), layout) };
+        let grown = unsafe { self.scope.resize(start, Layout::for_value(self.text), layout) };
         let start = grown.ok_or(fmt::Error)?.as_ptr();
         // SAFETY: the new memory is as large, and not that of `more`.
         unsafe { ptr::copy_nonoverlapping(more.as_ptr(), start.wrapping_add(old), more.len()) };

@@ -123,7 +123,9 @@ pub(crate) fn programs(folder: &str, extension: &str) -> Vec<PathBuf> {
 /// Has valgrind run a program, with words of its own.
 pub(crate) fn under_valgrind(program: &Command, arguments: &[&str]) -> Command {
     let mut valgrind = Command::new("valgrind");
-    valgrind.args(["-q", "--leak-check=full", "--error-exitcode=9"]).arg(program.get_program());
+    valgrind
+        .args(["-q", "--leak-check=full", "--num-callers=40", "--error-exitcode=9"])
+        .arg(program.get_program());
     let environment = program.get_envs().filter_map(|(name, value)| Some((name, value?)));
     valgrind.envs(environment).args(arguments);
     valgrind

@@ -8,6 +8,7 @@
 mod build;
 mod installed;
 mod mistakes;
+mod same;
 
 use std::fs;
 

@@ -13,7 +13,60 @@ struct Mistake {
 }
 
 /// What a checker says of a mistake contains all of this, in this order.
-const MISTAKES: &[Mistake] = &[];
+const MISTAKES: &[Mistake] = &[
+    Mistake {
+        program: "stack.c",
+        does: "past the end",
+        valgrind: &[
+            "Invalid write of size 1",
+            "writes_past_the_end",
+            "0 bytes after a block of size 10",
+            "t_allocated_here",
+        ],
+        asan: &["use-after-poison", "writes_past_the_end"],
+    },
+    Mistake {
+        program: "stack.c",
+        does: "before the start",
+        valgrind: &[
+            "Invalid write of size 1",
+            "writes_before_the_start",
+            "1 bytes before a block of size 10",
+            "t_allocated_here",
+        ],
+        asan: &["use-after-poison", "writes_before_the_start"],
+    },
+    Mistake {
+        program: "stack.c",
+        does: "after pop",
+        valgrind: &[
+            "Invalid write of size 1",
+            "uses_what_was_popped",
+            "3 bytes inside a block of size 10 free'd",
+            "popped_here",
+            "Block was alloc'd at",
+            "t_allocated_here",
+        ],
+        asan: &["use-after-poison", "uses_what_was_popped"],
+    },
+    Mistake {
+        program: "stack.c",
+        does: "after it moved",
+        valgrind: &[
+            "Invalid write of size 1",
+            "uses_what_was_moved",
+            "0 bytes inside a block of size 10 free'd",
+            "pw_stack_realloc",
+        ],
+        asan: &["use-after-poison", "uses_what_was_moved"],
+    },
+    Mistake {
+        program: "stack.c",
+        does: "undefined",
+        valgrind: &["depends on uninitialised value", "reads_what_was_not_written"],
+        asan: &[],
+    },
+];
 
 fn source(mistake: &Mistake) -> std::path::PathBuf {
     api().join("ctests/mistakes").join(mistake.program)

@@ -1,0 +1,100 @@
+/* Runs a program on a stack by the inline functions, in the process of a test in Rust, which runs the same by Rust's. */
+#include <pagewise/stack.h>
+
+/* What the inline functions call, and the test has linked. */
+struct library {
+    void *(*alloc)(pw_stack *, size_t, size_t);
+    void *(*realloc)(pw_stack *, void *, size_t, size_t, size_t);
+    void (*pop)(pw_stack *, const pw_frame *);
+    pw_stack *(*find)(void);
+};
+
+static struct library library;
+
+void connect_to(const struct library *to)
+{
+    library = *to;
+}
+
+void *pw_stack_alloc_slow(pw_stack *stack, size_t size, size_t align)
+{
+    return library.alloc(stack, size, align);
+}
+
+void *pw_stack_realloc_slow(pw_stack *stack, void *block, size_t old, size_t size, size_t align)
+{
+    return library.realloc(stack, block, old, size, align);
+}
+
+void pw_stack_pop_slow(pw_stack *stack, const pw_frame *frame)
+{
+    library.pop(stack, frame);
+}
+
+pw_stack *pw_t_stack_find(void)
+{
+    return library.find();
+}
+
+enum { ALLOCATE, ALLOCATE_ARRAY, RESIZE, PUSH, POP };
+
+struct step {
+    size_t kind, size, align, fill;
+};
+
+/* The last block, for RESIZE. */
+struct last {
+    char *block;
+    size_t size, align;
+};
+
+/* Runs steps to the end, or to the one that pops the frame in which they began, which it returns. NULL where there is no
+ * memory. */
+static const struct step *run(pw_stack *stack, const struct step *step, const struct step *end)
+{
+    struct last last = {NULL, 0, 1};
+    for (; step < end && step->kind != POP; step++) {
+        switch (step->kind) {
+        case ALLOCATE:
+            last = (struct last){pw_stack_alloc(stack, step->size, step->align), step->size, step->align};
+            break;
+        case ALLOCATE_ARRAY:
+            last = (struct last){pw_stack_array(stack, step->size / step->align, step->align, step->align),
+                                 step->size / step->align * step->align, step->align};
+            break;
+        case RESIZE:
+            last.block = pw_stack_realloc(stack, last.block, last.size, step->size, last.align);
+            last.size = step->size;
+            break;
+        case PUSH: {
+            pw_scope(stack);
+            step = run(stack, step + 1, end);
+            if (!step || step == end) return step;
+            continue;
+        }
+        }
+        if (!last.block) return NULL;
+        memset(last.block, (int)step->fill, last.size);
+    }
+    return step;
+}
+
+int run_all(pw_stack *stack, const struct step *steps, size_t n)
+{
+    return run(stack, steps, steps + n) != NULL;
+}
+
+/* Calls back from within a frame of the thread's stack, and returns where a block lies that was allocated before. */
+char *in_a_frame_of_c(void (*back)(void *), void *with)
+{
+    t_scope;
+    char *block = pw_t_new(char, 8);
+    back(with);
+    return block;
+}
+
+/* Where the next block of the thread's stack would lie. */
+char *allocated_by_c(void)
+{
+    return pw_t_new(char, 8);
+}
