@@ -90,6 +90,12 @@ impl<const LEVELS: usize> Classes<LEVELS> {
         Some(level * ROW + self.rows[level].trailing_zeros() as usize)
     }
 
+    /// The last class that has anything.
+    pub(crate) fn last(&self) -> Option<usize> {
+        let level = self.levels.checked_ilog2()? as usize;
+        Some(level * ROW + self.rows[level].checked_ilog2()? as usize)
+    }
+
     /// Looks whether the bits are right.
     ///
     /// # Panics
@@ -140,8 +146,9 @@ mod tests {
         }
         assert_eq!([0, 4, 64, 65].map(|from| classes.first_from(from)), [3, 63, 64, 200].map(Some));
         assert_eq!(classes.first_from(201), None);
+        assert_eq!(classes.last(), Some(200));
         classes.clear(200);
-        assert_eq!(classes.first_from(65), None);
+        assert_eq!(classes.last(), Some(64));
         classes.check(|class| [3, 63, 64].contains(&class));
     }
 }

@@ -8,6 +8,7 @@ mod classes;
 mod discipline;
 pub mod fifo;
 mod lock;
+pub mod pages;
 #[cfg(feature = "os")]
 pub mod persistent;
 pub mod source;
@@ -18,6 +19,7 @@ pub mod watch;
 
 pub use discipline::{Allocator, Discipline};
 pub use fifo::Fifo;
+pub use pages::Pages;
 #[cfg(feature = "os")]
 pub use source::Os;
 pub use source::{Block, Source};

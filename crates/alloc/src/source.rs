@@ -30,6 +30,34 @@ pub unsafe trait Source {
     /// # Safety
     /// `block` came from [`Source::take`] of this source, and nobody uses it any more.
     unsafe fn give_back(&self, block: Block);
+
+    /// How many bytes of this alignment may be taken in one piece ahead of need: they cost nothing before they are used. 0
+    /// where all that is taken costs.
+    fn ahead(&self, align: usize) -> usize {
+        let _ = align;
+        0
+    }
+
+    /// Whether [`Source::discard`] does anything.
+    fn discards(&self) -> bool {
+        false
+    }
+
+    /// Takes the memory behind a part of a block, and leaves the addresses: every byte is 0 from then on. `false` where the
+    /// contents are as they were.
+    ///
+    /// # Safety
+    /// The part is of whole pages of a block that this source gave, and nobody uses it meanwhile.
+    unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
+        let _ = (start, size);
+        false
+    }
+
+    /// How many bytes of a part of a block are backed by memory, as far as the source can tell.
+    fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
+        let _ = start;
+        size
+    }
 }
 
 // SAFETY: whatever the source promises holds through a reference to it.
@@ -41,6 +69,23 @@ unsafe impl<S: Source + ?Sized> Source for &S {
     unsafe fn give_back(&self, block: Block) {
         // SAFETY: the caller promises the same of the source behind the reference.
         unsafe { (**self).give_back(block) }
+    }
+
+    fn ahead(&self, align: usize) -> usize {
+        (**self).ahead(align)
+    }
+
+    fn discards(&self) -> bool {
+        (**self).discards()
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
+        // SAFETY: the caller promises the same of the source behind.
+        unsafe { (**self).discard(start, size) }
+    }
+
+    fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
+        (**self).resident(start, size)
     }
 }
 
@@ -70,6 +115,35 @@ unsafe impl Source for Os {
     unsafe fn give_back(&self, block: Block) {
         unmap(block.start, block.size);
     }
+
+    fn ahead(&self, _align: usize) -> usize {
+        usize::MAX
+    }
+
+    fn discards(&self) -> bool {
+        true
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
+        // SAFETY: the caller passes pages of a private anonymous mapping, which nobody uses.
+        unsafe { libc::madvise(start.as_ptr().cast(), size, libc::MADV_DONTNEED) == 0 }
+    }
+
+    fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
+        resident(start, size)
+    }
+}
+
+/// How many bytes of some pages are in memory; all where the kernel does not say.
+#[cfg(feature = "os")]
+fn resident(start: NonNull<u8>, size: usize) -> usize {
+    const SEEN: usize = 256;
+    let page = page_size();
+    let mut seen = [1_u8; SEEN];
+    let asked = size.min(SEEN * page);
+    // SAFETY: the kernel writes a byte for each page of `asked`, which are SEEN at most.
+    unsafe { libc::mincore(start.as_ptr().cast(), asked, seen.as_mut_ptr()) };
+    seen[..asked.div_ceil(page)].iter().filter(|page| **page & 1 == 1).count() * page
 }
 
 #[cfg(feature = "os")]
@@ -129,6 +203,10 @@ unsafe impl Source for Fixed<'_> {
     unsafe fn give_back(&self, block: Block) {
         self.rest.give_back(block);
     }
+
+    fn ahead(&self, align: usize) -> usize {
+        self.rest.ahead(align)
+    }
 }
 
 /// What is left of a buffer. `next` only moves over memory that was not given, or back over the last that was, and never
@@ -159,6 +237,10 @@ impl Rest {
             self.next.set(block.start.as_ptr());
             self.left.set(self.left.get() + block.size);
         }
+    }
+
+    fn ahead(&self, align: usize) -> usize {
+        self.left.get().saturating_sub(self.next.get().align_offset(align))
     }
 }
 
@@ -206,6 +288,23 @@ unsafe impl Source for Memory {
             self.buffer.give_back(block);
         }
     }
+
+    fn ahead(&self, align: usize) -> usize {
+        if self.is_system() { Os.ahead(align) } else { self.buffer.ahead(align) }
+    }
+
+    fn discards(&self) -> bool {
+        self.is_system()
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
+        // SAFETY: the caller promises the same of this source, which is the system where that is asked.
+        self.is_system() && unsafe { Os.discard(start, size) }
+    }
+
+    fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
+        if self.is_system() { Os.resident(start, size) } else { size }
+    }
 }
 
 /// Another source that has no more after `n` blocks: what tests of running out of memory use.
@@ -232,6 +331,23 @@ unsafe impl<S: Source> Source for FailAfter<S> {
     unsafe fn give_back(&self, block: Block) {
         // SAFETY: the caller promises the same of the source behind.
         unsafe { self.source.give_back(block) }
+    }
+
+    fn ahead(&self, align: usize) -> usize {
+        self.source.ahead(align)
+    }
+
+    fn discards(&self) -> bool {
+        self.source.discards()
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
+        // SAFETY: the caller promises the same of the source behind.
+        unsafe { self.source.discard(start, size) }
+    }
+
+    fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
+        self.source.resident(start, size)
     }
 }
 

@@ -104,6 +104,16 @@ pub fn hidden(start: NonNull<u8>, size: usize) {
     checker::hidden(start, size);
 }
 
+/// Memory was handed out that is to be divided further: no block of its own, with anything in it.
+pub fn opened(start: NonNull<u8>, size: usize) {
+    checker::given_back(Block { start, size, zeroed: false });
+}
+
+/// Such memory, or a part of it, came back.
+pub fn closed(pool: &Pool, start: NonNull<u8>, size: usize) {
+    checker::taken(&pool.id, Block { start, size, zeroed: false });
+}
+
 /// A pool is about to give a block back, in which nothing is handed out.
 pub fn given_back(pool: &Pool, block: Block) {
     checker::given_back(block);

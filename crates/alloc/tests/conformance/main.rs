@@ -14,7 +14,7 @@ mod program;
 mod suite;
 
 use pagewise_alloc::source::FailAfter;
-use pagewise_alloc::{Allocator, Fifo, Stack, Tlsf};
+use pagewise_alloc::{Allocator, Fifo, Pages, Stack, Tlsf};
 
 use direct::Direct;
 use heap::Heap;
@@ -51,6 +51,7 @@ for_each_allocator! {
     stack: |memory| Some(Stack::unguarded(memory));
     stack_with_guards: |memory| Some(Stack::guarded(memory));
     fifo: |memory| Fifo::new(memory);
+    pages: |memory| Some(Pages::new(memory));
     tlsf: |memory| Some(Tlsf::<_>::new(memory));
     tlsf_with_nothing_at_hand: |memory| Some(Tlsf::<_, 0>::new(memory));
 }

@@ -1,0 +1,64 @@
+//! Pages: runs of 4 KiB to 1 MiB replaced at random, untouched; and how much memory touched ones need.
+
+mod live;
+mod memory;
+mod pool;
+
+use pagewise_alloc::Pages;
+use pagewise_alloc::source::Os;
+use pagewise_bench_allocators::{Runner, for_each_malloc, race};
+
+use live::{Live, Sizes};
+use pool::{Buddy, CFunctions, Malloc, Mmap, Pool};
+
+const STEPS: usize = 100_000;
+const ROUNDS: usize = 11;
+
+/// Peers, and at most how many times their time ours may take: 35 ns where they took as long, 43 and 62.
+const GOALS: &[(&str, f64)] = &[("rpmalloc", 1.0), ("tcmalloc", 0.81), ("buddy", 0.56)];
+
+/// All that take part, each of which lives as long as the program.
+fn all() -> Vec<(&'static str, &'static dyn Pool)> {
+    let half: &Pages<Os> = Box::leak(Box::new(Pages::new(Os)));
+    half.keep(50);
+    let mut all: Vec<(&str, &dyn Pool)> = vec![
+        ("ours", Box::leak(Box::new(Pages::new(Os)))),
+        ("ours, with half as much idle", half),
+        ("rpmalloc", Box::leak(Box::new(CFunctions::rpmalloc()))),
+        ("buddy", Box::leak(Box::new(Buddy::new()))),
+    ];
+    match CFunctions::tcmalloc() {
+        Some(tcmalloc) => all.push(("tcmalloc", Box::leak(Box::new(tcmalloc)))),
+        None => println!("left out: tcmalloc is not installed (libtcmalloc-minimal4)"),
+    }
+    macro_rules! general {
+        ($name:literal, $malloc:expr) => {
+            all.push(($name, Box::leak(Box::new(Malloc($malloc)))));
+        };
+    }
+    for_each_malloc!(general);
+    all.push(("mmap", &Mmap));
+    all
+}
+
+fn main() {
+    let all = all();
+    if memory::is_asked_for(&all) {
+        return;
+    }
+    for sizes in [Sizes::Even, Sizes::Powers] {
+        let runners = all.iter().map(|(name, pool)| {
+            let mut live = Live::new(*pool, sizes);
+            Runner::new(name, STEPS, move || live.replace(STEPS))
+        });
+        let title = format!("256 live runs of {sizes}, untouched: free one at random, take one");
+        let results = race(&title, ROUNDS, runners.collect());
+        results.goal_of_best("ours", 1.0, &["ours, "]);
+        for (peer, most) in
+            GOALS.iter().filter(|(peer, _)| all.iter().any(|(name, _)| name == peer))
+        {
+            results.goal("ours", *most, peer);
+        }
+    }
+    memory::run(&all);
+}

@@ -1,0 +1,154 @@
+//! What takes part.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
+
+use buddy_system_allocator::LockedFrameAllocator;
+use pagewise_alloc::Pages;
+use pagewise_alloc::source::Os;
+use pagewise_bench_allocators::black_box;
+
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;
+
+/// An allocator of runs, for any thread.
+pub(crate) trait Pool: Sync {
+    /// A run of so many pages.
+    fn take(&self, pages: usize) -> *mut u8;
+
+    /// # Safety
+    /// The run came from here with as many pages, and is not used any more.
+    unsafe fn free(&self, run: *mut u8, pages: usize);
+}
+
+impl Pool for Pages<Os> {
+    fn take(&self, pages: usize) -> *mut u8 {
+        self.allocate(layout(pages)).map_or(ptr::null_mut(), NonNull::as_ptr)
+    }
+
+    unsafe fn free(&self, run: *mut u8, pages: usize) {
+        // SAFETY: no run here is null.
+        let run = unsafe { NonNull::new_unchecked(run) };
+        // SAFETY: as the caller promises.
+        unsafe { Pages::free(self, run, pages * PAGE) };
+    }
+}
+
+fn layout(pages: usize) -> Layout {
+    Layout::from_size_align(pages * PAGE, PAGE).expect("pages are aligned to pages")
+}
+
+/// The kernel itself.
+pub(crate) struct Mmap;
+
+impl Pool for Mmap {
+    fn take(&self, pages: usize) -> *mut u8 {
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping touches no memory that there is.
+        unsafe { libc::mmap(ptr::null_mut(), pages * PAGE, access, kind, -1, 0) }.cast()
+    }
+
+    unsafe fn free(&self, run: *mut u8, pages: usize) {
+        // SAFETY: the run was mapped, and is not used any more.
+        unsafe { libc::munmap(run.cast(), pages * PAGE) };
+    }
+}
+
+/// A buddy allocator of frame numbers over addresses that nobody touches.
+pub(crate) struct Buddy {
+    frames: LockedFrameAllocator<32>,
+    start: *mut u8,
+}
+
+// SAFETY: the pointer is only calculated with.
+unsafe impl Sync for Buddy {}
+
+impl Buddy {
+    /// Over a gigabyte.
+    pub(crate) fn new() -> Buddy {
+        const FRAMES: usize = 1 << 18;
+        let frames = LockedFrameAllocator::new();
+        frames.lock().add_frame(0, FRAMES);
+        Buddy { frames, start: Mmap.take(FRAMES) }
+    }
+}
+
+impl Pool for Buddy {
+    fn take(&self, pages: usize) -> *mut u8 {
+        let frame = self.frames.lock().alloc(pages);
+        self.start.wrapping_add(frame.expect("the gigabyte is not full") * PAGE)
+    }
+
+    unsafe fn free(&self, run: *mut u8, pages: usize) {
+        self.frames.lock().dealloc((run.addr() - self.start.addr()) / PAGE, pages);
+    }
+}
+
+/// A general allocator.
+pub(crate) struct Malloc<M>(pub(crate) M);
+
+impl<M: GlobalAlloc + Sync> Pool for Malloc<M> {
+    fn take(&self, pages: usize) -> *mut u8 {
+        // SAFETY: a run has a page or more; without an alignment, which costs some of them more.
+        black_box(unsafe { self.0.alloc(Layout::from_size_align_unchecked(pages * PAGE, 16)) })
+    }
+
+    unsafe fn free(&self, run: *mut u8, pages: usize) {
+        // SAFETY: as above.
+        let layout = unsafe { Layout::from_size_align_unchecked(pages * PAGE, 16) };
+        // SAFETY: as the caller promises.
+        unsafe { self.0.dealloc(black_box(run), layout) };
+    }
+}
+
+/// An allocator behind two C functions.
+pub(crate) struct CFunctions {
+    malloc: unsafe extern "C" fn(usize) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void),
+}
+
+impl CFunctions {
+    /// rpmalloc, in one thread.
+    pub(crate) fn rpmalloc() -> CFunctions {
+        // SAFETY: called once, before all else of it.
+        unsafe { rpmalloc_sys::rpmalloc_initialize() };
+        CFunctions { malloc: rpmalloc_sys::rpmalloc, free: rpmalloc_sys::rpfree }
+    }
+
+    /// tcmalloc, where its library is installed.
+    pub(crate) fn tcmalloc() -> Option<CFunctions> {
+        // SAFETY: the name ends with NUL; the library does no harm when it is loaded.
+        let library = unsafe { libc::dlopen(c"libtcmalloc_minimal.so.4".as_ptr(), libc::RTLD_NOW) };
+        let find = |name: &CStr| {
+            // SAFETY: the library was loaded, which is asked before, and the name ends with NUL.
+            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+            (!found.is_null()).then_some(found)
+        };
+        if library.is_null() {
+            return None;
+        }
+        let (malloc, free) = (find(c"tc_malloc")?, find(c"tc_free")?);
+        // SAFETY: the function of this name has this type.
+        let malloc = unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize) -> *mut c_void>(malloc)
+        };
+        // SAFETY: as above.
+        let free =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(free) };
+        Some(CFunctions { malloc, free })
+    }
+}
+
+impl Pool for CFunctions {
+    fn take(&self, pages: usize) -> *mut u8 {
+        // SAFETY: it takes any size.
+        unsafe { (self.malloc)(pages * PAGE) }.cast()
+    }
+
+    unsafe fn free(&self, run: *mut u8, _pages: usize) {
+        // SAFETY: as the caller promises.
+        unsafe { (self.free)(run.cast()) };
+    }
+}

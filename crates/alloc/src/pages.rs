@@ -1,0 +1,410 @@
+//! Runs of pages, for several threads: what other pools take their memory from, and whoever needs whole pages.
+//!
+//! ```
+//! use pagewise_alloc::{Pages, Tlsf, source::Os};
+//! use core::alloc::Layout;
+//!
+//! static PAGES: Pages<Os> = Pages::new(Os);
+//!
+//! let layout = Layout::array::<u8>(1 << 20)?;
+//! let run = PAGES.allocate(layout).expect("the system has memory");
+//! // SAFETY: the second half is of whole pages, and nobody uses it any more: a part of a run may come back.
+//! unsafe { PAGES.free_part(run.add(1 << 19), 1 << 19) };
+//!
+//! let mut pool: Tlsf<&Pages<Os>> = Tlsf::new(&PAGES); // Other pools may take their memory there.
+//! assert!(pool.allocate(layout).is_some());
+//! # Ok::<(), core::alloc::LayoutError>(())
+//! ```
+//!
+//! ```text
+//!  allocate ─┐                                          ┌─ free: a run, or some pages of one
+//!            ▼                                          ▼
+//!        runs at hand      <────── up to 1 MiB ───── runs at hand       of this thread
+//!        idle runs, by length                        merged with idle neighbours
+//!        clean runs, by length   <─── memory ────    too much idle: the longest lose their memory
+//!        a new region            <── addresses ──    Source
+//! ```
+//!
+//! - A run is pages one behind the other. Nothing is written into or before it: what is known of pages lies in descriptors,
+//!   24 bytes each, so that a run that nobody touches stays without memory.
+//! - Each thread has some freed runs of each length up to 1 MiB at hand, and takes them again without the lock. Behind it,
+//!   taking and freeing take a fixed number of steps. Beyond that, freeing may have the source take back the memory of at most
+//!   four runs, where more is idle and backed than [`Pages::keep`] says.
+//! - Regions are taken ahead where that costs nothing: 64 MiB of addresses first, then as many as there are.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use crate::discipline::{Allocator, Discipline};
+use crate::lock::Locked;
+use crate::source::{Block, Source};
+use crate::watch::{self, Progress};
+use front::{Front, Fronts, Told};
+use heap::{Heap, Taken};
+
+mod front;
+mod heap;
+mod page;
+mod region;
+mod runs;
+
+/// Bytes of a page of a run: 4 KiB, whatever the kernel's pages are. Where those are larger, only what fills them is ever
+/// without memory again.
+pub const PAGE: usize = 4 << 10;
+
+/// Pages of a front.
+#[expect(clippy::cast_possible_truncation, reason = "a front has few pages")]
+const FRONT: u32 = size_of::<Front>().div_ceil(PAGE) as u32;
+
+/// Runs of pages of a source. All of it is for any thread.
+#[derive(Debug)]
+pub struct Pages<S: Source> {
+    fronts: Fronts,
+    heap: Locked<Heap<S>>,
+}
+
+/// How many pages so many bytes are; `None` where no run is as long. A run has a page at least.
+#[inline(always)]
+fn whole_pages(size: usize) -> Option<u32> {
+    u32::try_from(size.div_ceil(PAGE).max(1)).ok().filter(|pages| *pages < runs::LONGEST / 2)
+}
+
+/// How many pages a run for so many bytes has.
+#[inline(always)]
+fn run_pages(size: usize) -> Option<u32> {
+    whole_pages(size).map(front::rounded)
+}
+
+/// How long a run for so many bytes is: whole pages, a sixteenth longer at most; `None` where no run is as long.
+pub fn run_size(size: usize) -> Option<usize> {
+    run_pages(size).map(|pages| pages as usize * PAGE)
+}
+
+impl<S: Source> Pages<S> {
+    /// A pool without pages. It takes nothing from the source before something is allocated.
+    pub const fn new(source: S) -> Pages<S> {
+        Pages { fronts: Fronts::new(), heap: Locked::new(Heap::new(source)) }
+    }
+
+    /// A run of [`run_size`] bytes, aligned as asked and to pages at least; `None` where the source has no more.
+    #[inline]
+    pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
+        Some(self.take_run(layout)?.start)
+    }
+
+    /// As [`Pages::allocate`], with every byte of `layout` 0. What has no memory behind it stays so.
+    pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let taken = self.take_run(layout)?;
+        if !taken.zeroed {
+            // SAFETY: the run is as long, and the caller's alone.
+            unsafe { taken.start.write_bytes(0, layout.size()) };
+        }
+        Some(taken.start)
+    }
+
+    #[inline]
+    fn take_run(&self, layout: Layout) -> Option<Taken> {
+        let pages = run_pages(layout.size())?;
+        let at_hand = || self.fronts.mine().filter(|_| layout.align() <= PAGE)?.pop(pages);
+        let taken = match at_hand() {
+            Some(start) => Taken { start, zeroed: false },
+            None => self.take_of_heap(pages, layout.align())?,
+        };
+        self.mark(taken.start, pages, true);
+        Some(taken)
+    }
+
+    #[inline(never)]
+    fn take_of_heap(&self, pages: u32, align: usize) -> Option<Taken> {
+        self.heap.with(|heap| {
+            let take = |heap: &mut _| {
+                if align > PAGE {
+                    take_aligned(heap, pages, align)
+                } else {
+                    Heap::take(heap, pages)
+                }
+            };
+            // What this thread has at hand may be what is missing.
+            let taken = take(heap).or_else(|| self.end_front(heap).then(|| take(heap))?)?;
+            watch::counted(&heap.watch, pages as usize * PAGE);
+            watch::opened(taken.start, pages as usize * PAGE);
+            self.tend(heap);
+            Some(taken)
+        })
+    }
+
+    /// Takes a run back.
+    ///
+    /// # Safety
+    /// `start` is a run of this pool that was allocated, or last reallocated, with this size, and nobody uses it any more.
+    ///
+    /// # Panics
+    /// Where it is no run of this pool, as far as can be told; in debug builds, where a page of it is free.
+    #[inline]
+    pub unsafe fn free(&self, start: NonNull<u8>, size: usize) {
+        let pages = run_pages(size).unwrap_or(runs::LONGEST);
+        self.mark(start, pages, false);
+        if !self.fronts.mine().is_some_and(|front| front.push(start, pages)) {
+            self.put_into_heap(start, pages);
+        }
+    }
+
+    /// Takes any whole pages of a run back. What is left of it, [`run_size`] in all, comes back in this way too.
+    ///
+    /// # Safety
+    /// As many pages as `size` bytes need, from `start` on, came from this pool, and nobody uses them any more.
+    ///
+    /// # Panics
+    /// As [`Pages::free`].
+    pub unsafe fn free_part(&self, start: NonNull<u8>, size: usize) {
+        let pages = whole_pages(size).unwrap_or(runs::LONGEST);
+        self.mark(start, pages, false);
+        self.put_into_heap(start, pages);
+    }
+
+    #[inline(never)]
+    fn put_into_heap(&self, start: NonNull<u8>, pages: u32) {
+        self.heap.with(|heap| {
+            watch::uncounted(&heap.watch, pages as usize * PAGE);
+            watch::closed(&heap.watch, start, pages as usize * PAGE);
+            if heap.passed(pages as usize) {
+                heap.look(start, pages);
+            }
+            heap.put(start, pages);
+            self.tend(heap);
+        });
+    }
+
+    /// In debug builds: notes who has pages.
+    #[inline(always)]
+    fn mark(&self, start: NonNull<u8>, pages: u32, handed_out: bool) {
+        if cfg!(debug_assertions) {
+            self.heap.with(|heap| heap.mark(start, pages, handed_out));
+        }
+    }
+
+    /// Has this thread keep as much at hand as it may.
+    fn tend(&self, heap: &mut Heap<S>) {
+        let Some(front) = self.fronts.mine() else { return self.begin_front(heap) };
+        let Told { runs, taken, freed } = front.told();
+        if let Some((run, pages)) = front.last().filter(|_| heap.passed(freed)) {
+            heap.look(run, pages);
+        }
+        watch::progress(
+            &heap.watch,
+            Progress {
+                requests: runs,
+                requested: taken * PAGE,
+                returned: freed * PAGE,
+                size: taken / runs.max(1) * PAGE,
+            },
+        );
+        give_up(front, heap, heap.at_hand() / self.fronts.all().count().max(1));
+    }
+
+    /// Has this thread keep runs at hand from now on, where that takes little of what there is and every call need not be seen.
+    #[cold]
+    fn begin_front(&self, heap: &mut Heap<S>) {
+        if !heap.is_large() || watch::checked() || !self.fronts.vacancy() {
+            return;
+        }
+        if let Some(taken) = heap.take(FRONT) {
+            // SAFETY: the run is long enough for it, and nobody else's.
+            unsafe { self.fronts.claim(taken.start.cast()) };
+        }
+    }
+
+    /// Has this thread keep nothing at hand any more; whether it did.
+    fn end_front(&self, heap: &mut Heap<S>) -> bool {
+        if let Some(front) = self.fronts.mine() {
+            give_up(front, heap, 0);
+        }
+        let ended = self.fronts.leave();
+        ended.inspect(|front| heap.put(front.cast(), FRONT)).is_some()
+    }
+
+    /// Makes a run longer in its place, if the pages behind it are free. Their contents are not known.
+    ///
+    /// # Safety
+    /// As for [`Pages::free`]; where it is `true`, the run has the new size from then on.
+    pub unsafe fn extend(&self, start: NonNull<u8>, old: usize, new: usize) -> bool {
+        let (Some(old), Some(new)) = (run_pages(old), run_pages(new)) else { return false };
+        let more = new.saturating_sub(old);
+        if more == 0 {
+            return true;
+        }
+        // SAFETY: the run has had so many pages.
+        let added = unsafe { start.add(old as usize * PAGE) };
+        let extended = self.heap.with(|heap| {
+            let extended = heap.extend(start, old, more);
+            if extended {
+                watch::counted(&heap.watch, more as usize * PAGE);
+                watch::opened(added, more as usize * PAGE);
+            }
+            extended
+        });
+        if extended {
+            self.mark(added, more, true);
+        }
+        extended
+    }
+
+    /// Gives a run another size: in its place where it shrinks, or the pages behind it are free; else elsewhere, with its
+    /// contents. `None` leaves it as it is.
+    ///
+    /// # Safety
+    /// As for [`Pages::free`]. From then on the run has the new size and the old alignment.
+    pub unsafe fn reallocate(
+        &self,
+        start: NonNull<u8>,
+        layout: Layout,
+        size: usize,
+    ) -> Option<NonNull<u8>> {
+        let (old, new) = (run_pages(layout.size())?, run_pages(size)?);
+        if new < old {
+            // SAFETY: the run has more than so many pages.
+            let unused = unsafe { start.add(new as usize * PAGE) };
+            // SAFETY: the caller gives up what the run is to lose.
+            unsafe { self.free_part(unused, (old - new) as usize * PAGE) };
+            return Some(start);
+        }
+        // SAFETY: the caller promises the same.
+        if unsafe { self.extend(start, layout.size(), size) } {
+            return Some(start);
+        }
+        let moved = self.allocate(Layout::from_size_align(size, layout.align()).ok()?)?;
+        // SAFETY: the new run is longer, and they are apart.
+        unsafe { moved.copy_from_nonoverlapping(start, layout.size()) };
+        // SAFETY: the caller promises it, and what it held has moved.
+        unsafe { self.free(start, layout.size()) };
+        Some(moved)
+    }
+
+    /// Has the source take all memory that is not in use, and regions without a page in use. Takes time for each free run. What
+    /// other threads have at hand stays with them.
+    pub fn trim(&self) {
+        self.heap.with(|heap| {
+            self.tend(heap);
+            self.end_front(heap);
+            heap.trim();
+        });
+    }
+
+    /// Says how much memory may be idle, in percent of what is handed out; it is never less than 2 MiB. With more, runs that
+    /// are written to again and again cost fewer page faults. Without a word it is 6: with runs that are longer than asked, at
+    /// most a tenth more is resident than was asked for.
+    pub fn keep(&self, percent: u8) {
+        self.heap.with(|heap| heap.keep(percent.into()));
+    }
+
+    /// What there is, in bytes.
+    pub fn usage(&self) -> Usage {
+        self.heap.with(|heap| {
+            let at_hand: usize =
+                self.fronts.all().map(|front| front.pages() + FRONT as usize).sum();
+            let live = heap.live().saturating_sub(at_hand * PAGE);
+            Usage { live, idle: heap.idle() + at_hand * PAGE, held: heap.held() }
+        })
+    }
+
+    /// Gives the pool a name, by which those who watch it know it.
+    pub fn set_name(&self, name: &str) {
+        self.heap.with(|heap| watch::named(&heap.watch, name));
+    }
+
+    /// Uses the source.
+    pub fn with_source<T>(&self, body: impl FnOnce(&S) -> T) -> T {
+        self.heap.with(|heap| body(heap.source()))
+    }
+
+    /// Walks all regions, descriptors and lists.
+    ///
+    /// # Panics
+    /// Where something does not hold.
+    pub fn check(&self) {
+        self.heap.with(|heap| heap.check());
+    }
+}
+
+/// Has a front keep no more than so many pages.
+fn give_up<S: Source>(front: &Front, heap: &mut Heap<S>, most: usize) {
+    front.allow(most);
+    while front.has_too_many() {
+        let Some((run, pages)) = front.give_up() else { return };
+        heap.put(run, pages);
+    }
+}
+
+/// A longer run, of which the pages before and behind come back.
+fn take_aligned<S: Source>(heap: &mut Heap<S>, pages: u32, align: usize) -> Option<Taken> {
+    let spare = u32::try_from(align / PAGE - 1).ok()?;
+    let longer = pages.checked_add(spare).filter(|pages| *pages < runs::LONGEST / 2)?;
+    let taken = heap.take(longer)?;
+    let before = taken.start.align_offset(align);
+    // SAFETY: `before` is at most `spare` pages, which the run has beyond what is asked for.
+    let start = unsafe { taken.start.add(before) };
+    // SAFETY: as above.
+    let end = unsafe { start.add(pages as usize * PAGE) };
+    let before = u32::try_from(before / PAGE).ok()?;
+    for (unused, pages) in [(taken.start, before), (end, spare - before)] {
+        if pages > 0 {
+            heap.put(unused, pages);
+        }
+    }
+    Some(Taken { start, ..taken })
+}
+
+/// What a pool of pages has, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Handed out.
+    pub live: usize,
+    /// Free, and maybe backed by memory.
+    pub idle: usize,
+    /// Held of the source: addresses, not memory.
+    pub held: usize,
+}
+
+// SAFETY: runs are cut from regions without overlap, and belong to their taker until they come back. Only clean ones are said
+// to be zero.
+unsafe impl<S: Source> Source for Pages<S> {
+    fn take(&self, layout: Layout) -> Option<Block> {
+        let taken = self.take_run(layout)?;
+        let size = run_size(layout.size())?;
+        Some(Block { start: taken.start, size, zeroed: taken.zeroed })
+    }
+
+    unsafe fn give_back(&self, block: Block) {
+        // SAFETY: the caller promises that the block came from here, and is not used any more.
+        unsafe { self.free(block.start, block.size) };
+    }
+}
+
+// SAFETY: runs are aligned to what is asked, do not overlap, and stay in use until freed.
+unsafe impl<S: Source> Allocator for Pages<S> {
+    const NAME: &'static str = "pages";
+    const FREES: Discipline = Discipline::Any;
+
+    fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
+        Pages::allocate(self, layout)
+    }
+
+    unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller promises the same.
+        unsafe { Pages::free(self, block, layout.size()) };
+    }
+
+    unsafe fn resize(
+        &mut self,
+        block: NonNull<u8>,
+        layout: Layout,
+        new: Layout,
+    ) -> Option<NonNull<u8>> {
+        // SAFETY: the caller promises the same.
+        unsafe { self.reallocate(block, layout, new.size()) }
+    }
+
+    fn check(&self) {
+        Pages::check(self);
+    }
+}

@@ -1,0 +1,104 @@
+//! Descriptors: what is known of each page, apart from the pages themselves, which stay untouched.
+//!
+//! ```text
+//!  pages of a region    |  used   used   used |  free   free   free   free |  used |
+//!  descriptors     edge | .....   .....   ....| first   .....  .....  last | ..... | edge
+//!                                               links                 pages
+//!                                               pages
+//! ```
+//!
+//! - Only the first and the last page of a free run have a state other than [`State::Used`]; all between them, all that is
+//!   handed out, and the two edges have that. So a neighbour's state says whether a free run ends, or begins, there.
+//! - The first and the last know the length of their run, the first its neighbours in a list.
+//! - A descriptor of zeros is one of a used page.
+//!
+//! A [`PageRef`] is only made of a place where there is a descriptor, so that its methods may read and write it.
+
+use core::cell::Cell;
+use core::ops::Deref;
+use core::ptr::NonNull;
+
+/// What a page is, if it is the first or the last of its run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum State {
+    /// Handed out, or between two others.
+    Used = 0,
+    /// Free, and maybe backed by memory.
+    Idle = 1,
+    /// Free, and not backed by memory: it reads 0.
+    Clean = 2,
+}
+
+/// One page.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Page {
+    pub(super) next: Cell<Option<PageRef>>,
+    pub(super) previous: Cell<Option<PageRef>>,
+    /// Of the run.
+    pub(super) pages: Cell<u32>,
+    pub(super) state: Cell<State>,
+    /// The index of its region.
+    pub(super) region: Cell<u8>,
+    /// In debug builds, whether its user has it.
+    pub(super) handed_out: Cell<bool>,
+}
+
+impl Page {
+    /// A page that is not free.
+    pub(super) const fn used() -> Page {
+        Page {
+            next: Cell::new(None),
+            previous: Cell::new(None),
+            pages: Cell::new(0),
+            state: Cell::new(State::Used),
+            region: Cell::new(0),
+            handed_out: Cell::new(false),
+        }
+    }
+}
+
+/// The descriptor of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(super) struct PageRef(NonNull<Page>);
+
+impl PageRef {
+    /// # Safety
+    /// There is a descriptor for as long as anyone has this, and others before and behind it as far as callers go: to the
+    /// edges of its region. One thread at a time uses them.
+    pub(super) const unsafe fn at(page: NonNull<Page>) -> PageRef {
+        PageRef(page)
+    }
+
+    /// The page so many further.
+    #[inline(always)]
+    pub(super) fn add(self, pages: u32) -> PageRef {
+        // SAFETY: callers go no further than to the edge of the region.
+        PageRef(unsafe { self.0.add(pages as usize) })
+    }
+
+    /// The page so many before.
+    #[inline(always)]
+    pub(super) fn sub(self, pages: u32) -> PageRef {
+        // SAFETY: as for `add`.
+        PageRef(unsafe { self.0.sub(pages as usize) })
+    }
+
+    /// How many pages this one lies behind another of its region.
+    #[inline(always)]
+    pub(super) fn behind(self, first: PageRef) -> usize {
+        (self.0.addr().get() - first.0.addr().get()) / size_of::<Page>()
+    }
+}
+
+impl Deref for PageRef {
+    type Target = Page;
+
+    #[inline(always)]
+    fn deref(&self) -> &Page {
+        // SAFETY: there is a descriptor, of which all that changes is in cells.
+        unsafe { self.0.as_ref() }
+    }
+}

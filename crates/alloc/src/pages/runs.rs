@@ -1,0 +1,142 @@
+//! Free runs of one state, by length: a class is found, and a run in it, in a fixed number of steps.
+
+use super::page::{PageRef, State};
+use crate::classes::{self, Classes, EXACT, ROW};
+
+/// Longer runs there are not: descriptors count in 32 bits.
+pub(super) const LONGEST: u32 = u32::MAX;
+
+const LEVELS: usize = classes::levels(LONGEST as usize + 1);
+
+/// A free run: its first page, and how many there are.
+pub(super) type Run = (PageRef, u32);
+
+/// Free runs of one state.
+#[derive(Debug)]
+pub(super) struct Runs {
+    state: State,
+    /// Of all runs.
+    pages: usize,
+    classes: Classes<LEVELS>,
+    heads: [[Option<PageRef>; ROW]; LEVELS],
+}
+
+impl Runs {
+    pub(super) const fn new(state: State) -> Runs {
+        Runs { state, pages: 0, classes: Classes::EMPTY, heads: [[None; ROW]; LEVELS] }
+    }
+
+    /// How many pages are in it.
+    pub(super) const fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Enters a run, which has no free neighbour of this state.
+    #[inline(always)]
+    pub(super) fn insert(&mut self, (first, pages): Run) {
+        let class = classes::class(pages as usize);
+        let next = self.heads[class / ROW][class % ROW].replace(first);
+        match next {
+            Some(next) => next.previous.set(Some(first)),
+            None => self.classes.set(class),
+        }
+        first.next.set(next);
+        first.previous.set(None);
+        for end in [first, first.add(pages - 1)] {
+            end.pages.set(pages);
+            end.state.set(self.state);
+        }
+        self.pages += pages as usize;
+    }
+
+    /// Takes a run out, wherever it is in its list.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, (first, pages): Run) {
+        let (next, previous) = (first.next.get(), first.previous.get());
+        if let Some(next) = next {
+            next.previous.set(previous);
+        }
+        match previous {
+            Some(previous) => previous.next.set(next),
+            None => self.set_head(classes::class(pages as usize), next),
+        }
+        first.state.set(State::Used);
+        first.add(pages - 1).state.set(State::Used);
+        self.pages -= pages as usize;
+    }
+
+    #[inline(always)]
+    fn set_head(&mut self, class: usize, head: Option<PageRef>) {
+        self.heads[class / ROW][class % ROW] = head;
+        if head.is_none() {
+            self.classes.clear(class);
+        }
+    }
+
+    /// Takes out a run of at least so many pages: of exactly as many below EXACT, if there is one; else of the next wider
+    /// class, so that no list is searched.
+    #[inline(always)]
+    pub(super) fn take(&mut self, pages: u32) -> Option<Run> {
+        let class = self.classes.first_from(classes::class_above(pages as usize))?;
+        let first = self.heads[class / ROW][class % ROW]?;
+        let run = (first, first.pages.get());
+        self.remove(run);
+        Some(run)
+    }
+
+    /// Takes out one of the longest.
+    pub(super) fn take_longest(&mut self) -> Option<Run> {
+        let class = self.classes.last()?;
+        let first = self.heads[class / ROW][class % ROW]?;
+        let run = (first, first.pages.get());
+        self.remove(run);
+        Some(run)
+    }
+
+    /// The run that ends just before a page, or that begins with it, taken out.
+    #[inline(always)]
+    pub(super) fn take_before(&mut self, page: PageRef) -> Option<Run> {
+        let last = page.sub(1);
+        if last.state.get() != self.state {
+            return None;
+        }
+        let run = (last.sub(last.pages.get() - 1), last.pages.get());
+        self.remove(run);
+        Some(run)
+    }
+
+    /// The run that begins with a page, taken out.
+    #[inline(always)]
+    pub(super) fn take_at(&mut self, page: PageRef) -> Option<Run> {
+        if page.state.get() != self.state {
+            return None;
+        }
+        let run = (page, page.pages.get());
+        self.remove(run);
+        Some(run)
+    }
+
+    /// Walks all lists.
+    ///
+    /// # Panics
+    /// Where a list, its bits or the class of a run are wrong.
+    pub(super) fn check(&self) {
+        self.classes.check(|class| self.heads[class / ROW][class % ROW].is_some());
+        let mut found = 0;
+        for (class, head) in self.heads.iter().flatten().enumerate() {
+            let (mut at, mut before) = (*head, None);
+            while let Some(first) = at {
+                let pages = first.pages.get();
+                assert_eq!(classes::class(pages as usize), class, "a run is in the wrong list");
+                assert!(class >= EXACT || pages as usize == class, "a class is not exact");
+                assert_eq!(first.previous.get(), before, "a list has come apart");
+                let states = [first.state.get(), first.add(pages - 1).state.get()];
+                assert_eq!(states, [self.state; 2], "a run in a list has another state");
+                assert_eq!(first.add(pages - 1).pages.get(), pages, "a run has two lengths");
+                found += pages as usize;
+                (at, before) = (first.next.get(), at);
+            }
+        }
+        assert_eq!(found, self.pages, "pages of free runs, and their sum");
+    }
+}
