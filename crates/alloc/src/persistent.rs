@@ -305,7 +305,7 @@ pub struct Usage {
 
 /// A heap in a file, open. Dropping it closes it; a heap that is closed is sealed with a hash over all that describes it.
 ///
-/// A child of `fork` must not use it.
+/// A child of `fork` must not use it, and is sent SIGSEGV where it does; dropping it there does nothing.
 #[derive(Debug)]
 pub struct Persistent {
     mapping: mapping::Mapping,
@@ -519,6 +519,29 @@ impl Tx<'_> {
         self.heap.note(Kind::Free, pointer.place(), 0)?;
         self.heap.log.remember(found);
         Ok(())
+    }
+
+    /// Gives a block another size and its old contents as far as they fit. Returns where it is now: in its place, where that
+    /// has the size that is right, or in a new one, and then the old is freed once the transaction is committed.
+    ///
+    /// # Errors
+    /// As [`Tx::alloc`] and [`Tx::free`]; the block is as it was then.
+    pub fn resize<T>(&mut self, pointer: Rel<T>, layout: Layout) -> Result<Rel<T>, Error> {
+        let has = self.block_size(pointer)?;
+        let is_aligned = pointer.place().is_multiple_of(layout.align());
+        if is_aligned && format::rounded(layout.size(), layout.align()) == Some(has) {
+            return Ok(pointer);
+        }
+        let moved = self.alloc(layout)?;
+        let kept = has.min(self.block_size(moved)?);
+        let from = self.heap.resolve(pointer.cast::<u8>(), kept)?;
+        let to = self.heap.resolve(moved, kept)?;
+        // SAFETY: both blocks are at least so long, and blocks do not overlap.
+        unsafe { from.copy_to_nonoverlapping(to, kept) };
+        match self.free(pointer) {
+            Ok(()) => Ok(moved.cast()),
+            Err(error) => self.free(moved).and(Err(error)),
+        }
     }
 
     /// What a pointer leads to, to be changed: its old contents come back unless the transaction is committed.

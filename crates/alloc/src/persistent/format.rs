@@ -372,6 +372,14 @@ pub(super) fn class_of(size: usize, align: usize) -> Option<usize> {
     (class..CLASSES).find(|class| TABLE[*class].size.is_multiple_of(align))
 }
 
+/// How many bytes a block has that was made for a size and an alignment; none where there can be no such block.
+pub(super) fn rounded(size: usize, align: usize) -> Option<usize> {
+    match class_of(size, align) {
+        Some(class) => Some(TABLE[class].size),
+        None => size.checked_next_multiple_of(CHUNK).filter(|_| align <= CHUNK),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

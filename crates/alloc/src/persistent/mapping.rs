@@ -146,6 +146,14 @@ impl File {
     }
 }
 
+impl File {
+    /// Lets others in, though a child of fork has the file open as well.
+    fn unlock(&self) {
+        // SAFETY: the call takes numbers.
+        unsafe { libc::flock(self.0, libc::LOCK_UN) };
+    }
+}
+
 impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: the descriptor is ours, and used no more.
@@ -202,15 +210,24 @@ impl Reserved {
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         // SAFETY: the range lies in what was reserved, which nobody else knows of.
         let found = unsafe { libc::mmap(base.as_ptr().cast(), len, prot, flags, file.0, 0) };
-        if found == libc::MAP_FAILED { Err(Error::last("mmap")) } else { Ok(base) }
+        if found == libc::MAP_FAILED {
+            return Err(Error::last("mmap"));
+        }
+        // Two processes must not change the heap: a child that does is sent SIGSEGV.
+        // SAFETY: the advice concerns children alone, and these pages.
+        unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
+        Ok(base)
     }
-}
 
-impl Drop for Reserved {
-    fn drop(&mut self) {
+    fn unmap(&self) {
         // SAFETY: the range was mapped by `new`, and references into it do not outlive the heap.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
+}
+
+fn process() -> libc::pid_t {
+    // SAFETY: the call has no condition.
+    unsafe { libc::getpid() }
 }
 
 /// The file, mapped.
@@ -220,7 +237,9 @@ pub(super) struct Mapping {
     len: usize,
     /// Where the last word is.
     last: usize,
-    _reserved: Reserved,
+    reserved: Reserved,
+    /// The process that made it. In a child of fork nothing is there.
+    owner: libc::pid_t,
     pub(super) file: File,
     /// Every store and flush, in order, for tests that replay them.
     #[cfg(test)]
@@ -240,16 +259,22 @@ impl Mapping {
                 reserved => break reserved?,
             }
         };
-        let base = reserved.map(&file, len)?;
+        let base = reserved.map(&file, len).inspect_err(|_| reserved.unmap())?;
         Ok(Mapping {
             base,
             len,
             last: len - 8,
-            _reserved: reserved,
+            reserved,
+            owner: process(),
             file,
             #[cfg(test)]
             tape: super::replay::new_tape(),
         })
+    }
+
+    /// Whether this is the process that made it.
+    pub(super) fn is_ours(&self) -> bool {
+        self.owner == process()
     }
 
     /// How many bytes of the file are mapped, whether it has them yet or not.
@@ -309,6 +334,16 @@ impl Mapping {
 #[inline]
 pub(super) fn barrier() {
     compiler_fence(Ordering::SeqCst);
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // In a child others may have got the addresses by now.
+        if self.is_ours() {
+            self.reserved.unmap();
+            self.file.unlock();
+        }
+    }
 }
 
 // SAFETY: the mapping belongs to its owner alone, on whatever thread.

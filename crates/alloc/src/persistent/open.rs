@@ -207,7 +207,7 @@ impl Persistent {
 
     /// Undoes what is open, and seals the heap so that the next opener can check all of it.
     pub(super) fn seal(&mut self) -> Result<(), Error> {
-        if !core::mem::take(&mut self.opened) {
+        if !core::mem::take(&mut self.opened) || !self.mapping.is_ours() {
             return Ok(());
         }
         self.undo()?;

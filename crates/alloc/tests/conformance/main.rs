@@ -13,6 +13,11 @@ mod mutants;
 mod program;
 mod suite;
 
+use std::ffi::CString;
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pagewise_alloc::persistent::{Options, Persistent};
 use pagewise_alloc::source::FailAfter;
 use pagewise_alloc::{Allocator, Fifo, Pages, Stack, Tlsf};
 
@@ -46,12 +51,27 @@ macro_rules! for_each_allocator {
     };
 }
 
+/// A heap in a file that is gone when it is closed.
+fn persistent() -> Option<Persistent> {
+    static HEAPS: AtomicUsize = AtomicUsize::new(0);
+    let number = HEAPS.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir();
+    let path = path.join(format!("pagewise-conformance-{}-{number}.heap", std::process::id()));
+    let name = CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: nobody else knows of the file.
+    let heap = unsafe { Persistent::open(&name, &Options::DEFAULT) };
+    fs::remove_file(path).unwrap();
+    heap.ok()
+}
+
 for_each_allocator! {
     direct: |memory| Some(Direct::new(memory));
     stack: |memory| Some(Stack::unguarded(memory));
     stack_with_guards: |memory| Some(Stack::guarded(memory));
     fifo: |memory| Fifo::new(memory);
     pages: |memory| Some(Pages::new(memory));
+    // Its memory is the file's, and what a full disk does is for its own tests.
+    persistent: |_memory| persistent();
     tlsf: |memory| Some(Tlsf::<_>::new(memory));
     tlsf_with_nothing_at_hand: |memory| Some(Tlsf::<_, 0>::new(memory));
 }

@@ -3,6 +3,7 @@
 #![cfg(feature = "os")]
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
+mod api;
 mod child;
 mod instructions;
 mod kills;
