@@ -64,7 +64,7 @@ use core::alloc::Layout;
 use core::ffi::CStr;
 use core::fmt;
 use core::marker::PhantomData;
-use core::ops::Deref;
+use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 
 use format::{CHUNK, NAME, ROOT_COUNT, ROOTS, Root, Shape};
@@ -342,6 +342,12 @@ impl Persistent {
         Tx { heap: self }
     }
 
+    /// Takes up the transaction that [`Tx::pause`] left open, or begins one.
+    #[inline]
+    pub fn resume(&mut self) -> Tx<'_> {
+        Tx { heap: self }
+    }
+
     /// What a pointer leads to.
     ///
     /// # Errors
@@ -437,6 +443,11 @@ impl Persistent {
     /// What the system says.
     pub fn sync(&mut self) -> Result<(), Error> {
         self.mapping.sync(0, self.shape.with(self.index.chunks()))
+    }
+
+    /// Between which offsets blocks lie now. The end grows.
+    pub fn range(&self) -> Range<u64> {
+        self.shape.data() as u64..self.shape.with(self.index.chunks()) as u64
     }
 
     /// Where the file is mapped, for as long as it is open.
@@ -633,6 +644,13 @@ impl Tx<'_> {
     #[inline]
     pub fn commit(self) -> Result<(), Error> {
         self.heap.finish()
+    }
+
+    /// Leaves it open without a value that stands for it, for callers in other languages: [`Persistent::resume`] takes it up,
+    /// [`Persistent::begin`] and closing the heap undo it.
+    #[inline]
+    pub fn pause(self) {
+        core::mem::forget(self);
     }
 
     /// Undoes all that was done, as dropping it does, and says whether that went well.

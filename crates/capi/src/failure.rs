@@ -63,7 +63,7 @@ pub(crate) fn c_string(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// See `pagewise/measure.h`.
+/// See `pagewise/base.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pw_error_message() -> *const c_char {
     // A thread that is ending has no words left.

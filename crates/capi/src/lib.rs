@@ -2,6 +2,7 @@
 
 mod failure;
 pub mod measure;
+pub mod persistent;
 pub mod stack;
 
 pub use failure::pw_error_message;

@@ -1,4 +1,4 @@
-/* pagewise/base.h: what the other headers have in common. Nothing of it is for programs to use but PW_ASSERT. */
+/* pagewise/base.h: what the other headers have in common. Of it programs use PW_ASSERT and pw_error_message alone. */
 #ifndef PAGEWISE_BASE_H
 #define PAGEWISE_BASE_H
 
@@ -27,5 +27,13 @@
 #define PW_UNLIKELY(fact) __builtin_expect(!!(fact), 0)
 /* Returns memory that nothing else points to; forgetting it is a mistake that compilers tell. */
 #define PW_MALLOC __attribute__((malloc, warn_unused_result))
+
+PW_BEGIN
+
+/* What went wrong in the last call of this thread that failed; "" where none did. Never NULL. Valid until the next call of
+ * this thread that fails. */
+const char *pw_error_message(void);
+
+PW_END
 
 #endif

@@ -93,10 +93,6 @@ const char *pw_probe_name(const pw_probe *probe, size_t index);
  * still use it; another's stays open. */
 void pw_probe_close(pw_probe *probe);
 
-/* What went wrong in the last call of this thread that failed; "" where none did. Never NULL. Valid until the next call of
- * this thread that fails. */
-const char *pw_error_message(void);
-
 PW_END
 
 #endif

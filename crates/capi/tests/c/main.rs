@@ -8,6 +8,7 @@
 mod build;
 mod installed;
 mod mistakes;
+mod persistent;
 mod same;
 
 use std::fs;

@@ -1,0 +1,406 @@
+//! `pagewise/persistent.h`: a heap in a file. Its transaction is paused between calls.
+
+use std::alloc::Layout;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::offset_of;
+use std::ptr;
+
+use pagewise_alloc::persistent::{Durability, Error, Options, Persistent, Rel, Tx};
+
+use crate::failure::{Failure, call};
+
+/// `pw_persistent`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CHeap {
+    base: *mut u8,
+    first: u64,
+    end: u64,
+    cold: *mut Persistent,
+}
+
+/// `pw_persistent_options`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct COptions {
+    capacity: u64,
+    log: u64,
+    flags: c_uint,
+}
+
+/// `pw_persistent_usage`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUsage {
+    blocks: u64,
+    bytes: u64,
+    file: u64,
+}
+
+const _: () = assert!(size_of::<CHeap>() == 32 && offset_of!(CHeap, first) == 8);
+const _: () = assert!(offset_of!(CHeap, end) == 16 && offset_of!(CHeap, cold) == 24);
+const _: () = assert!(size_of::<COptions>() == 24 && offset_of!(COptions, flags) == 16);
+const _: () = assert!(size_of::<CUsage>() == 24 && offset_of!(CUsage, file) == 16);
+
+/// A `PW_PERSISTENT_*` of the header, and what it sets.
+struct Flag {
+    bit: c_uint,
+    set: fn(&mut Options),
+}
+
+const FLAGS: &[Flag] = &[
+    Flag { bit: 1, set: |options| options.durability = Durability::Power },
+    Flag { bit: 2, set: |options| options.wait = true },
+    Flag { bit: 4, set: |options| options.create = false },
+];
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let number = match error {
+            Error::Os { errno, .. } => errno,
+            Error::Busy | Error::Named => libc::EBUSY,
+            Error::Foreign => libc::EMEDIUMTYPE,
+            Error::Newer { .. } => libc::ENOTSUP,
+            Error::CutOff { .. } | Error::Corrupt { .. } => libc::EUCLEAN,
+            Error::OutOfMemory => libc::ENOMEM,
+            Error::Full | Error::TooManyRoots => libc::ENOSPC,
+            Error::LogFull => libc::ENOBUFS,
+            Error::OutOfRange => libc::EFAULT,
+            _ => libc::EINVAL,
+        };
+        Failure::new(number, error.to_string())
+    }
+}
+
+/// The options that a caller has chosen; those that are 0 are the usual ones.
+fn options(chosen: Option<&COptions>) -> Result<Options, Failure> {
+    let mut options = Options::DEFAULT;
+    let Some(chosen) = chosen else { return Ok(options) };
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    if chosen.capacity > 0 {
+        options.capacity = Some(size(chosen.capacity));
+    }
+    if chosen.log > 0 {
+        options.log = size(chosen.log);
+    }
+    let unknown = FLAGS.iter().fold(chosen.flags, |left, flag| left & !flag.bit);
+    if unknown != 0 {
+        return Err(Failure::invalid(format!("flags has bits of no meaning: {unknown:#x}")));
+    }
+    let set = FLAGS.iter().filter(|flag| chosen.flags & flag.bit != 0);
+    set.for_each(|flag| (flag.set)(&mut options));
+    Ok(options)
+}
+
+/// The string behind a pointer.
+///
+/// # Safety
+/// `text` is NULL, or a string that lives and does not change meanwhile.
+unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a CStr, Failure> {
+    if text.is_null() {
+        return Err(Failure::invalid(format!("{what} is NULL")));
+    }
+    // SAFETY: a string, says the caller, since it is not NULL.
+    Ok(unsafe { CStr::from_ptr(text) })
+}
+
+/// A name of a root or of a pool.
+///
+/// # Safety
+/// As for [`string`].
+unsafe fn name<'a>(text: *const c_char) -> Result<&'a str, Failure> {
+    // SAFETY: as the caller says.
+    let name = unsafe { string(text, "name") }?;
+    name.to_str().map_err(|_| Failure::invalid("name is not UTF-8"))
+}
+
+/// The heap behind a pointer.
+///
+/// # Safety
+/// `heap` is NULL, or a `pw_persistent` that is all zero or open, and used by nobody else meanwhile.
+unsafe fn opened<'a>(heap: *const CHeap) -> Result<&'a mut Persistent, Failure> {
+    // SAFETY: as the caller says.
+    let heap = unsafe { heap.as_ref() }.ok_or_else(|| Failure::invalid("heap is NULL"))?;
+    // SAFETY: it came from `Box::into_raw`, and is made NULL where the box ends.
+    let opened = unsafe { heap.cold.as_mut() };
+    opened.ok_or_else(|| Failure::invalid("the heap is not open"))
+}
+
+/// Works on the open transaction of a heap, and says in C how far the heap reaches then. Where it fails `failed` is
+/// returned, and `errno` is set.
+///
+/// # Safety
+/// As for [`opened`].
+unsafe fn with<T>(
+    heap: *mut CHeap,
+    failed: T,
+    work: impl FnOnce(&mut Tx<'_>) -> Result<T, Failure>,
+) -> T {
+    let mut result = failed;
+    let number = call(|| {
+        // SAFETY: as the caller says.
+        let opened = unsafe { opened(heap) }?;
+        let mut tx = opened.resume();
+        let worked = work(&mut tx);
+        tx.pause();
+        // SAFETY: the pointer is to a heap, or `opened` had failed.
+        unsafe { (*heap).end = opened.range().end };
+        result = worked?;
+        Ok(())
+    });
+    if number != 0 {
+        // SAFETY: the call has no condition.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: it is the thread's own.
+        unsafe { errno.write(number) };
+    }
+    result
+}
+
+fn layout(size: usize, align: usize) -> Result<Layout, Failure> {
+    Layout::from_size_align(size, align)
+        .map_err(|_| Failure::invalid("an alignment is a power of 2, and a size not half of all"))
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// The pointers are NULL or what the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_open(
+    heap: *mut CHeap,
+    path: *const c_char,
+    chosen: *const COptions,
+) -> c_int {
+    call(|| {
+        if heap.is_null() {
+            return Err(Failure::invalid("heap is NULL"));
+        }
+        let closed = CHeap { base: ptr::null_mut(), first: 0, end: 0, cold: ptr::null_mut() };
+        // SAFETY: it may be written, says the header.
+        unsafe { heap.write(closed) };
+        // SAFETY: as the header says.
+        let path = unsafe { string(path, "path") }?;
+        // SAFETY: as the header says.
+        let options = options(unsafe { chosen.as_ref() })?;
+        // SAFETY: nobody else changes the file, says the header.
+        let opened = Box::new(unsafe { Persistent::open(path, &options) }?);
+        let (base, range) = (opened.base().as_ptr(), opened.range());
+        let cold = Box::into_raw(opened);
+        // SAFETY: as above.
+        unsafe { heap.write(CHeap { base, first: range.start, end: range.end, cold }) };
+        Ok(())
+    })
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_close(heap: *mut CHeap) -> c_int {
+    call(|| {
+        // SAFETY: as the header says.
+        let opened = unsafe { opened(heap) }?;
+        // SAFETY: `opened` was behind this pointer, which is forgotten now.
+        let opened = unsafe { Box::from_raw(ptr::from_mut(opened)) };
+        let closed = CHeap { base: ptr::null_mut(), first: 0, end: 0, cold: ptr::null_mut() };
+        // SAFETY: `opened` would have failed where it is NULL.
+        unsafe { heap.write(closed) };
+        Ok(opened.close()?)
+    })
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_alloc(heap: *mut CHeap, size: usize, align: usize) -> u64 {
+    // SAFETY: as the header says.
+    unsafe { with(heap, 0, |tx| Ok(tx.alloc(layout(size, align)?)?.offset())) }
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_zalloc(heap: *mut CHeap, size: usize, align: usize) -> u64 {
+    let zeroed = |tx: &mut Tx<'_>| {
+        let block = tx.alloc(layout(size, align)?)?;
+        tx.fill(block, size)?.fill(0);
+        Ok(block.offset())
+    };
+    // SAFETY: as the header says.
+    unsafe { with(heap, 0, zeroed) }
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_resize(
+    heap: *mut CHeap,
+    block: u64,
+    size: usize,
+    align: usize,
+) -> u64 {
+    let block = Rel::<u8>::from_offset(block);
+    // SAFETY: as the header says.
+    unsafe { with(heap, 0, |tx| Ok(tx.resize(block, layout(size, align)?)?.offset())) }
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_free(heap: *mut CHeap, block: u64) -> c_int {
+    call(|| {
+        if block == 0 {
+            return Ok(());
+        }
+        // SAFETY: as the header says.
+        let mut tx = unsafe { opened(heap) }?.resume();
+        let freed = tx.free(Rel::<u8>::from_offset(block));
+        tx.pause();
+        Ok(freed?)
+    })
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_change(
+    heap: *mut CHeap,
+    place: u64,
+    size: usize,
+) -> *mut c_void {
+    let place = Rel::<u8>::from_offset(place);
+    let change = |tx: &mut Tx<'_>| Ok(tx.change_slice(place, size)?.as_mut_ptr().cast());
+    // SAFETY: as the header says.
+    unsafe { with(heap, ptr::null_mut(), change) }
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_size(heap: *mut CHeap, block: u64) -> usize {
+    // SAFETY: as the header says.
+    unsafe { with(heap, 0, |tx| Ok(tx.block_size(Rel::<u8>::from_offset(block))?)) }
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open; `text` is NULL or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_root(heap: *mut CHeap, text: *const c_char) -> u64 {
+    let find = |tx: &mut Tx<'_>| {
+        // SAFETY: as the header says.
+        let found = tx.root::<u8>(unsafe { name(text) }?)?;
+        let none = || Failure::new(libc::ENOENT, "no block has that name");
+        Ok(found.ok_or_else(none)?.offset())
+    };
+    // SAFETY: as the header says.
+    unsafe { with(heap, 0, find) }
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open; `text` is NULL or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_set_root(
+    heap: *mut CHeap,
+    text: *const c_char,
+    block: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: as the header says.
+        let name = unsafe { name(text) }?;
+        // SAFETY: as the header says.
+        let mut tx = unsafe { opened(heap) }?.resume();
+        let named = tx.set_root(name, Rel::<u8>::from_offset(block));
+        tx.pause();
+        Ok(named?)
+    })
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_commit(heap: *mut CHeap) -> c_int {
+    call(|| {
+        // SAFETY: as the header says.
+        Ok(unsafe { opened(heap) }?.resume().commit()?)
+    })
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_abort(heap: *mut CHeap) -> c_int {
+    call(|| {
+        // SAFETY: as the header says.
+        Ok(unsafe { opened(heap) }?.resume().abort()?)
+    })
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_sync(heap: *mut CHeap) -> c_int {
+    call(|| {
+        // SAFETY: as the header says.
+        Ok(unsafe { opened(heap) }?.sync()?)
+    })
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
+/// `heap` is NULL, all zero, or open; `usage` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_check(heap: *const CHeap, usage: *mut CUsage) -> c_int {
+    call(|| {
+        // SAFETY: as the header says.
+        let found = unsafe { opened(heap) }?.check()?;
+        if !usage.is_null() {
+            let number = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
+            let [blocks, bytes, file] = [found.blocks, found.bytes, found.file].map(number);
+            // SAFETY: it may be written, says the header.
+            unsafe { usage.write(CUsage { blocks, bytes, file }) };
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = include_str!("../include/pagewise/persistent.h");
+
+    #[test]
+    fn flags_are_those_of_the_header() {
+        let defined = HEADER.lines().filter_map(|line| {
+            let (_, value) = line.strip_prefix("#define PW_PERSISTENT_")?.split_once(' ')?;
+            value.split_once('u')?.0.parse::<c_uint>().ok()
+        });
+        let bits: Vec<c_uint> = FLAGS.iter().map(|flag| flag.bit).collect();
+        assert_eq!(defined.collect::<Vec<_>>(), bits);
+    }
+}
