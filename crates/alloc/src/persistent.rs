@@ -59,6 +59,7 @@ mod open;
 #[cfg(test)]
 mod replay;
 mod space;
+mod watched;
 
 use core::alloc::Layout;
 use core::ffi::CStr;
@@ -68,7 +69,6 @@ use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 
 use format::{CHUNK, NAME, ROOT_COUNT, ROOTS, Root, Shape};
-use index::Found;
 use log::Kind;
 
 use crate::{Allocator, Discipline};
@@ -308,6 +308,8 @@ pub struct Usage {
 /// A child of `fork` must not use it, and is sent SIGSEGV where it does; dropping it there does nothing.
 #[derive(Debug)]
 pub struct Persistent {
+    /// Before the mapping, since it is told first of its end.
+    watched: watched::Watched,
     mapping: mapping::Mapping,
     shape: Shape,
     /// Of the open transaction, or of the next one.
@@ -391,7 +393,7 @@ impl Persistent {
         let Some(at) = self.find_root(&root_name(name)?) else { return Ok(None) };
         let pointer = Rel::from_offset(self.root_at(at).offset);
         self.resolve(pointer, 1)?;
-        let fits = self.block_size(pointer)? >= size_of::<T>();
+        let fits = self.size(pointer)? >= size_of::<T>();
         if fits { Ok(Some(pointer)) } else { Err(Error::OutOfRange) }
     }
 
@@ -422,10 +424,18 @@ impl Persistent {
     /// # Errors
     /// [`Error::NotABlock`] where no block that is taken starts there.
     pub fn block_size<T>(&self, pointer: Rel<T>) -> Result<usize, Error> {
-        match self.taken(pointer.place()).ok_or(Error::NotABlock)? {
-            Found::Slot { class, .. } => Ok(format::TABLE[class].size),
-            Found::Run { chunks, .. } => Ok(chunks * CHUNK),
-        }
+        let size = self.size(pointer)?;
+        self.open_up(pointer.place(), size);
+        Ok(size)
+    }
+
+    fn size<T>(&self, pointer: Rel<T>) -> Result<usize, Error> {
+        Ok(self.taken(pointer.place()).ok_or(Error::NotABlock)?.size())
+    }
+
+    /// Names the heap for `pagewise pools`; the first 32 bytes count.
+    pub fn set_name(&mut self, name: &str) {
+        self.watched.set_name(name);
     }
 
     /// Walks everything that must hold, in the file and in the index of it.
@@ -502,7 +512,12 @@ impl Tx<'_> {
     /// [`Error::Full`], [`Error::LogFull`], [`Error::Alignment`]; the system's word where the file cannot grow.
     #[inline]
     pub fn alloc(&mut self, layout: Layout) -> Result<Rel<u8>, Error> {
-        let place = self.heap.take(layout.size(), layout.align())?;
+        let (size, align) = (layout.size(), layout.align());
+        let place = if self.heap.watched.closely() {
+            self.heap.take_apart(size, align)?
+        } else {
+            self.heap.take(size, align)?
+        };
         Ok(Rel::from_offset(place as u64))
     }
 
@@ -538,17 +553,15 @@ impl Tx<'_> {
     /// # Errors
     /// As [`Tx::alloc`] and [`Tx::free`]; the block is as it was then.
     pub fn resize<T>(&mut self, pointer: Rel<T>, layout: Layout) -> Result<Rel<T>, Error> {
-        let has = self.block_size(pointer)?;
+        let has = self.size(pointer)?;
+        let is_right = format::rounded(layout.size(), layout.align()) == Some(has);
         let is_aligned = pointer.place().is_multiple_of(layout.align());
-        if is_aligned && format::rounded(layout.size(), layout.align()) == Some(has) {
+        if is_right && is_aligned && !self.watched.closely() {
             return Ok(pointer);
         }
         let moved = self.alloc(layout)?;
-        let kept = has.min(self.block_size(moved)?);
-        let from = self.heap.resolve(pointer.cast::<u8>(), kept)?;
-        let to = self.heap.resolve(moved, kept)?;
-        // SAFETY: both blocks are at least so long, and blocks do not overlap.
-        unsafe { from.copy_to_nonoverlapping(to, kept) };
+        let kept = has.min(self.size(moved)?);
+        self.heap.copy(pointer.place(), moved.place(), kept);
         match self.free(pointer) {
             Ok(()) => Ok(moved.cast()),
             Err(error) => self.free(moved).and(Err(error)),

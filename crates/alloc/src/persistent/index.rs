@@ -61,6 +61,15 @@ pub(super) enum Found {
 }
 
 impl Found {
+    /// How many bytes it has.
+    #[inline]
+    pub(super) fn size(self) -> usize {
+        match self {
+            Found::Slot { class, .. } => TABLE[class].size,
+            Found::Run { chunks, .. } => chunks * CHUNK,
+        }
+    }
+
     #[inline]
     fn chunk(self) -> usize {
         match self {

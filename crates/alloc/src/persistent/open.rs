@@ -10,6 +10,7 @@ use super::format::{
 use super::index::Index;
 use super::log::{self, Entry, Kind};
 use super::mapping::{File, Mapping};
+use super::watched::{self, Watched};
 use super::{Durability, Error, Options, Persistent};
 
 /// The bytes that a new heap's blocks may take, unless it is said otherwise.
@@ -108,6 +109,7 @@ fn ready(mapping: Mapping, shape: Shape, options: &Options) -> Result<Persistent
     }
     shape.check_size(chunks, mapping.file.size()?)?;
     let mut heap = Persistent {
+        watched: Watched::new(watched::first(mapping.base, shape)),
         mapping,
         shape,
         generation,
@@ -126,6 +128,7 @@ fn ready(mapping: Mapping, shape: Shape, options: &Options) -> Result<Persistent
     heap.survey(chunks)?;
     heap.check_roots()?;
     heap.survey_roots()?;
+    heap.introduce()?;
     heap.unseal()?;
     Ok(heap)
 }

@@ -37,6 +37,7 @@ impl Persistent {
                 self.note(Kind::Take, place, 0)?;
                 self.mapping.store(bitmap + word * 8, bits | (bits + 1));
                 self.index.taken(chunk, class, word);
+                self.count(row.size);
                 return Ok(place);
             }
         }
@@ -65,6 +66,7 @@ impl Persistent {
         self.note(Kind::Take, place, 0)?;
         self.mapping.store(entry, State::Run(chunks).word(entry));
         self.index.set_run(first, chunks);
+        self.count(chunks * CHUNK);
         Ok(place)
     }
 
@@ -104,6 +106,7 @@ impl Persistent {
         }
         self.mapping.store(CHUNKS, checked(CHUNKS, chunks as u64));
         self.index.grow(chunks);
+        self.tell_growth();
         Ok(())
     }
 
@@ -111,11 +114,21 @@ impl Persistent {
     #[inline]
     pub(super) fn note(&mut self, kind: Kind, place: usize, len: usize) -> Result<(), Error> {
         let now = (self.shape, self.generation);
+        let _quiet = self.watched.quiet();
         self.log.append(&mut self.mapping, now, kind, (place, len))?;
         if self.durability == Durability::Power && kind != Kind::Free {
             return self.mapping.sync(0, self.shape.table());
         }
         Ok(())
+    }
+
+    /// Copies words. Not as memory: of what is checked, a block may have a part only.
+    pub(super) fn copy(&mut self, from: usize, to: usize, len: usize) {
+        let _quiet = self.watched.quiet();
+        for offset in (0..len).step_by(8) {
+            let word = self.mapping.load(from + offset);
+            self.mapping.store(to + offset, word);
+        }
     }
 
     /// Whether a block that is taken starts at a place, and which.
@@ -195,6 +208,7 @@ impl Persistent {
                     return;
                 }
                 self.mapping.store(place, bits & !bit);
+                self.uncount(found);
                 if self.index.freed(chunk, class, slot / 64, 1) {
                     self.drop_slab(chunk, class);
                 }
@@ -207,6 +221,7 @@ impl Persistent {
         if self.index.run(chunk).is_some() {
             self.mapping.store(self.shape.entry(chunk), 0);
             self.index.release(chunk, chunks);
+            self.uncount(Found::Run { chunk, chunks });
         }
     }
 
@@ -226,6 +241,7 @@ impl Persistent {
 
     #[cold]
     fn undo_logged(&mut self) -> Result<(), Error> {
+        let quiet = self.watched.quiet();
         let mut entries = log::backward(&self.mapping, self.shape, self.generation);
         while let Some(entry) = entries.next(&self.mapping) {
             match entry.kind {
@@ -237,6 +253,7 @@ impl Persistent {
                 Kind::Free => {}
             }
         }
+        drop(quiet);
         self.forget(self.index.chunks())
     }
 

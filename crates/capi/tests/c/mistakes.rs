@@ -66,6 +66,34 @@ const MISTAKES: &[Mistake] = &[
         valgrind: &["depends on uninitialised value", "reads_what_was_not_written"],
         asan: &[],
     },
+    Mistake {
+        program: "persistent.c",
+        does: "overflow",
+        valgrind: &[
+            "Invalid write of size 1",
+            "main (persistent.c:23)",
+            "4 bytes after a block of size 100 client-defined",
+            "main (persistent.c:19)",
+        ],
+        asan: &["use-after-poison", "in main", "persistent.c:23"],
+    },
+    Mistake {
+        program: "persistent.c",
+        does: "use after free",
+        valgrind: &[
+            "Invalid write of size 1",
+            "main (persistent.c:27)",
+            "0 bytes inside a block of size 100",
+            "main (persistent.c:26)",
+        ],
+        asan: &["use-after-poison", "in main", "persistent.c:27"],
+    },
+    Mistake {
+        program: "persistent.c",
+        does: "undefined",
+        valgrind: &["depends on uninitialised value", "main (persistent.c:22)"],
+        asan: &[],
+    },
 ];
 
 fn source(mistake: &Mistake) -> std::path::PathBuf {
