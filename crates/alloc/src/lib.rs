@@ -11,6 +11,7 @@ mod lock;
 pub mod pages;
 #[cfg(feature = "os")]
 pub mod persistent;
+pub mod ring;
 pub mod source;
 pub mod stack;
 pub mod tlsf;
@@ -20,6 +21,7 @@ pub mod watch;
 pub use discipline::{Allocator, Discipline};
 pub use fifo::Fifo;
 pub use pages::Pages;
+pub use ring::Ring;
 #[cfg(feature = "os")]
 pub use source::Os;
 pub use source::{Block, Source};

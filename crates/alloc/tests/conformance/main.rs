@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
 mod direct;
+mod frames;
 mod heap;
 mod mirror;
 mod mutants;
@@ -19,9 +20,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pagewise_alloc::persistent::{Options, Persistent};
 use pagewise_alloc::source::FailAfter;
-use pagewise_alloc::{Allocator, Fifo, Pages, Stack, Tlsf};
+use pagewise_alloc::{Allocator, Fifo, Pages, Ring, Stack, Tlsf};
 
 use direct::Direct;
+use frames::Frames;
 use heap::Heap;
 
 /// Where a pool under test gets its blocks.
@@ -72,6 +74,8 @@ for_each_allocator! {
     pages: |memory| Some(Pages::new(memory));
     // Its memory is the file's, and what a full disk does is for its own tests.
     persistent: |_memory| persistent();
+    ring: |memory| Ring::unguarded(memory).map(Frames::new);
+    ring_with_guards: |memory| Ring::guarded(memory).map(Frames::new);
     tlsf: |memory| Some(Tlsf::<_>::new(memory));
     tlsf_with_nothing_at_hand: |memory| Some(Tlsf::<_, 0>::new(memory));
 }

@@ -1,0 +1,306 @@
+//! A ring: frames that are filled one after the other, sealed, and handed to others, who release them.
+//!
+//! ```
+//! use pagewise_alloc::{Os, Ring};
+//! use std::sync::mpsc::channel;
+//! use std::thread;
+//!
+//! let (jobs, queue) = channel();
+//! let worker = thread::spawn(move || queue.iter().map(|job: pagewise_alloc::ring::Message<str>| job.len()).sum::<usize>());
+//! let mut ring = Ring::new(Os).expect("a page of memory");
+//! for line in ["a job", "and another"] {
+//!     let job = ring.message(|frame| frame.alloc_str(line));
+//!     jobs.send(job).expect("the worker waits"); // Its memory is used again when the worker has dropped it.
+//! }
+//! drop(jobs);
+//! assert_eq!(worker.join().expect("it did not panic"), 16);
+//! ```
+//!
+//! ```text
+//!    one thread, here                          any threads
+//!
+//!    open ─> allocate ... ─> seal ───────────> read ─> release
+//!     │  Hot: next, end                                  │ the frame's blocks have one user less;
+//!     │                                                  │ the last sends the block back
+//!     │   free blocks  <── taken all at once ── shared <─´
+//!     `──────´
+//! ```
+//!
+//! - One frame is open at a time. Allocating moves `next`, as in a stack.
+//! - A sealed frame is left alone until it is released: by whom, when, and in which order does not matter. That is an
+//!   atomic subtraction, or two and an exchange if the frame is of several blocks, however many.
+//! - A block is used again when all frames in it were released. See `block` for how they are counted.
+//!
+//! A frame costs 24 bytes, and what lies between it and a line of the cache; a block 64 bytes of its 64 KiB to 1 MiB.
+
+mod atomic;
+mod block;
+mod core;
+mod guard;
+mod policy;
+mod sealed;
+mod shared;
+#[cfg(all(loom, test))]
+mod threads;
+
+use ::core::alloc::Layout;
+use ::core::mem::needs_drop;
+use ::core::ptr::{self, NonNull};
+use ::core::slice;
+
+use self::core::Core;
+use crate::source::Source;
+#[cfg(feature = "ablation")]
+pub use policy::Policy;
+pub use sealed::{Message, Sealed};
+
+/// Frames for others to release. See [the module](self).
+///
+/// It may be sent to another thread, but not shared: allocating takes no lock. Frames may outlive it, so its source must
+/// live as long as anyone likes, on any thread.
+#[derive(Debug)]
+pub struct Ring<S: Source + Send + 'static> {
+    core: NonNull<Core<S>>,
+}
+
+// SAFETY: its memory is reached through it alone, but for what frames share, which is atomic; its source may be sent.
+unsafe impl<S: Source + Send + 'static> Send for Ring<S> {}
+
+impl<S: Source + Send + 'static> Ring<S> {
+    /// A ring whose memory comes from `source`; `None` where it has not even enough for the ring itself. Guarded in debug
+    /// builds.
+    pub fn new(source: S) -> Option<Ring<S>> {
+        Ring::create(source, cfg!(debug_assertions), policy::Policy::default())
+    }
+
+    /// A ring that writes a guard behind each block, and looks at it when the frame is released, which panics where it was
+    /// written over; what was released is filled with rubbish.
+    pub fn guarded(source: S) -> Option<Ring<S>> {
+        Ring::create(source, true, policy::Policy::default())
+    }
+
+    /// A ring without guards, also in debug builds.
+    pub fn unguarded(source: S) -> Option<Ring<S>> {
+        Ring::create(source, false, policy::Policy::default())
+    }
+
+    /// A ring with other policies, to show what they gain.
+    #[cfg(feature = "ablation")]
+    pub fn with_policy(source: S, policy: Policy) -> Option<Ring<S>> {
+        Ring::create(source, false, policy)
+    }
+
+    fn create(source: S, guarded: bool, policy: policy::Policy) -> Option<Ring<S>> {
+        Some(Ring { core: Core::create(source, guarded, policy)? })
+    }
+
+    /// Opens a frame; `None` where the source has no more memory.
+    #[inline]
+    pub fn open(&mut self) -> Option<Open<'_, S>> {
+        self.core().open()?;
+        Some(Open { ring: self })
+    }
+
+    /// A value in a frame of its own, and what it is made of.
+    ///
+    /// # Panics
+    /// Where there is no memory.
+    #[inline]
+    pub fn message<T: ?Sized>(
+        &mut self,
+        build: impl for<'f> FnOnce(&'f Open<'_, S>) -> &'f mut T,
+    ) -> Message<T> {
+        let frame = self.open().unwrap_or_else(|| no_memory());
+        let value = NonNull::from(build(&frame));
+        // SAFETY: the value was borrowed for any time that `build` was asked for, so it lies in the frame or stays for
+        // ever, and the borrow was given up.
+        unsafe { Message::new(value, frame.seal()) }
+    }
+
+    /// Gives the source back the blocks that nothing lies in.
+    pub fn trim(&mut self) {
+        self.core().trim();
+    }
+
+    /// Bytes that the ring has of its source.
+    pub fn held(&self) -> usize {
+        self.core().held()
+    }
+
+    /// Names the ring for who looks at its statistics.
+    pub fn set_name(&self, name: &str) {
+        self.core().set_name(name);
+    }
+
+    /// Walks everything that must hold inside.
+    ///
+    /// # Panics
+    /// Where it does not hold.
+    pub fn check(&self) {
+        self.core().check();
+    }
+
+    #[inline(always)]
+    fn core(&self) -> &Core<S> {
+        // SAFETY: it stays at least until the ring is dropped.
+        unsafe { self.core.as_ref() }
+    }
+}
+
+impl<S: Source + Send + 'static> Drop for Ring<S> {
+    fn drop(&mut self) {
+        // SAFETY: nobody else allocates in it.
+        unsafe { Core::close(self.core) };
+    }
+}
+
+/// A frame that is open. Dropping it takes back all that was allocated in it.
+///
+/// What is allocated in it can be used as long as it is open, and by who holds pointers until it is released:
+///
+/// ```compile_fail
+/// # use pagewise_alloc::{Ring, Os};
+/// let mut ring = Ring::new(Os).unwrap();
+/// let frame = ring.open().unwrap();
+/// let lost = frame.alloc(7);
+/// drop(frame.seal());
+/// *lost = 8;
+/// ```
+///
+/// Releasing takes the same time whatever is in the frame, so it runs no destructor. What has one does not compile here:
+///
+/// ```compile_fail
+/// # use pagewise_alloc::{Ring, Os};
+/// Ring::new(Os).unwrap().open().unwrap().alloc(String::from("lost"));
+/// ```
+#[derive(Debug)]
+pub struct Open<'r, S: Source + Send + 'static> {
+    ring: &'r Ring<S>,
+}
+
+impl<S: Source + Send + 'static> Open<'_, S> {
+    /// Memory in the frame; `None` where the source has no more. A block of no size may share its address.
+    ///
+    /// Two that follow each other are adjacent, but for what aligns the second, and where the block has no more room.
+    #[inline]
+    pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
+        self.ring.core().allocate(layout)
+    }
+
+    /// As [`Open::allocate`], with every byte 0.
+    #[inline]
+    pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let start = self.allocate(layout)?;
+        // SAFETY: the memory is ours, and as large.
+        unsafe { start.write_bytes(0, layout.size()) };
+        Some(start)
+    }
+
+    /// Gives a block another size, and its old contents as far as they fit: in place where it is the last or does not grow.
+    /// `None` where there is no memory: then the block is as it was.
+    ///
+    /// # Safety
+    /// The block came from this frame with `layout`; nobody uses it but by what this returns. `new` asks for the same
+    /// alignment.
+    pub unsafe fn resize(
+        &self,
+        block: NonNull<u8>,
+        layout: Layout,
+        new: Layout,
+    ) -> Option<NonNull<u8>> {
+        if self.ring.core().resize_last(block, layout.size(), new.size())
+            || new.size() <= layout.size()
+        {
+            return Some(block);
+        }
+        let moved = self.allocate(new)?;
+        // SAFETY: both are at least that long, and what is handed out does not overlap.
+        unsafe { block.copy_to_nonoverlapping(moved, layout.size()) };
+        Some(moved)
+    }
+
+    #[inline(always)]
+    fn place<T>(&self, layout: Layout) -> Option<NonNull<T>> {
+        Some(self.allocate(layout)?.cast())
+    }
+
+    /// Moves a value into the frame; `None` where there is no memory.
+    #[inline]
+    #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
+    pub fn try_alloc<T>(&self, value: T) -> Option<&mut T> {
+        const { assert!(!needs_drop::<T>(), "a frame runs no destructors") };
+        let place = self.place::<T>(Layout::new::<T>())?;
+        // SAFETY: the memory is for a `T`, while the frame is open, and for nobody else.
+        unsafe { place.write(value) };
+        // SAFETY: as above, and it is written.
+        Some(unsafe { &mut *place.as_ptr() })
+    }
+
+    /// Moves a value into the frame.
+    ///
+    /// # Panics
+    /// Where there is no memory, and so do the calls below.
+    #[inline]
+    pub fn alloc<T>(&self, value: T) -> &mut T {
+        self.try_alloc(value).unwrap_or_else(|| no_memory())
+    }
+
+    /// As many values as asked for, each made of its place.
+    #[inline]
+    #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
+    pub fn alloc_slice_with<T>(&self, len: usize, mut value: impl FnMut(usize) -> T) -> &mut [T] {
+        const { assert!(!needs_drop::<T>(), "a frame runs no destructors") };
+        let layout = Layout::array::<T>(len).ok();
+        let start = layout.and_then(|layout| self.place::<T>(layout));
+        let start = start.unwrap_or_else(|| no_memory());
+        for at in 0..len {
+            // SAFETY: the memory is for `len` of them.
+            let place = unsafe { start.add(at) };
+            // SAFETY: as above, while the frame is open, and for nobody else.
+            unsafe { place.write(value(at)) };
+        }
+        // SAFETY: as above, and all are written.
+        unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
+    }
+
+    /// A copy of a slice.
+    #[inline]
+    #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
+    pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &mut [T] {
+        let start = self.place::<T>(Layout::for_value(values)).unwrap_or_else(|| no_memory());
+        let start = start.as_ptr();
+        // SAFETY: the memory is for as many, and new, so it is not theirs.
+        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), start, values.len()) };
+        // SAFETY: as above, while the frame is open, and all are written.
+        unsafe { slice::from_raw_parts_mut(start, values.len()) }
+    }
+
+    /// A copy of a string.
+    #[inline]
+    #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
+    pub fn alloc_str(&self, text: &str) -> &mut str {
+        let bytes = self.alloc_slice(text.as_bytes());
+        // SAFETY: they are a copy of what is UTF-8.
+        unsafe { str::from_utf8_unchecked_mut(bytes) }
+    }
+
+    /// Ends the frame: what is in it stays until it is released.
+    #[inline]
+    pub fn seal(self) -> Sealed {
+        let ring = self.ring;
+        ::core::mem::forget(self);
+        Sealed::new(ring.core().seal())
+    }
+}
+
+impl<S: Source + Send + 'static> Drop for Open<'_, S> {
+    fn drop(&mut self) {
+        self.ring.core().cancel();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn no_memory() -> ! {
+    panic!("ring: the source has no more memory")
+}

@@ -1,0 +1,471 @@
+//! The part of a ring that belongs to who allocates: the open frame, the block it is in, and the free ones.
+//!
+//! What holds between calls:
+//! - `next` and `limit` lie in `block`, `next < limit`; all are NULL or 0 while there is no block. Bytes from `next` on are free.
+//! - `end` is `limit` while a frame is open and the ring is not guarded, else 0, so that every call takes the slow path.
+//! - Frames that were sealed in `block`, or that began there and went on in others, are counted in `frames`.
+//! - A block is current, or free, or of the open frame, or of sealed frames, the last of which sends it to `shared`.
+
+use core::alloc::Layout;
+use core::cell::Cell;
+use core::mem::offset_of;
+use core::ptr::{self, NonNull};
+
+use super::block::{BlockRef, Header, LINE};
+use super::guard;
+use super::policy::Policy;
+use super::sealed::Record;
+use super::shared::Shared;
+use crate::source::{Block, Source};
+use crate::watch;
+
+/// The smallest block, and the largest that is taken without need, in bytes.
+const SMALLEST: usize = if cfg!(all(loom, test)) { 512 } else { 1 << 16 };
+const LARGEST: usize = 1 << 20;
+/// How many free blocks are looked at for one that is large enough.
+const LOOKED_AT: usize = 8;
+
+/// What each call touches. C knows the first two fields.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct Hot {
+    /// The first free byte.
+    next: Cell<*mut u8>,
+    /// Below which an allocation must end.
+    end: Cell<usize>,
+    /// The open frame.
+    record: Cell<*mut Record>,
+    block: Cell<*mut Header>,
+    limit: Cell<usize>,
+    frames: Cell<usize>,
+}
+
+const _: () = assert!(size_of::<Hot>() == LINE && offset_of!(Hot, end) == 8);
+
+/// A ring, in a block of its own source.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Core<S> {
+    hot: Hot,
+    shared: Shared,
+    free: Cell<*mut Header>,
+    /// How often blocks come back to `shared` in all.
+    sent: Cell<usize>,
+    held: Cell<usize>,
+    /// Bytes that came back since statistics were told.
+    returned: Cell<usize>,
+    guarded: bool,
+    policy: Policy,
+    own: Block,
+    source: S,
+}
+
+impl<S: Source> Core<S> {
+    /// A ring without blocks; `None` where the source has no memory for it.
+    pub(super) fn create(source: S, guarded: bool, policy: Policy) -> Option<NonNull<Core<S>>> {
+        let own = source.take(Layout::new::<Core<S>>())?;
+        let hot = Hot {
+            next: Cell::new(ptr::null_mut()),
+            end: Cell::new(0),
+            record: Cell::new(ptr::null_mut()),
+            block: Cell::new(ptr::null_mut()),
+            limit: Cell::new(0),
+            frames: Cell::new(0),
+        };
+        let destroy = |ring: NonNull<u8>| {
+            // SAFETY: it is a ring of this source; nobody uses it, says the caller.
+            unsafe { Core::<S>::destroy(ring.cast()) };
+        };
+        let core = Core {
+            hot,
+            shared: Shared::new(own.start, destroy),
+            free: Cell::new(ptr::null_mut()),
+            sent: Cell::new(0),
+            held: Cell::new(own.size),
+            returned: Cell::new(0),
+            guarded: guarded || watch::checked(),
+            policy,
+            own,
+            source,
+        };
+        let place = own.start.cast::<Core<S>>();
+        // SAFETY: the block is ours, and of the layout.
+        unsafe { place.write(core) };
+        Some(place)
+    }
+
+    /// Opens a frame; none was open. `None` where there is no memory.
+    #[inline]
+    pub(super) fn open(&self) -> Option<()> {
+        debug_assert!(!self.is_open(), "one frame is open at a time");
+        if self.open_here().is_none() {
+            self.open_elsewhere()?;
+        }
+        Some(())
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.hot.record.get().is_null()
+    }
+
+    /// Opens a frame in the current block, if there is room.
+    #[inline]
+    fn open_here(&self) -> Option<()> {
+        let hot = &self.hot;
+        let mask = self.policy.frame_align() - 1;
+        let start = hot.next.get().addr().wrapping_add(mask) & !mask;
+        let after = start + size_of::<Record>();
+        if after >= hot.limit.get() {
+            return None;
+        }
+        let first = NonNull::new(hot.block.get())?;
+        let record = hot.next.get().with_addr(start).cast::<Record>();
+        // SAFETY: the record ends before the block does, and nobody uses this part of it.
+        unsafe { record.write(Record { first, last: first, guards: ptr::null_mut() }) };
+        hot.record.set(record);
+        hot.next.set(hot.next.get().with_addr(after));
+        if self.guarded {
+            self.guard_record()
+        } else {
+            self.show_room()
+        }
+        Some(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn open_elsewhere(&self) -> Option<()> {
+        let frames = self.hot.frames.get();
+        self.tell(frames, self.filled() / frames.max(1));
+        self.leave();
+        self.enter(self.block_for(size_of::<Record>() + 2 * LINE)?);
+        self.open_here()
+    }
+
+    #[inline(always)]
+    fn show_room(&self) {
+        self.hot.end.set(self.hot.limit.get());
+    }
+
+    /// Memory in the open frame.
+    #[inline(always)]
+    pub(super) fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
+        match self.bump(layout) {
+            Some(start) => Some(start),
+            None => self.allocate_slow(layout),
+        }
+    }
+
+    /// Where the next allocation begins. No overflow: memory ends below 2^63, and a layout is smaller, also when it is
+    /// rounded up to its alignment.
+    #[inline(always)]
+    fn bump(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let next = self.hot.next.get();
+        let start = next.addr().wrapping_add(layout.align() - 1) & !(layout.align() - 1);
+        let after = start.wrapping_add(layout.size());
+        if after >= self.hot.end.get() {
+            return None;
+        }
+        self.hot.next.set(next.with_addr(after));
+        // SAFETY: an address is below `end`, so there is a block, and `start` is in it.
+        Some(unsafe { NonNull::new_unchecked(next.with_addr(start)) })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allocate_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if !self.is_open() {
+            return None;
+        }
+        if self.guarded {
+            return self.allocate_guarded(layout);
+        }
+        self.extend(layout)?;
+        self.bump(layout)
+    }
+
+    /// Goes on in a block with room for this.
+    fn extend(&self, layout: Layout) -> Option<()> {
+        let need = layout.size().checked_add(layout.align())?;
+        let block = self.block_for(need)?;
+        self.tell(self.filled() / layout.size().max(1), layout.size());
+        // SAFETY: a frame is open, so it has a record, and a block.
+        let first = unsafe { self.hot.record.get().as_ref() }?.first;
+        let left = BlockRef::new(self.hot.block.get())?;
+        left.filled.set(self.filled());
+        if left.header() == first {
+            // The frame is one of them, so not all are released.
+            left.leave(self.hot.frames.get() + 1);
+            self.sent.set(self.sent.get() + 1);
+        }
+        self.enter(block);
+        left.next.set(block.as_ptr());
+        block.previous.set(left.as_ptr());
+        if !self.guarded {
+            self.show_room();
+        }
+        Some(())
+    }
+
+    /// Seals the open frame.
+    #[inline]
+    pub(super) fn seal(&self) -> NonNull<Record> {
+        let hot = &self.hot;
+        let record = NonNull::new(hot.record.replace(ptr::null_mut())).expect("a frame is open");
+        hot.end.set(0);
+        hot.frames.set(hot.frames.get() + 1);
+        // SAFETY: the frame was open until now, so the record is ours.
+        let frame = unsafe { &mut *record.as_ptr() };
+        if frame.first.as_ptr() != hot.block.get() {
+            self.seal_long(frame);
+        }
+        record
+    }
+
+    #[cold]
+    fn seal_long(&self, frame: &mut Record) {
+        frame.last = NonNull::new(self.hot.block.get()).expect("an open frame is in a block");
+        if BlockRef::of(frame.first).next.get() != frame.last.as_ptr() {
+            // What is between comes back at once.
+            self.sent.set(self.sent.get() + 1);
+        }
+    }
+
+    /// Takes all back that was allocated in the open frame, and closes it.
+    pub(super) fn cancel(&self) {
+        let hot = &self.hot;
+        let record = hot.record.get();
+        // SAFETY: the frame is open, so the record is ours.
+        let frame = unsafe { record.as_ref() }.expect("a frame is open");
+        if frame.first.as_ptr() != hot.block.get() || self.guarded {
+            // SAFETY: the frame is sealed just now, and nobody has it.
+            return drop(unsafe { super::Sealed::from_raw(self.seal().cast()) });
+        }
+        hot.next.set(hot.next.get().with_addr(record.addr()));
+        hot.record.set(ptr::null_mut());
+        hot.end.set(0);
+    }
+
+    /// Gives the last allocation another size in its place, if it is the last and there is room.
+    pub(super) fn resize_last(&self, block: NonNull<u8>, old: usize, new: usize) -> bool {
+        let hot = &self.hot;
+        let is_last = block.addr().get().wrapping_add(old) == hot.next.get().addr();
+        let after = block.addr().get().wrapping_add(new);
+        let fits = is_last && after < hot.end.get();
+        if fits {
+            hot.next.set(hot.next.get().with_addr(after));
+        }
+        fits
+    }
+
+    /// Memory with a guard behind it.
+    fn allocate_guarded(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let (whole, at) = guard::with_guard(layout)?;
+        let start = self.place(whole)?;
+        // SAFETY: a frame is open, so it has a record.
+        let record = unsafe { self.hot.record.get().as_mut() }?;
+        let _quiet = watch::quiet();
+        // SAFETY: the place is for all that.
+        record.guards = unsafe { guard::place(start.as_ptr(), layout.size(), at, record.guards) };
+        watch::allocated(&self.shared.watch, start, layout.size());
+        Some(start)
+    }
+
+    /// A place where fast paths find none.
+    fn place(&self, whole: Layout) -> Option<NonNull<u8>> {
+        self.show_room();
+        let start = match self.bump(whole) {
+            Some(start) => Some(start),
+            None => self.extend(whole).and_then(|()| {
+                self.show_room();
+                self.bump(whole)
+            }),
+        };
+        self.hot.end.set(0);
+        start
+    }
+
+    /// The first guard of a frame, behind its record.
+    #[cold]
+    fn guard_record(&self) {
+        let nothing = Layout::new::<()>();
+        if let Some((whole, at)) = guard::with_guard(nothing)
+            && let Some(start) = self.place(whole)
+            // SAFETY: the frame was opened just now.
+            && let Some(record) = unsafe { self.hot.record.get().as_mut() }
+        {
+            // SAFETY: the place is for all that.
+            record.guards = unsafe { guard::place(start.as_ptr(), 0, at, ptr::null_mut()) };
+        }
+    }
+
+    /// Puts frames here from now on.
+    fn enter(&self, block: BlockRef) {
+        block.enter();
+        self.hot.block.set(block.as_ptr());
+        self.hot.next.set(block.begin());
+        self.hot.limit.set(block.end());
+        self.hot.frames.set(0);
+    }
+
+    /// Puts no more frames into the current block; none is open.
+    fn leave(&self) {
+        let Some(left) = BlockRef::new(self.hot.block.get()) else { return };
+        left.filled.set(self.filled());
+        self.hot.block.set(ptr::null_mut());
+        self.hot.next.set(ptr::null_mut());
+        self.hot.limit.set(0);
+        if left.leave(self.hot.frames.get()) {
+            self.came_back(left);
+        } else {
+            self.sent.set(self.sent.get() + 1);
+        }
+    }
+
+    /// Bytes that frames have in the current block.
+    fn filled(&self) -> usize {
+        let block = BlockRef::new(self.hot.block.get());
+        block.map_or(0, |block| self.hot.next.get().addr() - block.begin().addr())
+    }
+
+    /// A block is free.
+    fn came_back(&self, block: BlockRef) {
+        self.returned.set(self.returned.get() + block.filled.get());
+        block.next.set(self.free.replace(block.as_ptr()));
+    }
+
+    /// A block with room for as much, that is in no list.
+    fn block_for(&self, need: usize) -> Option<BlockRef> {
+        (self.free_block(need))
+            .or_else(|| self.take_returned().then(|| self.free_block(need))?)
+            .or_else(|| self.new_block(need))
+    }
+
+    /// The first free block that is large enough, of the first few.
+    fn free_block(&self, need: usize) -> Option<BlockRef> {
+        let mut link = &self.free;
+        for _ in 0..LOOKED_AT {
+            let block = BlockRef::new(link.get())?;
+            if block.end() - block.begin().addr() > need {
+                link.set(block.next.get());
+                return Some(block);
+            }
+            link = &block.header_ref().next;
+        }
+        None
+    }
+
+    /// Has all blocks be free that came back. Whether any did.
+    fn take_returned(&self) -> bool {
+        let mut next = self.shared.take();
+        let any = next.is_some();
+        while let Some(block) = next {
+            next = BlockRef::new(block.next.get());
+            self.came_back(block);
+        }
+        any
+    }
+
+    fn new_block(&self, need: usize) -> Option<BlockRef> {
+        let usual = (self.held.get() / 4).next_power_of_two().clamp(SMALLEST, LARGEST);
+        let size = usual.max(need.checked_add(2 * LINE)?);
+        let block = self.source.take(Layout::from_size_align(size, LINE).ok()?)?;
+        self.held.set(self.held.get() + block.size);
+        watch::taken(&self.shared.watch, block);
+        // SAFETY: the block is ours, aligned and as large.
+        let new = unsafe { BlockRef::create(block, NonNull::from(&self.shared)) };
+        watch::ours(block.start, size_of::<Header>());
+        Some(new)
+    }
+
+    /// Tells statistics what happened in the block that is left.
+    fn tell(&self, requests: usize, size: usize) {
+        let (requested, returned) = (self.filled(), self.returned.take());
+        let progress = watch::Progress { requests, requested, returned, size };
+        watch::progress(&self.shared.watch, progress);
+    }
+
+    /// Gives the source back the blocks that nothing lies in.
+    pub(super) fn trim(&self) {
+        self.take_returned();
+        while let Some(block) = BlockRef::new(self.free.get()) {
+            self.free.set(block.next.get());
+            self.give_back(block);
+        }
+    }
+
+    fn give_back(&self, block: BlockRef) {
+        let block = block.block();
+        self.held.set(self.held.get() - block.size);
+        watch::given_back(&self.shared.watch, block);
+        // SAFETY: it came from there, and nobody uses it.
+        unsafe { self.source.give_back(block) };
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.held.get()
+    }
+
+    pub(super) fn set_name(&self, name: &str) {
+        watch::named(&self.shared.watch, name);
+    }
+
+    /// The ring is used no more; what is sealed stays until it is released.
+    ///
+    /// # Safety
+    /// Nobody uses it but to release frames.
+    pub(super) unsafe fn close(this: NonNull<Core<S>>) {
+        // SAFETY: a ring lives until it is closed.
+        let core = unsafe { this.as_ref() };
+        if core.is_open() {
+            core.cancel();
+        }
+        core.leave();
+        core.trim();
+        if core.shared.close(core.sent.get()) {
+            // SAFETY: all came back, and nobody else uses it.
+            unsafe { Core::destroy(this) };
+        }
+    }
+
+    /// # Safety
+    /// The ring was closed, and all its blocks came back.
+    unsafe fn destroy(this: NonNull<Core<S>>) {
+        // SAFETY: as the caller promises.
+        unsafe { this.as_ref() }.trim();
+        // SAFETY: it is read for the last time.
+        let Core { source, own, shared, .. } = unsafe { this.read() };
+        watch::destroyed(&shared.watch);
+        // SAFETY: it came from there, and the ring was all that lay in it.
+        unsafe { source.give_back(own) };
+    }
+
+    /// Walks everything that must hold.
+    pub(super) fn check(&self) {
+        let hot = &self.hot;
+        if let Some(block) = BlockRef::new(hot.block.get()) {
+            let begin = block.begin().addr();
+            assert!(
+                (begin..hot.limit.get()).contains(&hot.next.get().addr()),
+                "next is in the block"
+            );
+            assert_eq!(hot.limit.get(), block.end(), "the limit is where the block ends");
+            let is_own = hot.frames.get() >= block.released();
+            assert!(is_own, "more frames were released than were sealed");
+        } else {
+            assert!(hot.next.get().is_null() && !self.is_open(), "a frame is open in no block");
+        }
+        let shows = self.is_open() && !self.guarded;
+        assert_eq!(
+            hot.end.get(),
+            if shows { hot.limit.get() } else { 0 },
+            "room is shown when it should"
+        );
+        let free = BlockRef::new(self.free.get()).into_iter().flat_map(BlockRef::list);
+        let free: usize = free.map(|block| block.block().size).sum();
+        assert!(free <= self.held.get(), "more is free than is held");
+        // SAFETY: a record is ours while the frame is open.
+        let open = unsafe { hot.record.get().as_ref() };
+        assert!(open.is_none_or(|open| guard::all_intact(open.guards)), "a guard was written over");
+    }
+}

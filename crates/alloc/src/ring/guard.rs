@@ -1,0 +1,128 @@
+//! Guards: what a ring in debug builds, or under a checker, writes behind each block, and looks at when the frame is released.
+//!
+//! ```text
+//!  ┌────────┬───────┬─────────┬──────┬───────┬─────────┬──────┬───────┐
+//!  │ record │ Guard │ a block │ EDGE │ Guard │ a block │ EDGE │ Guard │
+//!  └────────┴───────┴─────────┴──────┴───────┴─────────┴──────┴───────┘
+//!                                                             ^ record.guards
+//! ```
+//!
+//! Guards are linked, the last first, also from one block of a ring to the one before it.
+
+use core::alloc::Layout;
+use core::ptr::{self, NonNull};
+use core::slice;
+
+use super::block::BlockRef;
+use super::sealed::Record;
+use crate::watch;
+
+/// What lies behind a block.
+const EDGE: u8 = 0xca;
+/// What new memory holds, and what released memory does.
+const NEW: u8 = 0xa5;
+const RELEASED: u8 = 0xdb;
+/// What the seal of a guard begins from.
+const SEAL: usize = 0x0b5e_55ed;
+
+/// What lies behind a block, and behind the record of a frame.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Guard {
+    seal: usize,
+    previous: *mut Guard,
+    start: *mut u8,
+    size: usize,
+}
+
+/// What is asked for where `layout` is, to have room for the edge and the guard; and where the guard is in it.
+pub(super) fn with_guard(layout: Layout) -> Option<(Layout, usize)> {
+    let edge = Layout::from_size_align(layout.size().checked_add(watch::GAP)?, layout.align());
+    let (whole, at) = edge.ok()?.extend(Layout::new::<Guard>()).ok()?;
+    Some((whole, at))
+}
+
+/// Writes the edge and the guard of a block of this size, and rubbish into it.
+///
+/// # Safety
+/// `start` is a place for `with_guard` of the block's layout, whose guard is at `at`.
+pub(super) unsafe fn place(
+    start: *mut u8,
+    size: usize,
+    at: usize,
+    previous: *mut Guard,
+) -> *mut Guard {
+    let _quiet = watch::quiet();
+    // SAFETY: as the caller promises.
+    unsafe { start.write_bytes(NEW, size) };
+    // SAFETY: as the caller promises: the edge is between.
+    unsafe { start.wrapping_add(size).write_bytes(EDGE, at - size) };
+    let guard = start.wrapping_add(at).cast::<Guard>();
+    // SAFETY: as the caller promises; it is aligned, as `with_guard` has it.
+    unsafe { guard.write(Guard { seal: 0, previous, start, size }) };
+    // SAFETY: it was written just now.
+    let written = unsafe { &mut *guard };
+    written.seal = written.seal();
+    guard
+}
+
+impl Guard {
+    /// A sum of where it lies and all that it says.
+    fn seal(&self) -> usize {
+        let at = ptr::from_ref(self).addr();
+        let says = [at, self.previous.addr(), self.start.addr(), self.size];
+        says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
+    }
+
+    fn is_intact(&self) -> bool {
+        self.seal == self.seal() && self.edge().iter().all(|byte| *byte == EDGE)
+    }
+
+    /// The bytes between the block and the guard, once the seal is known to be right.
+    fn edge(&self) -> &[u8] {
+        let end = self.start.wrapping_add(self.size);
+        // SAFETY: these bytes were written when the guard was, and lie between it and its block.
+        unsafe { slice::from_raw_parts(end, ptr::from_ref(self).addr() - end.addr()) }
+    }
+}
+
+/// Looks at all guards of a frame that is released, tells of its blocks, and fills them with rubbish.
+///
+/// # Panics
+/// Where somebody wrote over a guard, or the frame was released before.
+#[cold]
+pub(super) fn released(record: NonNull<Record>) {
+    let _quiet = watch::quiet();
+    // SAFETY: the frame is released now, so its record is there.
+    let Record { first, guards, .. } = unsafe { record.read() };
+    // SAFETY: the ring stays while the frame does.
+    let shared = unsafe { BlockRef::of(first).shared.as_ref() };
+    let mut at = guards;
+    // SAFETY: the guards of a frame are linked, and end with that of the record.
+    while let Some(guard) = unsafe { at.as_mut() } {
+        assert!(
+            guard.is_intact(),
+            "ring: somebody wrote past the end of the block before {at:p}, or the frame is released twice"
+        );
+        guard.seal = 0;
+        if let Some(start) = NonNull::new(guard.start).filter(|_| !guard.previous.is_null()) {
+            // SAFETY: the block is as large, and dead.
+            unsafe { start.write_bytes(RELEASED, guard.size) };
+            watch::freed(&shared.watch, start, guard.size);
+        }
+        at = guard.previous;
+    }
+}
+
+/// Whether nobody wrote over a guard.
+pub(super) fn all_intact(mut at: *mut Guard) -> bool {
+    let _quiet = watch::quiet();
+    // SAFETY: the guards of a frame are linked, and end with NULL.
+    while let Some(guard) = unsafe { at.as_ref() } {
+        if !guard.is_intact() {
+            return false;
+        }
+        at = guard.previous;
+    }
+    true
+}

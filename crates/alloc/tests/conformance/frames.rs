@@ -1,0 +1,43 @@
+//! A ring as a pool of single blocks: each in a frame of its own.
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+use pagewise_alloc::ring::Sealed;
+use pagewise_alloc::{Allocator, Discipline, Ring, Source};
+
+#[derive(Debug)]
+pub(crate) struct Frames<S: Source + Send + 'static> {
+    ring: Ring<S>,
+    frames: BTreeMap<NonNull<u8>, Sealed>,
+}
+
+impl<S: Source + Send + 'static> Frames<S> {
+    pub(crate) fn new(ring: Ring<S>) -> Frames<S> {
+        Frames { ring, frames: BTreeMap::new() }
+    }
+}
+
+// SAFETY: blocks of a frame are aligned and apart, and stay until it is released.
+unsafe impl<S: Source + Send + 'static> Allocator for Frames<S> {
+    const NAME: &'static str = "ring";
+    const FREES: Discipline = Discipline::Any;
+
+    fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
+        // Blocks of no size may share an address, but here each is a key.
+        let layout = Layout::from_size_align(layout.size().max(1), layout.align()).ok()?;
+        let frame = self.ring.open()?;
+        let start = frame.allocate(layout)?;
+        self.frames.insert(start, frame.seal());
+        Some(start)
+    }
+
+    unsafe fn free(&mut self, start: NonNull<u8>, _layout: Layout) {
+        drop(self.frames.remove(&start).expect("a block is freed once"));
+    }
+
+    fn check(&self) {
+        self.ring.check();
+    }
+}
