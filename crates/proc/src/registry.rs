@@ -23,6 +23,9 @@ const LABEL: Range<usize> = 24..56;
 const COUNTERS: usize = 56;
 const SIZES: usize = 128;
 const SIZES_COUNT: usize = 24;
+/// Bytes until the next size is noted, and what that was after the last.
+const DUE: usize = 320;
+const SPAN: usize = 328;
 const SAMPLES_USED: usize = 352;
 const SAMPLES: usize = 512;
 const SAMPLES_COUNT: usize = 64;
@@ -131,9 +134,13 @@ fn parse(entry: &[u8]) -> Option<Pool> {
         Some(AddrRange { start: word(0)?, end: word(1)? })
     };
     let ranges: Vec<AddrRange> = (0..RANGES_COUNT).map(range).collect::<Option<_>>()?;
-    let requests = counter(0)?;
-    let [requested, returned, peak, held] = [1, 2, 3, 4].map(counter);
-    let live = requested?.wrapping_sub(returned?);
+    let [requests, requested, returned, peak, held] = [0, 1, 2, 3, 4].map(counter);
+    // What is not in the counters yet, at the mean size so far.
+    let since = u64_at(entry, SPAN)?.wrapping_sub(u64_at(entry, DUE)?);
+    let mean = requested?.checked_div(requests?).filter(|mean| *mean > 0);
+    let requests = requests?.wrapping_add(mean.map_or(0, |mean| since / mean));
+    let requested = requested?.wrapping_add(since);
+    let live = requested.wrapping_sub(returned?);
     // The series ends with now, and so does the peak.
     let now = Point { requests, live: Bytes(live), held: Bytes(held?) };
     let past: Vec<Point> = (0..usize::try_from(points).ok()?).map(point).collect::<Option<_>>()?;
@@ -142,7 +149,7 @@ fn parse(entry: &[u8]) -> Option<Pool> {
         name: text(&entry[LABEL]),
         lives: state == LIVE,
         requests,
-        requested: Bytes(requested?),
+        requested: Bytes(requested),
         returned: Bytes(returned?),
         peak_live: Bytes(peak?.max(live)),
         held: Bytes(held?),

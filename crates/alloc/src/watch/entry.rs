@@ -33,9 +33,9 @@ pub struct Entry {
     /// UTF-8, filled up with 0.
     kind: [AtomicU64; 2],
     name: [AtomicU64; 4],
-    /// Blocks that were asked for.
+    /// Blocks that were asked for,
     requests: AtomicU64,
-    /// Bytes that were asked for, and that came back.
+    /// and their bytes, both without what [`Entry::span`] and [`Entry::due`] tell; bytes that came back.
     requested: AtomicU64,
     returned: AtomicU64,
     /// The most that was out at once.
@@ -49,9 +49,10 @@ pub struct Entry {
     slow_paths: AtomicU64,
     /// Requests by size. The size of one stands for those around it.
     sizes: [AtomicU64; SIZES],
-    /// When `requested` reaches this, a request's size is noted; and when one was the last time.
-    next_size: AtomicU64,
-    last_size: AtomicU64,
+    /// After so many bytes more a request's size is noted; below 0 it is overdue.
+    due: AtomicU64,
+    /// What `due` was after the last one.
+    span: AtomicU64,
     /// When `requested` reaches this, a sample is due; and how much further the next.
     next_sample: AtomicU64,
     interval: AtomicU64,
@@ -130,8 +131,8 @@ impl Entry {
             &self.blocks_taken,
             &self.blocks_returned,
             &self.slow_paths,
-            &self.next_size,
-            &self.last_size,
+            &self.due,
+            &self.span,
             &self.next_sample,
             &self.samples_used,
             &self.ranges_lost,
@@ -205,12 +206,12 @@ impl Entry {
         add(&self.returned, progress.returned as u64);
     }
 
+    /// One counter goes down, and nothing else happens until it is below 0.
     #[inline(always)]
     pub(super) fn counted(&self, size: usize) {
-        add(&self.requests, 1);
-        let requested = add(&self.requested, size as u64);
-        if requested >= self.next_size.load(Relaxed) {
-            self.note_size(size, requested);
+        let due = add(&self.due, (size as u64).wrapping_neg());
+        if due.cast_signed() < 0 {
+            self.note_size(size);
         }
     }
 
@@ -222,25 +223,35 @@ impl Entry {
     /// Another size is no request: the bytes that are more were asked for, those that are less came back.
     #[inline(always)]
     pub(super) fn recounted(&self, old: usize, new: usize) {
-        add(&self.requested, new.saturating_sub(old) as u64);
+        add(&self.due, (new.saturating_sub(old) as u64).wrapping_neg());
         add(&self.returned, old.saturating_sub(new) as u64);
     }
 
     /// All that was out came back.
     pub(super) fn forgotten(&self) {
-        self.returned.store(self.requested.load(Relaxed), Relaxed);
+        let since = self.since();
+        let requested = add(&self.requested, since);
+        add(&self.span, since.wrapping_neg());
+        self.returned.store(requested, Relaxed);
+    }
+
+    /// Bytes that were asked for since the last size was noted.
+    fn since(&self) -> u64 {
+        self.span.load(Relaxed).wrapping_sub(self.due.load(Relaxed))
     }
 
     /// Notes a request's size for all since the last time: a request is met with a chance that grows with its size, of
     /// which dividing by the size makes up.
     #[cold]
-    fn note_size(&self, size: usize, requested: u64) {
-        let since = requested.saturating_sub(self.last_size.load(Relaxed));
+    fn note_size(&self, size: usize) {
+        let since = self.since();
         let stands_for = (since / (size as u64).max(1)).max(1);
         add(&self.sizes[class(size)], stands_for);
-        self.last_size.store(requested, Relaxed);
+        add(&self.requests, stands_for);
+        let requested = add(&self.requested, since);
         let next = (requested / 8).min(SIZE_INTERVAL);
-        self.next_size.store(requested.saturating_add(next), Relaxed);
+        self.span.store(next, Relaxed);
+        self.due.store(next, Relaxed);
         self.note_live(requested);
     }
 
