@@ -43,6 +43,8 @@ use crate::discipline::{Allocator, Discipline};
 use crate::source::Source;
 use crate::watch;
 
+#[cfg(feature = "allocator-api2")]
+mod api;
 mod block;
 mod guard;
 mod link;

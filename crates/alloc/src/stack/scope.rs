@@ -175,6 +175,16 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
         unsafe { self.stack.resize(block, layout, new) }
     }
 
+    /// Takes the last allocation back, see [`Stack::free_last`].
+    ///
+    /// # Safety
+    /// The block was allocated in this scope or one around it, with `layout`; nobody uses it any more.
+    #[inline]
+    pub unsafe fn free_last(&self, block: NonNull<u8>, layout: Layout) {
+        // SAFETY: as the caller says.
+        unsafe { self.stack.free_last(block, layout) }
+    }
+
     /// Memory for values.
     #[inline(always)]
     fn place<T>(&self, layout: Layout) -> Option<NonNull<T>> {

@@ -1,0 +1,85 @@
+//! Stacks and scopes as allocators of collections.
+//!
+//! ```
+//! use allocator_api2::vec::Vec;
+//! use pagewise_alloc::{Os, Stack};
+//!
+//! let mut stack = Stack::new(Os);
+//! let sum = stack.scope(|scope| {
+//!     let mut numbers = Vec::new_in(&*scope);
+//!     (1..=100).for_each(|n| numbers.push(n)); // It grows where it is, while it is the last allocation.
+//!     numbers.iter().sum::<i32>()
+//! });
+//! assert_eq!(sum, 5050);
+//! ```
+//!
+//! What a collection gives back is free at once where it was the last allocation, else with its frame. A collection borrows
+//! the scope, which can then open no other inside, unless it is one of the thread's stack: there a collection that grows
+//! while another frame is open inside panics.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use allocator_api2::alloc::{AllocError, Allocator};
+
+use super::{Policy, Scope, Stack};
+use crate::source::Source;
+
+/// What a block is for a collection: no larger than asked for.
+fn slice(block: Option<NonNull<u8>>, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+    Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
+}
+
+/// Makes what has `allocate`, `resize` and `free_last` an allocator.
+macro_rules! allocator {
+    ($($pool:ty),*) => {$(
+        // SAFETY: memory stays until the frame is popped, or the stack ends, which the borrow of it outlives; resizing and
+        // freeing obey what they say.
+        unsafe impl<S: Source, P: Policy> Allocator for &$pool {
+            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+                slice((**self).allocate(layout), layout)
+            }
+
+            unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
+                // SAFETY: the caller promises the same.
+                unsafe { self.free_last(block, layout) };
+            }
+
+            unsafe fn grow(
+                &self,
+                block: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, AllocError> {
+                // SAFETY: the caller promises the same.
+                slice(unsafe { self.resize(block, old, new) }, new)
+            }
+
+            unsafe fn grow_zeroed(
+                &self,
+                block: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, AllocError> {
+                // SAFETY: the caller promises the same.
+                let grown = unsafe { self.grow(block, old, new) }?;
+                let more = grown.cast::<u8>().as_ptr().wrapping_add(old.size());
+                // SAFETY: the block is as large as `new`, which is not smaller than `old`.
+                unsafe { more.write_bytes(0, new.size() - old.size()) };
+                Ok(grown)
+            }
+
+            unsafe fn shrink(
+                &self,
+                block: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, AllocError> {
+                // SAFETY: the caller promises the same.
+                slice(unsafe { self.resize(block, old, new) }, new)
+            }
+        }
+    )*};
+}
+
+allocator!(Stack<S, P>, Scope<'_, S, P>);
