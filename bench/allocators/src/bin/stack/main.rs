@@ -1,4 +1,8 @@
-//! Stacks: a list of 20 million nodes of 8 bytes, and frames in frames.
+//! Stacks: a list of 20 million nodes of 8 bytes, and frames in frames. With `--features ablation` also what each policy
+//! gains.
+
+#[cfg(feature = "ablation")]
+mod ablation;
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::RefCell;
@@ -111,16 +115,16 @@ fn lists() {
         build(|node| scope.alloc(node));
         built();
     }));
-    list!("bump-scope", |built| bump.scoped(|scope| {
+    list!("bump-scope, told the size", |built| bump.scoped(|scope| {
         build(|node| scope.alloc(node).into_mut());
         built();
     }));
-    list!("bumpalo", |built| {
+    list!("bumpalo, told the size", |built| {
         build(|node| bumpalo.alloc(node));
         built();
         bumpalo.reset();
     });
-    list!("blink-alloc", |built| {
+    list!("blink-alloc, told the size", |built| {
         let layout = Layout::new::<Node>();
         build(|node| {
             let place = blink.allocate(layout).expect("memory").cast::<Node>();
@@ -146,7 +150,7 @@ fn lists() {
         lists.iter().map(|(name, list)| Runner::timed(name, move || lap(list, free))).collect()
     };
     let built = race("list of 20M nodes of 8 bytes, warm: allocating a node", ROUNDS, laps(false));
-    built.goal("pagewise", 1.0, "bump-scope");
+    built.goal("pagewise", 1.0, "bump-scope, told the size");
     race("the same: walking and freeing, or popping", 3, laps(true));
 }
 
@@ -277,4 +281,6 @@ fn frames() {
 fn main() {
     lists();
     frames();
+    #[cfg(feature = "ablation")]
+    ablation::ablation();
 }
