@@ -381,6 +381,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes long")]
     fn the_mean_of_all_requests_is_known_from_those_that_do_not_fit() {
         assert_eq!(noted((0..100_000).map(|_| 100)), 100);
         // Sizes from 8 to 1007, each as often as any other: 507.
