@@ -1,9 +1,19 @@
-//! Where pools get memory: the operating system, a fixed buffer, or a source that fails on purpose.
+//! Where pools get memory: the operating system, in several kinds, a file, a fixed buffer, or a source that fails on purpose.
 
 use core::alloc::Layout;
 use core::cell::Cell;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
+
+#[cfg(feature = "os")]
+mod file;
+#[cfg(feature = "os")]
+mod mapped;
+
+#[cfg(feature = "os")]
+pub use file::File;
+#[cfg(feature = "os")]
+pub use mapped::{Mapped, Refused};
 
 /// Memory from a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,18 +108,7 @@ pub struct Os;
 // SAFETY: the kernel gives each mapping to one taker, zeroed, and it stays until it is unmapped.
 unsafe impl Source for Os {
     fn take(&self, layout: Layout) -> Option<Block> {
-        let page = page_size();
-        let size = layout.size().max(1).checked_next_multiple_of(page)?;
-        // What lies before the first aligned address and behind the end is given back at once.
-        let spare = layout.align().saturating_sub(page);
-        let mapped = map(size.checked_add(spare)?)?;
-        let before = mapped.align_offset(layout.align());
-        // SAFETY: `before` is at most `spare`, which was mapped beyond `size`.
-        let start = unsafe { mapped.add(before) };
-        unmap(mapped, before);
-        // SAFETY: as above; `start + size` is at most the end of the mapping.
-        unmap(unsafe { start.add(size) }, spare - before);
-        Some(Block { start, size, zeroed: true })
+        map_aligned(layout, page_size(), 0)
     }
 
     unsafe fn give_back(&self, block: Block) {
@@ -126,12 +125,40 @@ unsafe impl Source for Os {
 
     unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
         // SAFETY: the caller passes pages of a private anonymous mapping, which nobody uses.
-        unsafe { libc::madvise(start.as_ptr().cast(), size, libc::MADV_DONTNEED) == 0 }
+        unsafe { discard(start, size) }
     }
 
     fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
         resident(start, size)
     }
+}
+
+/// A mapping of whole pages of this size, aligned, with more flags for `mmap`.
+#[cfg(feature = "os")]
+fn map_aligned(layout: Layout, page: usize, flags: libc::c_int) -> Option<Block> {
+    let size = layout.size().max(1).checked_next_multiple_of(page)?;
+    // What lies before the first aligned address and behind the end is given back at once. The kernel aligns small pages by
+    // itself, and those of its reserve; for the others there must be room.
+    let known = if flags & libc::MAP_HUGETLB == 0 { page_size() } else { page };
+    let spare = layout.align().max(page).saturating_sub(known);
+    let mapped = map(size.checked_add(spare)?, flags)?;
+    let before = mapped.align_offset(layout.align().max(page));
+    // SAFETY: `before` is at most `spare`, which was mapped beyond `size`.
+    let start = unsafe { mapped.add(before) };
+    unmap(mapped, before);
+    // SAFETY: as above; `start + size` is at most the end of the mapping.
+    unmap(unsafe { start.add(size) }, spare - before);
+    Some(Block { start, size, zeroed: true })
+}
+
+/// Takes the memory behind whole pages; `false` where the kernel does not.
+///
+/// # Safety
+/// They are pages of a private anonymous mapping, and nobody uses them.
+#[cfg(feature = "os")]
+unsafe fn discard(start: NonNull<u8>, size: usize) -> bool {
+    // SAFETY: the caller promises the same.
+    unsafe { libc::madvise(start.as_ptr().cast(), size, libc::MADV_DONTNEED) == 0 }
 }
 
 /// How many bytes of some pages are in memory; all where the kernel does not say.
@@ -154,14 +181,14 @@ fn page_size() -> usize {
 }
 
 #[cfg(feature = "os")]
-fn map(size: usize) -> Option<NonNull<u8>> {
+fn map(size: usize, flags: libc::c_int) -> Option<NonNull<u8>> {
     // SAFETY: a new mapping where the kernel likes touches no memory that there is.
     let start = unsafe {
         libc::mmap(
             core::ptr::null_mut(),
             size,
             libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
             -1,
             0,
         )
