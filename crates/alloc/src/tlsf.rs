@@ -35,8 +35,8 @@ use core::ptr::NonNull;
 
 use crate::discipline::{Allocator, Discipline};
 use crate::source::Source;
-use crate::watch;
-use block::{Block, GRANULE, size_for};
+use crate::watch::{self, Progress};
+use block::{Block, size_for};
 
 mod block;
 mod front;
@@ -44,21 +44,30 @@ mod heap;
 mod lists;
 mod locked;
 
-pub use front::{CLASSES, Front};
-pub use heap::Heap;
+pub use block::GRANULE;
+pub use front::CLASSES;
+use front::{Front, Told};
+use heap::Heap;
 pub use locked::LockedTlsf;
 
-/// A pool of blocks of any size. N blocks of each small size are kept at hand.
+/// A pool of blocks of any size. N blocks of each small size are kept at hand. Of C programs the start of one with 16 is
+/// known as `pw_tlsf`.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Tlsf<S: Source, const N: usize = 16> {
     front: Front<N>,
     heap: Heap<S>,
 }
 
 impl<S: Source, const N: usize> Tlsf<S, N> {
-    /// An empty pool. It takes nothing from the source before something is allocated.
+    /// An empty pool. It takes nothing from the source before something is allocated. Debug builds look for misuse.
     pub const fn new(source: S) -> Tlsf<S, N> {
-        Tlsf { front: Front::EMPTY, heap: Heap::new(source) }
+        Tlsf { front: Front::EMPTY, heap: Heap::new(source, true) }
+    }
+
+    /// As [`Tlsf::new`], and debug builds do not look for misuse either.
+    pub const fn unguarded(source: S) -> Tlsf<S, N> {
+        Tlsf { front: Front::EMPTY, heap: Heap::new(source, false) }
     }
 
     /// Memory of this size and alignment, for which the pool and then the source is asked. A size of 0 is a block like any
@@ -104,13 +113,36 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { reallocate(&mut self.front, &mut self.heap, block, layout, size) }
     }
 
+    /// The size of a block in use: what was asked for, rounded up by up to [`GRANULE`] bytes, or exactly where somebody checks
+    /// accesses. It stands for the size that was asked for wherever that is needed, and all of it may be used.
+    ///
+    /// # Safety
+    /// `block` is a block of this pool in use.
+    #[inline]
+    pub unsafe fn size_of(&self, block: NonNull<u8>) -> usize {
+        // SAFETY: the caller passes the payload of a block.
+        let block = unsafe { Block::of(block) };
+        if watch::checked() {
+            let _quiet = watch::quiet();
+            return block.asked();
+        }
+        block.rounded_asked()
+    }
+
     /// Forgets all blocks and keeps the memory. Takes time for each region, not for each block.
     ///
     /// # Safety
     /// Nobody uses a block of this pool any more.
     pub unsafe fn reset(&mut self) {
+        let _quiet = watch::quiet();
+        tell(&mut self.front, &mut self.heap, 0);
         self.front.reset();
         self.heap.reset();
+    }
+
+    /// Gives the pool a name, by which those who watch it know it.
+    pub fn set_name(&self, name: &str) {
+        watch::named(&self.heap.watch, name);
     }
 
     /// Gives the source what is not needed: regions without a block in use.
@@ -133,6 +165,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     /// # Panics
     /// Where something does not hold.
     pub fn check(&self) {
+        let _quiet = watch::quiet();
         let at_hand = self.heap.check(|block| self.front.holds(block));
         assert_eq!(at_hand, self.front.len(), "blocks at hand are blocks in use");
     }
@@ -144,10 +177,13 @@ fn allocate<S: Source, const N: usize>(
     heap: &mut Heap<S>,
     layout: Layout,
 ) -> Option<NonNull<u8>> {
-    let at_hand = if layout.align() <= GRANULE { front.pop(layout.size()) } else { None };
-    let block = at_hand.or_else(|| fetch(front, heap, layout))?;
-    watch::counted(&heap.watch, layout.size());
-    Some(block)
+    if layout.align() <= GRANULE
+        && let Some(block) = front.pop(layout.size())
+    {
+        front::check_poison(heap, block);
+        return Some(block);
+    }
+    fetch(front, heap, layout)
 }
 
 /// A block from the heap.
@@ -157,13 +193,55 @@ fn fetch<S: Source, const N: usize>(
     heap: &mut Heap<S>,
     layout: Layout,
 ) -> Option<NonNull<u8>> {
-    let (size, align) = (size_for(layout.size())?, layout.align());
+    if watch::checked() {
+        return fetch_checked(front, heap, layout);
+    }
+    let block = fetch_size(front, heap, size_for(layout.size())?, layout.align())?;
+    front.count_request(layout.size());
+    tell(front, heap, layout.size());
+    Some(block)
+}
+
+fn fetch_size<S: Source, const N: usize>(
+    front: &mut Front<N>,
+    heap: &mut Heap<S>,
+    size: usize,
+    align: usize,
+) -> Option<NonNull<u8>> {
     if align > GRANULE {
         return fetch_with(front, heap, |heap| heap.take_aligned(size, align), size, align);
     }
     match heap.take(size) {
         Some(block) => Some(block.payload()),
         None => fetch_with(front, heap, |heap| heap.take(size), size, align),
+    }
+}
+
+/// A block for somebody whose accesses are checked: with a gap behind it, and told of. No call goes by unseen from then on.
+#[cold]
+fn fetch_checked<S: Source, const N: usize>(
+    front: &mut Front<N>,
+    heap: &mut Heap<S>,
+    layout: Layout,
+) -> Option<NonNull<u8>> {
+    let _quiet = watch::quiet();
+    front.close();
+    let size = size_for(layout.size().checked_add(watch::GAP)?)?;
+    let payload = fetch_size(front, heap, size, layout.align())?;
+    // SAFETY: the block was handed out just now.
+    unsafe { Block::of(payload) }.set_asked(layout.size());
+    watch::allocated(&heap.watch, payload, layout.size());
+    front.count_request(layout.size());
+    tell(front, heap, layout.size());
+    Some(payload)
+}
+
+/// Tells statistics what happened since the last time. In slow paths.
+#[inline]
+fn tell<S: Source, const N: usize>(front: &mut Front<N>, heap: &mut Heap<S>, size: usize) {
+    if cfg!(feature = "stats") {
+        let Told { requests, requested, returned } = front.told();
+        watch::progress(&heap.watch, Progress { requests, requested, returned, size });
     }
 }
 
@@ -176,6 +254,7 @@ fn fetch_with<S: Source, const N: usize>(
     size: usize,
     align: usize,
 ) -> Option<NonNull<u8>> {
+    watch::slow(&heap.watch);
     loop {
         if let Some(block) = take(heap) {
             return Some(block.payload());
@@ -196,7 +275,6 @@ unsafe fn free<S: Source, const N: usize>(
     size: usize,
 ) {
     front::check_free(front, heap, block, size);
-    watch::uncounted(&heap.watch, size);
     if !front.push(block, size) {
         retire(front, heap, block, size);
     }
@@ -210,7 +288,24 @@ fn retire<S: Source, const N: usize>(
     block: NonNull<u8>,
     size: usize,
 ) {
+    front.count_return(size);
+    tell(front, heap, size);
+    if watch::checked() {
+        return retire_checked(heap, block);
+    }
     front.leave(heap, block, size);
+}
+
+/// Frees a block of somebody whose accesses are checked. What was freed before is only told of.
+#[cold]
+fn retire_checked<S: Source>(heap: &mut Heap<S>, payload: NonNull<u8>) {
+    let _quiet = watch::quiet();
+    // SAFETY: the caller passes a block of the heap.
+    let block = unsafe { Block::of(payload) };
+    watch::freed(&heap.watch, payload, block.asked());
+    if !block.is_free() {
+        heap.put(block);
+    }
 }
 
 /// # Safety
@@ -224,7 +319,7 @@ unsafe fn reallocate<S: Source, const N: usize>(
 ) -> Option<NonNull<u8>> {
     // SAFETY: the caller passes the payload of a block.
     let block = unsafe { Block::of(payload) };
-    if heap.resize(block, size_for(size)?) {
+    if resize(heap, block, size)? {
         watch::recounted(&heap.watch, layout.size(), size);
         return Some(payload);
     }
@@ -236,7 +331,23 @@ unsafe fn reallocate<S: Source, const N: usize>(
     Some(moved)
 }
 
+/// Gives a block another size where it is, if that can be; `None` where no block can have it.
+fn resize<S: Source>(heap: &mut Heap<S>, block: Block, size: usize) -> Option<bool> {
+    if !watch::checked() {
+        return Some(heap.resize(block, size_for(size)?));
+    }
+    let _quiet = watch::quiet();
+    let old = block.asked();
+    let done = heap.resize(block, size_for(size.checked_add(watch::GAP)?)?);
+    if done {
+        block.set_asked(size);
+        watch::resized(&heap.watch, block.payload(), old, size);
+    }
+    Some(done)
+}
+
 fn trim<S: Source, const N: usize>(front: &mut Front<N>, heap: &mut Heap<S>) {
+    let _quiet = watch::quiet();
     while front.give_back(heap) {}
     heap.trim();
 }

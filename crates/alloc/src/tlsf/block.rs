@@ -8,13 +8,15 @@
 //!        ┌──────┬──────┬──────────┬────────────────┬───────┐
 //!  free  │ word │ next │ previous │    not used    │ start │ word of the next ..
 //!        └──────┴──────┴──────────┴────────────────┴───────┘
-//!        word     size | FREE | AFTER_FREE, and in debug builds a tag in the upper bits
+//!        word     size | FREE | AFTER_FREE | SPARE, and in debug builds a tag in the upper bits
 //!        next     the next free block of the same class, and the previous
 //!        start    where this block starts: the next block finds its free neighbour here
 //! ```
 //!
 //! - Payloads are aligned to GRANULE; words lie just before them.
 //! - `AFTER_FREE` is set where the block before is free, and only there is `start` to be found before the word.
+//! - `SPARE` is set in a block in use that is a GRANULE larger than was asked for, since as little cannot be a block: so what
+//!   was asked for can be told without its user.
 //! - No two free blocks are neighbours. The first block of a region has no block before; its last is a word of size 0 in
 //!   use, so that nothing asks for a neighbour beyond.
 //!
@@ -26,7 +28,7 @@ use core::ptr::NonNull;
 pub(super) const WORD: usize = size_of::<usize>();
 
 /// What sizes of blocks are multiples of, and payloads are aligned to.
-pub(super) const GRANULE: usize = 2 * WORD;
+pub const GRANULE: usize = 2 * WORD;
 
 /// The smallest block: what a free one needs.
 pub(super) const LEAST: usize = 4 * WORD;
@@ -37,6 +39,7 @@ pub(super) const LIMIT: usize = 1 << if WORD == 8 { 40 } else { 30 };
 const SIZE: usize = (LIMIT - 1) & !(GRANULE - 1);
 const FREE: usize = 1;
 const AFTER_FREE: usize = 2;
+const SPARE: usize = 4;
 
 /// What freed memory is filled with in debug builds.
 pub(super) const POISON: u8 = 0xdd;
@@ -48,6 +51,12 @@ pub(super) const fn size_for(payload: usize) -> Option<usize> {
     }
     let size = (payload + WORD + GRANULE - 1) & !(GRANULE - 1);
     Some(if size < LEAST { LEAST } else { size })
+}
+
+/// The bit of a block that is larger than what was asked for.
+#[inline]
+const fn spare(size: usize, asked: usize) -> usize {
+    if size == asked { 0 } else { SPARE }
 }
 
 /// A block of a region.
@@ -100,6 +109,13 @@ impl Block {
         self.size() - WORD
     }
 
+    /// For how many bytes it was asked, rounded up to what blocks can have.
+    #[inline]
+    pub(super) fn rounded_asked(self) -> usize {
+        let spare = if self.word() & SPARE == 0 { 0 } else { GRANULE };
+        self.capacity() - spare
+    }
+
     #[inline]
     fn word(self) -> usize {
         // SAFETY: a block starts with its word, which was written when the block was made.
@@ -125,7 +141,8 @@ impl Block {
     /// Whether the word can be one of a block: in release builds there is no tag that could tell.
     pub(super) fn is_genuine(self) -> bool {
         let word = self.word();
-        word & !(LIMIT - 1) == self.tag() && word & (GRANULE - 1) & !(FREE | AFTER_FREE) == 0
+        word & !(LIMIT - 1) == self.tag()
+            && word & (GRANULE - 1) & !(FREE | AFTER_FREE | SPARE) == 0
     }
 
     /// From its word to that of the next; 0 at the end of a region.
@@ -167,16 +184,16 @@ impl Block {
         unsafe { start.cast::<Block>().read() }
     }
 
-    /// Makes it a block in use, of a size, behind a block in use.
+    /// Makes it a block in use, behind a block in use, of a size that is what was asked for, or a GRANULE more.
     #[inline]
-    pub(super) fn set_used(self, size: usize) {
-        self.set_word(size);
+    pub(super) fn set_used(self, size: usize, asked: usize) {
+        self.set_word(size | spare(size, asked));
     }
 
     /// Changes the size of a block in use, and nothing else of it.
     #[inline]
-    pub(super) fn resize(self, size: usize) {
-        self.set_word(size | self.word() & AFTER_FREE);
+    pub(super) fn resize(self, size: usize, asked: usize) {
+        self.set_word(size | spare(size, asked) | self.word() & AFTER_FREE);
     }
 
     /// Makes it a free block of a size, behind a block in use. The next block is told by [`Block::set_after_free`].
@@ -224,6 +241,21 @@ impl Block {
         let place = unsafe { self.payload().cast::<Option<Block>>().add(1) };
         // SAFETY: `previous` is the second of the links.
         unsafe { place.write(previous) };
+    }
+
+    /// How many bytes its user asked for, where somebody checks accesses: it is noted in the last word, behind them.
+    pub(super) fn asked(self) -> usize {
+        // SAFETY: the last word of this block, which is longer than what was asked for by a word and more.
+        let place = unsafe { self.next().0.sub(1) };
+        // SAFETY: it was written when the block was handed out.
+        unsafe { place.read() }
+    }
+
+    pub(super) fn set_asked(self, size: usize) {
+        // SAFETY: as for `asked`.
+        let place = unsafe { self.next().0.sub(1) };
+        // SAFETY: as above; it is not the user's.
+        unsafe { place.write(size) };
     }
 
     /// Has the word, and what lies beside it, brought near.

@@ -1,7 +1,7 @@
 //! Blocks at hand: some freed blocks of each small size, not yet merged with their neighbours.
 //!
 //! ```text
-//!  counts  3 0 8 ..       one a size of block: LEAST, LEAST + GRANULE, ..
+//!  counts  3 0 8 ..       one a size of block: LEAST, LEAST + GRANULE, ..; all CLOSED where every call is to be seen
 //!  blocks  │a b c│     │d e f g h i j k│ ..      the last in is the first out
 //!  leaving m l            found no room: l is merged when the next finds none, m when the one after does; by then what
 //!                         lies around them has come near
@@ -19,13 +19,27 @@ use crate::source::Source;
 /// Sizes of blocks that are kept at hand: up to 528 bytes, for 520 of payload, where addresses have 64 bits.
 pub const CLASSES: usize = 32;
 
-/// Up to N freed blocks of each small size. C programs see it as `pw_tlsf`.
+/// As many counts as are neither blocks nor room for one.
+const CLOSED: u8 = u8::MAX;
+
+/// Up to N freed blocks of each small size. C programs see what is before `leaving` as `pw_tlsf`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Front<const N: usize> {
+pub(super) struct Front<const N: usize> {
     counts: [u8; CLASSES],
+    told: Told,
     blocks: [[Option<NonNull<u8>>; N]; CLASSES],
     leaving: [Option<Block>; 2],
+}
+
+/// What happened since it was told the last time, for statistics.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Told {
+    pub(super) requests: usize,
+    /// Bytes.
+    pub(super) requested: usize,
+    pub(super) returned: usize,
 }
 
 // SAFETY: its pointers lead to memory that its pool alone has.
@@ -40,26 +54,31 @@ const fn class(payload: usize) -> usize {
 
 impl<const N: usize> Front<N> {
     /// Nothing at hand.
-    pub const EMPTY: Front<N> = {
-        assert!(N <= u8::MAX as usize);
-        Front { counts: [0; CLASSES], blocks: [[None; N]; CLASSES], leaving: [None; 2] }
+    pub(super) const EMPTY: Front<N> = {
+        assert!(N < CLOSED as usize);
+        let told = Told { requests: 0, requested: 0, returned: 0 };
+        Front { counts: [0; CLASSES], told, blocks: [[None; N]; CLASSES], leaving: [None; 2] }
     };
+
+    /// Keeps nothing at hand, so that every call comes to a slow path. Nothing was at hand before.
+    pub(super) const fn close(&mut self) {
+        self.counts = [CLOSED; CLASSES];
+    }
 
     /// A block for this many bytes, if one is at hand.
     #[inline]
     pub(super) fn pop(&mut self, payload: usize) -> Option<NonNull<u8>> {
         let block = self.pop_class(class(payload))?;
-        check_poison(block);
+        self.count_request(payload);
         Some(block)
     }
 
     #[inline]
     fn pop_class(&mut self, class: usize) -> Option<NonNull<u8>> {
-        let count = self.counts.get_mut(class)?;
-        let last = count.checked_sub(1)?;
-        *count = last;
-        // SAFETY: counts are at most N.
-        *unsafe { self.blocks[class].get_unchecked(usize::from(last)) }
+        let last = self.counts.get(class)?.wrapping_sub(1);
+        let block = *self.blocks[class].get(usize::from(last))?;
+        self.counts[class] = last;
+        block
     }
 
     /// Keeps a block of this many bytes, if there is room.
@@ -70,7 +89,30 @@ impl<const N: usize> Front<N> {
         let Some(place) = self.blocks[class].get_mut(usize::from(*count)) else { return false };
         *place = Some(block);
         *count += 1;
+        self.count_return(payload);
         true
+    }
+
+    /// Somebody asks for a block.
+    #[inline]
+    pub(super) const fn count_request(&mut self, payload: usize) {
+        if cfg!(feature = "stats") {
+            self.told.requests += 1;
+            self.told.requested = self.told.requested.wrapping_add(payload);
+        }
+    }
+
+    /// A block comes back.
+    #[inline]
+    pub(super) const fn count_return(&mut self, payload: usize) {
+        if cfg!(feature = "stats") {
+            self.told.returned = self.told.returned.wrapping_add(payload);
+        }
+    }
+
+    /// What happened since the last time.
+    pub(super) fn told(&mut self) -> Told {
+        core::mem::take(&mut self.told)
     }
 
     /// Has a block leave, and merges the one that left before the last. By then its word and its neighbours are near: nobody
@@ -114,13 +156,16 @@ impl<const N: usize> Front<N> {
 
     /// Forgets all blocks at hand.
     pub(super) fn reset(&mut self) {
-        self.counts = [0; CLASSES];
+        if self.counts[0] != CLOSED {
+            self.counts = [0; CLASSES];
+        }
         self.leaving = [None; 2];
     }
 
     /// How many blocks are at hand.
     pub(super) fn len(&self) -> usize {
-        let counted: usize = self.counts.iter().map(|count| usize::from(*count)).sum();
+        let counts = self.counts.iter().filter(|count| **count != CLOSED);
+        let counted: usize = counts.map(|count| usize::from(*count)).sum();
         counted + self.leaving.iter().flatten().count()
     }
 
@@ -137,9 +182,10 @@ impl<const N: usize> Front<N> {
     }
 }
 
-/// In debug builds: whether nobody has written to a freed block.
-fn check_poison(payload: NonNull<u8>) {
-    if cfg!(debug_assertions) {
+/// Where a pool is guarded: whether nobody has written to a freed block.
+#[inline]
+pub(super) fn check_poison<S: Source>(heap: &Heap<S>, payload: NonNull<u8>) {
+    if heap.is_guarded() {
         // SAFETY: what is at hand is a block of the heap.
         let block = unsafe { Block::of(payload) };
         // SAFETY: a payload is as long as its block says; it was filled when it was freed.
@@ -151,7 +197,7 @@ fn check_poison(payload: NonNull<u8>) {
     }
 }
 
-/// In debug builds: whether a block may be freed, and with this layout. Fills it then.
+/// Where a pool is guarded: whether a block may be freed, and with this layout. Fills it then.
 #[inline]
 pub(super) fn check_free<S: Source, const N: usize>(
     front: &Front<N>,
@@ -159,7 +205,7 @@ pub(super) fn check_free<S: Source, const N: usize>(
     payload: NonNull<u8>,
     size: usize,
 ) {
-    if cfg!(debug_assertions) {
+    if heap.is_guarded() {
         let block = heap.find(payload);
         assert!(!front.holds(block), "{payload:p} was freed before");
         let spare = size_for(size).and_then(|size| block.size().checked_sub(size));

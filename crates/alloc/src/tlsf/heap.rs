@@ -37,10 +37,11 @@ const _: () = assert!(size_of::<Region>() == 3 * WORD && AROUND.is_multiple_of(G
 
 /// Regions and their free blocks.
 #[derive(Debug)]
-pub struct Heap<S: Source> {
+pub(super) struct Heap<S: Source> {
     lists: Lists,
     regions: Option<NonNull<Region>>,
     held: usize,
+    guarded: bool,
     pub(super) watch: watch::Pool,
     source: S,
 }
@@ -50,17 +51,24 @@ unsafe impl<S: Source + Send> Send for Heap<S> {}
 
 impl<S: Source> Heap<S> {
     /// A heap that holds nothing yet.
-    pub const fn new(source: S) -> Heap<S> {
-        Heap { lists: Lists::EMPTY, regions: None, held: 0, watch: watch::created("tlsf"), source }
+    pub(super) const fn new(source: S, guarded: bool) -> Heap<S> {
+        let watch = watch::created("tlsf");
+        Heap { lists: Lists::EMPTY, regions: None, held: 0, guarded, watch, source }
+    }
+
+    /// Whether misuse is looked for.
+    #[inline]
+    pub(super) const fn is_guarded(&self) -> bool {
+        cfg!(debug_assertions) && self.guarded
     }
 
     /// Where its memory comes from.
-    pub const fn source(&self) -> &S {
+    pub(super) const fn source(&self) -> &S {
         &self.source
     }
 
     /// Bytes held of the source.
-    pub const fn held(&self) -> usize {
+    pub(super) const fn held(&self) -> usize {
         self.held
     }
 
@@ -98,10 +106,10 @@ impl<S: Source> Heap<S> {
     #[inline]
     fn use_up(&mut self, block: Block, whole: usize, size: usize) {
         if whole - size < LEAST {
-            block.set_used(whole);
+            block.set_used(whole, size);
             block.next().set_after_used();
         } else {
-            block.set_used(size);
+            block.set_used(size, size);
             let rest = block.next();
             rest.set_free(whole - size);
             self.lists.insert(rest, whole - size);
@@ -133,6 +141,7 @@ impl<S: Source> Heap<S> {
         let next = block.next();
         let mut whole = block.size();
         if (size..size + LEAST).contains(&whole) {
+            block.resize(whole, size);
             return true;
         }
         if next.is_free() {
@@ -145,11 +154,11 @@ impl<S: Source> Heap<S> {
             self.lists.remove(next, next.size());
         }
         if whole - size < LEAST {
-            block.resize(whole);
+            block.resize(whole, size);
             block.next().set_after_used();
             return true;
         }
-        block.resize(size);
+        block.resize(size, size);
         let rest = block.next();
         rest.set_free(whole - size);
         rest.next().set_after_free();
@@ -195,14 +204,19 @@ impl<S: Source> Heap<S> {
     fn clear(&mut self, region: NonNull<Region>, size: usize) {
         let (block, size) = (first_block(region), (size & !(GRANULE - 1)).min(LIMIT) - AROUND);
         block.set_free(size);
-        block.next().set_used(0);
+        block.next().set_used(0, 0);
         block.next().set_after_free();
         self.lists.insert(block, size);
     }
 
-    /// Makes all memory free. Takes time for each region.
+    /// Makes all memory free. Takes time for each region, and for each block where somebody checks accesses.
     pub(super) fn reset(&mut self) {
         watch::forgotten(&self.watch);
+        if watch::checked() {
+            self.blocks().filter(|block| !block.is_free()).for_each(|block| {
+                watch::freed(&self.watch, block.payload(), block.asked());
+            });
+        }
         self.lists = Lists::EMPTY;
         for region in self.regions() {
             // SAFETY: the heads of regions are written when they are added.
@@ -244,6 +258,14 @@ impl<S: Source> Heap<S> {
 
     fn regions(&self) -> Regions {
         Regions(self.regions)
+    }
+
+    /// All blocks, of each region from front to back.
+    fn blocks(&self) -> impl Iterator<Item = Block> {
+        self.regions().flat_map(|region| {
+            let next = |block: &Block| Some(block.next()).filter(|next| next.size() > 0);
+            core::iter::successors(Some(first_block(region)), next)
+        })
     }
 
     /// The block of a payload, where it is the payload of a block in use of this heap, as far as can be told in debug
@@ -307,6 +329,7 @@ impl<S: Source> Heap<S> {
 
 impl<S: Source> Drop for Heap<S> {
     fn drop(&mut self) {
+        let _quiet = watch::quiet();
         self.regions().for_each(|region| self.give_back(region));
         watch::destroyed(&self.watch);
     }
@@ -347,11 +370,8 @@ impl Iterator for Regions {
     }
 }
 
-/// In debug builds: fills freed memory.
-#[inline]
+/// Fills freed memory.
 pub(super) fn poison(block: Block) {
-    if cfg!(debug_assertions) {
-        // SAFETY: the payload of a block that its user has given up.
-        unsafe { block.payload().write_bytes(POISON, block.capacity()) };
-    }
+    // SAFETY: the payload of a block that its user has given up.
+    unsafe { block.payload().write_bytes(POISON, block.capacity()) };
 }

@@ -9,7 +9,6 @@ use crate::source::Block;
 
 /// The numbers of requests, which are part of valgrind's interface to programs for good.
 mod request {
-    pub(super) const RUNNING_ON_VALGRIND: usize = 0x1001;
     pub(super) const CREATE_MEMPOOL: usize = 0x1303;
     pub(super) const DESTROY_MEMPOOL: usize = 0x1304;
     pub(super) const MEMPOOL_ALLOC: usize = 0x1305;
@@ -21,6 +20,7 @@ mod request {
     pub(super) const MAKE_MEM_NOACCESS: usize = MEMCHECK;
     pub(super) const MAKE_MEM_UNDEFINED: usize = MEMCHECK + 1;
     pub(super) const MAKE_MEM_DEFINED: usize = MEMCHECK + 2;
+    pub(super) const GET_VBITS: usize = MEMCHECK + 8;
 }
 
 /// Asks; 0 where valgrind is not there, or does not know the request.
@@ -69,8 +69,14 @@ fn ask_words(_words: &[usize; 6]) -> usize {
     0
 }
 
+/// Whether memcheck is there: other tools of valgrind look at a program as it is.
 pub(super) fn is_running() -> bool {
-    ask(request::RUNNING_ON_VALGRIND, []) != 0
+    /// What memcheck says when it has told what is defined.
+    const TOLD: usize = 1;
+    let (byte, mut defined) = (0_u8, 0_u8);
+    let [byte, defined] =
+        [(&raw const byte).expose_provenance(), (&raw mut defined).expose_provenance()];
+    ask(request::GET_VBITS, [byte, defined, 1]) == TOLD
 }
 
 pub(super) fn report_errors(report: bool) {
