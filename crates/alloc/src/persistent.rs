@@ -317,6 +317,8 @@ pub struct Persistent {
     log: log::Log,
     index: index::Index,
     durability: Durability,
+    /// Whether more is to be done when something is written down.
+    careful: bool,
     /// Whether the seal is broken, so that it is ours to renew.
     opened: bool,
 }
@@ -575,7 +577,7 @@ impl Tx<'_> {
     #[inline]
     pub fn change<T: Plain>(&mut self, pointer: Rel<T>) -> Result<&mut T, Error> {
         let mut place = self.heap.resolve(pointer, 1)?;
-        self.keep(pointer.place(), size_of::<T>())?;
+        self.keep::<T>(pointer.place())?;
         // SAFETY: `resolve` checked that a `T` has room there and is aligned; any bytes are one; nobody else has a
         // reference into the heap while the transaction is borrowed.
         Ok(unsafe { place.as_mut() })
@@ -591,7 +593,7 @@ impl Tx<'_> {
         count: usize,
     ) -> Result<&mut [T], Error> {
         let place = self.heap.resolve(pointer, count)?;
-        self.keep(pointer.place(), size_of::<T>() * count)?;
+        self.keep_bytes(pointer.place(), size_of::<T>() * count)?;
         // SAFETY: as in `change`, of `count` values.
         Ok(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), count) })
     }
@@ -615,12 +617,20 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Writes down what a range holds, rounded to words: blocks are made of words, so it stays in its block.
+    /// Writes down what a value is, rounded to words: blocks are made of words, so it stays in its block.
     #[inline]
-    fn keep(&mut self, place: usize, size: usize) -> Result<(), Error> {
+    fn keep<T>(&mut self, place: usize) -> Result<(), Error> {
+        let is_words = size_of::<T>().is_multiple_of(8) && align_of::<T>().is_multiple_of(8);
+        if is_words && size_of::<T>() > 0 {
+            return self.heap.note(Kind::Bytes, place, size_of::<T>());
+        }
+        self.keep_bytes(place, size_of::<T>())
+    }
+
+    fn keep_bytes(&mut self, place: usize, size: usize) -> Result<(), Error> {
         let start = place & !7;
         let len = (place + size).next_multiple_of(8) - start;
-        if len == 0 { Ok(()) } else { self.heap.note(Kind::Bytes, start, len) }
+        if size == 0 { Ok(()) } else { self.heap.note(Kind::Bytes, start, len) }
     }
 
     /// Gives a block a name, under which it is found when the heap is opened again. [`Rel::NULL`] takes the name away.

@@ -238,7 +238,7 @@ impl Lie {
             Lie::Commit => {
                 heap.generation = super::format::next(heap.generation, 1);
                 heap.mapping.store(GENERATION, checked(GENERATION, heap.generation));
-                heap.log.clear();
+                heap.log.begin(heap.shape, heap.generation);
             }
             Lie::Chunks { chunks } => heap.mapping.store(CHUNKS, checked(CHUNKS, chunks)),
         }

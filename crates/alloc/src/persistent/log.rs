@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! +-------+----------------+-------------------+-----------+
-//! | check | kind, place    | length, previous  | old bytes |    an entry: words of 8 bytes; the check is stored last
+//! | check | kind, place    | length, previous  | old bytes |    an entry: words of 8 bytes; all valid or none
 //! +-------+----------------+-------------------+-----------+
 //! ```
 //!
@@ -62,59 +62,68 @@ impl Entry {
 /// How many frees of a transaction are known without reading its log again.
 const FEW: usize = 4;
 
-/// Where the log of the open transaction ends, and what it frees.
+/// The log of the open transaction, and what it frees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Log {
-    used: usize,
+    /// Where it is in the file.
+    start: usize,
+    end: usize,
+    /// Where the next entry goes, and where the last one is from the start.
+    next: usize,
     last: usize,
     frees: usize,
     first_frees: [Found; FEW],
 }
 
 impl Log {
-    pub(super) const EMPTY: Log =
-        Log { used: 0, last: 0, frees: 0, first_frees: [Found::Run { chunk: 0, chunks: 0 }; FEW] };
-
-    /// Makes it that of a new transaction.
+    /// That of a generation, in which nothing is.
     #[inline]
-    pub(super) fn clear(&mut self) {
-        (self.used, self.last, self.frees) = (0, 0, 0);
+    pub(super) fn new(shape: Shape, generation: u64) -> Log {
+        let start = start(shape, generation);
+        let first_frees = [Found::Run { chunk: 0, chunks: 0 }; FEW];
+        Log { start, end: start + shape.log, next: start, last: 0, frees: 0, first_frees }
+    }
+
+    /// Makes it that of another generation.
+    #[inline]
+    pub(super) fn begin(&mut self, shape: Shape, generation: u64) {
+        self.start = start(shape, generation);
+        self.end = self.start + shape.log;
+        (self.next, self.last, self.frees) = (self.start, 0, 0);
     }
 
     /// Whether the transaction has done nothing yet.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.used == 0
+        self.next == self.start
     }
 
-    /// Writes down what is about to change. Places and lengths are multiples of 8.
-    #[inline]
+    /// Writes down what is about to change. Places and lengths are multiples of 8. Where the length is known to the
+    /// compiler, it is some instructions.
+    #[inline(always)]
     pub(super) fn append(
         &mut self,
         mapping: &mut Mapping,
-        (shape, generation): (Shape, u64),
+        generation: u64,
         kind: Kind,
         (place, len): (usize, usize),
     ) -> Result<(), Error> {
-        let room = shape.log - self.used;
-        if room < HEADER || len > room - HEADER {
+        let (at, position) = (self.next, self.next - self.start);
+        if HEADER + len > self.end - at {
             return Err(Error::LogFull);
         }
-        let at = start(shape, generation) + self.used;
         let what = (kind as u64) << KIND | place as u64;
         let sizes = (self.last as u64) << 32 | len as u64;
-        let mut hash = begin(generation, self.used, what, sizes);
+        let mut hash = begin(generation, position, what, sizes);
         for offset in (0..len).step_by(8) {
             let old = mapping.load(place + offset);
             mapping.store(at + HEADER + offset, old);
             hash = mix(hash, old);
         }
-        mapping.store(at + 8, what);
-        mapping.store(at + 16, sizes);
-        mapping.store(at, hash);
+        mapping.store_all(at, [hash, what, sizes]);
         barrier();
-        self.last = self.used;
-        self.used += HEADER + len;
+        self.last = position;
+        self.next = at + HEADER + len;
         Ok(())
     }
 

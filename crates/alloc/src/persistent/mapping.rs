@@ -317,6 +317,16 @@ impl Mapping {
         self.record(offset, word);
     }
 
+    /// Stores words from a place on, in any order.
+    #[inline]
+    pub(super) fn store_all<const N: usize>(&mut self, offset: usize, words: [u64; N]) {
+        let place = self.at(offset, N * 8).cast::<[u64; N]>();
+        // SAFETY: `at` checked that it is mapped; callers pass multiples of 8 before the end of the file.
+        unsafe { place.write_volatile(words) };
+        #[cfg(test)]
+        words.into_iter().zip(0..).for_each(|(word, at)| self.record(offset + at * 8, word));
+    }
+
     /// Waits until a range, from a multiple of the page size, would survive a loss of power.
     pub(super) fn sync(&mut self, from: usize, to: usize) -> Result<(), Error> {
         let place = self.at(from, to - from);

@@ -108,14 +108,17 @@ fn ready(mapping: Mapping, shape: Shape, options: &Options) -> Result<Persistent
         return Err(Error::Corrupt { what: "the number of chunks", place: CHUNKS as u64 });
     }
     shape.check_size(chunks, mapping.file.size()?)?;
+    let watched = Watched::new(watched::first(mapping.base, shape));
+    let careful = options.durability == Durability::Power || watched.closely();
     let mut heap = Persistent {
-        watched: Watched::new(watched::first(mapping.base, shape)),
+        watched,
         mapping,
         shape,
         generation,
-        log: log::Log::EMPTY,
+        log: log::Log::new(shape, generation),
         index,
         durability: options.durability,
+        careful,
         opened: false,
     };
     let seal = heap.mapping.load(SEAL);

@@ -111,11 +111,19 @@ impl Persistent {
     }
 
     /// Writes down that a range is about to change, or that a block will be free.
-    #[inline]
+    #[inline(always)]
     pub(super) fn note(&mut self, kind: Kind, place: usize, len: usize) -> Result<(), Error> {
-        let now = (self.shape, self.generation);
+        if self.careful {
+            return self.note_with_care(kind, place, len);
+        }
+        self.log.append(&mut self.mapping, self.generation, kind, (place, len))
+    }
+
+    /// Where power may fail or accesses are checked.
+    #[cold]
+    fn note_with_care(&mut self, kind: Kind, place: usize, len: usize) -> Result<(), Error> {
         let _quiet = self.watched.quiet();
-        self.log.append(&mut self.mapping, now, kind, (place, len))?;
+        self.log.append(&mut self.mapping, self.generation, kind, (place, len))?;
         if self.durability == Durability::Power && kind != Kind::Free {
             return self.mapping.sync(0, self.shape.table());
         }
@@ -151,18 +159,22 @@ impl Persistent {
             return Ok(());
         }
         if self.durability == Durability::Power {
-            self.mapping.sync(0, self.shape.with(self.index.chunks()))?;
+            return self.finish_for_good();
         }
         let (ended, frees) = (self.generation, self.log.few_frees());
         self.next_generation(1);
-        let synced = match self.durability {
-            Durability::Process => Ok(()),
-            Durability::Power => self.mapping.sync(0, self.shape.table()),
-        };
-        match frees {
-            Some(frees) => (0..frees).for_each(|at| self.put_back(self.log.free(at))),
-            None => self.free_read(ended),
-        }
+        self.free_noted(ended, frees);
+        Ok(())
+    }
+
+    /// What is freed can be written over once the commit cannot be lost.
+    #[cold]
+    fn finish_for_good(&mut self) -> Result<(), Error> {
+        self.mapping.sync(0, self.shape.with(self.index.chunks()))?;
+        let (ended, frees) = (self.generation, self.log.few_frees());
+        self.next_generation(1);
+        let synced = self.mapping.sync(0, self.shape.table());
+        self.free_noted(ended, frees);
         synced
     }
 
@@ -170,7 +182,16 @@ impl Persistent {
     fn next_generation(&mut self, by: u64) {
         self.generation = next(self.generation, by);
         self.mapping.store(GENERATION, checked(GENERATION, self.generation));
-        self.log.clear();
+        self.log.begin(self.shape, self.generation);
+    }
+
+    /// Frees what a transaction that was just committed says.
+    #[inline]
+    fn free_noted(&mut self, generation: u64, few: Option<usize>) {
+        match few {
+            Some(frees) => (0..frees).for_each(|at| self.put_back(self.log.free(at))),
+            None => self.free_read(generation),
+        }
     }
 
     /// Frees what a transaction that was just committed says in its log.

@@ -196,6 +196,14 @@ fn pointers_out_of_the_heap_or_not_aligned_are_refused() {
         assert_eq!(heap.get(pointer), Err(Error::OutOfRange), "{pointer:?}");
         assert_eq!(heap.begin().change(pointer).err(), Some(Error::OutOfRange));
     }
+    let mut tx = heap.begin();
+    tx.change_slice(Rel::<u64>::from_offset(end), 0).unwrap().fill(1);
+    tx.change(Rel::<[u64; 0]>::from_offset(end)).unwrap().fill(1);
+    tx.change_slice(Rel::<u8>::from_offset(end - 3), 3).unwrap().fill(1);
+    tx.pause();
+    drop(heap);
+    let heap = place.open(&SMALL).unwrap();
+    assert_eq!(heap.slice(Rel::<u8>::from_offset(end - 3), 3), Ok(&[0_u8; 3][..]));
     assert_eq!(heap.slice(block, usize::MAX), Err(Error::OutOfRange));
     assert_eq!(heap.slice(block, 1 << 59), Err(Error::OutOfRange));
     assert!(heap.get(Rel::<u64>::from_offset(end - 8)).is_ok());
