@@ -16,7 +16,7 @@
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
-use super::format::{CHUNK, CLASSES, Class, Shape, TABLE};
+use super::format::{CHUNK, CLASSES, Class, MOST_CHUNKS, Shape, TABLE};
 use crate::source::{Block, Os, Source};
 
 /// No chunk.
@@ -69,6 +69,32 @@ impl Found {
             Found::Run { chunks, .. } => chunks * CHUNK,
         }
     }
+
+    /// In one word, which is stored and loaded at once. Chunks and their numbers have 24 bits, slots 16.
+    #[inline]
+    pub(super) fn pack(self) -> u64 {
+        match self {
+            Found::Slot { chunk, class, slot } => ((chunk << 24) | (class << 16) | slot) as u64,
+            Found::Run { chunk, chunks } => {
+                ((chunk << 24) | (chunks % Self::LONGEST)) as u64 | Self::RUN
+            }
+        }
+    }
+
+    /// What was packed.
+    #[inline]
+    pub(super) fn unpack(word: u64) -> Found {
+        #[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits")]
+        let (low, chunk) = (word as usize & 0xff_ffff, (word >> 24) as usize & 0xff_ffff);
+        if word & Self::RUN == 0 {
+            return Found::Slot { chunk, class: low >> 16, slot: low & 0xffff };
+        }
+        Found::Run { chunk, chunks: if low == 0 { Self::LONGEST } else { low } }
+    }
+
+    const RUN: u64 = 1 << 48;
+    /// A run of all chunks there may be is packed as 0.
+    const LONGEST: usize = MOST_CHUNKS;
 
     #[inline]
     fn chunk(self) -> usize {
@@ -372,3 +398,21 @@ impl Drop for Index {
 unsafe impl Send for Index {}
 // SAFETY: through a shared reference it is only read.
 unsafe impl Sync for Index {}
+
+const _: () = assert!(MOST_CHUNKS == 1 << 24 && CLASSES <= 1 << 8, "a block is packed into a word");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_that_was_packed_is_the_same_block() {
+        let slots = [(0, 0, 0), (MOST_CHUNKS - 1, CLASSES - 1, 511), (7, 3, 100)];
+        let slots = slots.map(|(chunk, class, slot)| Found::Slot { chunk, class, slot });
+        let runs = [(0, MOST_CHUNKS), (MOST_CHUNKS - 1, 1), (5, 1000)];
+        let runs = runs.map(|(chunk, chunks)| Found::Run { chunk, chunks });
+        for found in slots.into_iter().chain(runs) {
+            assert_eq!(Found::unpack(found.pack()), found);
+        }
+    }
+}

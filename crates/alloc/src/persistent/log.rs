@@ -72,7 +72,8 @@ pub(super) struct Log {
     next: usize,
     last: usize,
     frees: usize,
-    first_frees: [Found; FEW],
+    /// Packed.
+    first_frees: [u64; FEW],
 }
 
 impl Log {
@@ -80,8 +81,7 @@ impl Log {
     #[inline]
     pub(super) fn new(shape: Shape, generation: u64) -> Log {
         let start = start(shape, generation);
-        let first_frees = [Found::Run { chunk: 0, chunks: 0 }; FEW];
-        Log { start, end: start + shape.log, next: start, last: 0, frees: 0, first_frees }
+        Log { start, end: start + shape.log, next: start, last: 0, frees: 0, first_frees: [0; FEW] }
     }
 
     /// Makes it that of another generation.
@@ -131,7 +131,7 @@ impl Log {
     #[inline]
     pub(super) fn remember(&mut self, found: Found) {
         if let Some(free) = self.first_frees.get_mut(self.frees) {
-            *free = found;
+            *free = found.pack();
         }
         self.frees += 1;
     }
@@ -145,7 +145,7 @@ impl Log {
     /// One of the few.
     #[inline]
     pub(super) fn free(&self, at: usize) -> Found {
-        self.first_frees[at]
+        Found::unpack(self.first_frees[at])
     }
 }
 
