@@ -1,7 +1,8 @@
 //! Persistent heaps, random replace: free a block, take one of another size, store its pointer where the other's was.
 //!
-//! `cargo run --release --bin persistent [FOLDER]`: the heaps lie in FOLDER, or in /dev/shm. What a flush costs is the
-//! folder's disk, so the race against loss of power says little in /dev/shm.
+//! `cargo run --release --features c --bin persistent [FOLDER]`: the heaps lie in FOLDER, or in /dev/shm. What a flush costs
+//! is the folder's disk, so the race against a loss of power says little in /dev/shm. Boost.Interprocess and PMDK take part
+//! with the feature `c` where they are installed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::CString;
@@ -20,6 +21,8 @@ const GOAL: f64 = 80.0;
 const UNITS: usize = 500_000;
 /// Replacements in a round where each waits for a disk.
 const FLUSHED: usize = 50;
+/// Live blocks where each replacement waits for a disk.
+const FEW: usize = 1000;
 /// Rounds of each race.
 const ROUNDS: usize = 9;
 /// How many blocks are live: what the caches hold, and what they do not.
@@ -187,31 +190,158 @@ fn path(folder: &Path) -> PathBuf {
     folder.join(format!("pagewise-race-{}.heap", std::process::id()))
 }
 
+/// A heap of another library, which is no crate.
+#[cfg(any(boost, pmemobj))]
+mod foreign {
+    use std::ffi::{CString, c_char, c_void};
+    use std::fs;
+    use std::path::Path;
+
+    use super::{Replace, path};
+
+    type New = unsafe extern "C" fn(*const c_char, usize, usize) -> *mut c_void;
+    type Act = unsafe extern "C" fn(*mut c_void, usize, usize);
+    type Delete = unsafe extern "C" fn(*mut c_void);
+
+    /// A library's functions.
+    pub struct Library {
+        new: New,
+        replace: Act,
+        delete: Delete,
+    }
+
+    macro_rules! library {
+        ($name:ident: $new:ident, $replace:ident, $delete:ident) => {
+            unsafe extern "C" {
+                fn $new(path: *const c_char, size: usize, live: usize) -> *mut c_void;
+                fn $replace(heap: *mut c_void, slot: usize, size: usize);
+                fn $delete(heap: *mut c_void);
+            }
+            pub const $name: Library = Library { new: $new, replace: $replace, delete: $delete };
+        };
+    }
+
+    #[cfg(boost)]
+    library!(BOOST: boost_heap_new, boost_heap_replace, boost_heap_delete);
+    #[cfg(pmemobj)]
+    library!(PMEMOBJ: pmemobj_heap_new, pmemobj_heap_replace, pmemobj_heap_delete);
+
+    /// A heap of a library.
+    pub struct Heap {
+        library: Library,
+        heap: *mut c_void,
+    }
+
+    impl Heap {
+        pub fn new(library: Library, folder: &Path, live: usize) -> Heap {
+            let path = path(folder);
+            let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+            // SAFETY: the name is a string; the size is ample.
+            let heap = unsafe { (library.new)(name.as_ptr(), (64 << 20) + live * 1200, live) };
+            fs::remove_file(path).expect("it was just made");
+            Heap { library, heap }
+        }
+    }
+
+    impl Replace for Heap {
+        fn replace(&mut self, slot: usize, size: usize) {
+            // SAFETY: the heap is open, and was made for more slots.
+            unsafe { (self.library.replace)(self.heap, slot, size) };
+        }
+    }
+
+    impl Drop for Heap {
+        fn drop(&mut self) {
+            // SAFETY: the heap is open, and used no more.
+            unsafe { (self.library.delete)(self.heap) };
+        }
+    }
+}
+
+/// Peers that do not take part, and why.
+fn left_out() {
+    println!("left out: Metall: its headers are no package of this system");
+    #[cfg(not(boost))]
+    println!("left out: Boost.Interprocess: no feature `c`, or its headers are not installed");
+    #[cfg(not(pmemobj))]
+    println!("left out: PMDK: no feature `c`, or libpmemobj is not installed");
+}
+
 fn process_crash(folder: &Path, live: usize) {
     let plain = Plain { pool: Tlsf::new(Mapped::new(folder)), slots: vec![None; live] };
     let ours = Heap::new(folder, live, Durability::Process);
     let runners = vec![
         runner("floor: Tlsf on a mapped file, unsafe", live, UNITS, plain),
         runner("glibc, in no file", live, UNITS, Malloc(vec![(ptr::null_mut(), 0); live])),
-        runner("pagewise, process", live, UNITS, ours),
+        #[cfg(boost)]
+        runner(
+            "Boost.Interprocess, unsafe",
+            live,
+            UNITS,
+            foreign::Heap::new(foreign::BOOST, folder, live),
+        ),
+        #[cfg(pmemobj)]
+        runner("PMDK", live, UNITS, foreign::Heap::new(foreign::PMEMOBJ, folder, live)),
+        runner("pagewise", live, UNITS, ours),
     ];
     let title = format!("random replace, {live} live, 16-512 B, safe against a kill");
-    let time = race(&title, ROUNDS, runners).time("pagewise, process");
+    let results = race(&title, ROUNDS, runners);
+    let time = results.time("pagewise");
     if live == LIVE[0] {
         verdict(time <= GOAL, &format!("at most {GOAL} ns: {time:.1} ns"));
     }
+    #[cfg(pmemobj)]
+    results.goal_of_best("pagewise", 0.5, &["floor", "glibc", "Boost"]);
 }
 
 fn power_loss(folder: &Path) {
-    let live = 1000;
-    let ours = Heap::new(folder, live, Durability::Power);
-    let runners = vec![runner("pagewise, power", live, FLUSHED, ours)];
-    race(&format!("random replace, {live} live, safe against a loss of power"), ROUNDS, runners);
+    let ours = Heap::new(folder, FEW, Durability::Power);
+    let runners = vec![
+        runner("pagewise", FEW, FLUSHED, ours),
+        #[cfg(pmemobj)]
+        Runner::timed("PMDK", || in_another_process(folder)),
+    ];
+    let title = format!("random replace, {FEW} live, safe against a loss of power");
+    race(&title, ROUNDS, runners);
+}
+
+/// PMDK decides once in a process how it flushes.
+#[cfg(pmemobj)]
+fn in_another_process(folder: &Path) -> f64 {
+    let program = std::env::current_exe().expect("it is running");
+    let mut command = std::process::Command::new(program);
+    command.arg(folder).arg("PMDK").env("PMEM_IS_PMEM_FORCE", "0");
+    let output = command.output().expect("it is there");
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("it prints a number")
+}
+
+/// What `in_another_process` waits for.
+#[cfg(pmemobj)]
+fn flushed_by_pmdk(folder: &Path) {
+    let heap = foreign::Heap::new(foreign::PMEMOBJ, folder, FEW);
+    println!("{}", runner("PMDK", FEW, FLUSHED, heap).round());
+}
+
+/// Starts again where PMDK would not flush as the first race wants it.
+fn with_pmdk_safe_against_kills() {
+    use std::os::unix::process::CommandExt;
+    if std::env::var_os("PMEM_IS_PMEM_FORCE").is_none() {
+        let program = std::env::current_exe().expect("it is running");
+        let mut command = std::process::Command::new(program);
+        let error = command.args(std::env::args().skip(1)).env("PMEM_IS_PMEM_FORCE", "1").exec();
+        panic!("{error}");
+    }
 }
 
 fn main() {
+    with_pmdk_safe_against_kills();
     let folder = std::env::args().nth(1).unwrap_or_else(|| "/dev/shm".to_owned());
     let folder = Path::new(&folder);
+    #[cfg(pmemobj)]
+    if std::env::args().nth(2).is_some() {
+        return flushed_by_pmdk(folder);
+    }
+    left_out();
     LIVE.into_iter().for_each(|live| process_crash(folder, live));
     power_loss(folder);
 }
