@@ -31,7 +31,8 @@
 //!   atomic subtraction, or two and an exchange if the frame is of several blocks, however many.
 //! - A block is used again when all frames in it were released. See `block` for how they are counted.
 //!
-//! A frame costs 24 bytes, and what lies between it and a line of the cache; a block 64 bytes of its 64 KiB to 1 MiB.
+//! A frame costs what lies between it and a line of the cache, and 24 bytes if it is of several blocks; a block 64 bytes of
+//! its 64 KiB to 1 MiB.
 
 mod atomic;
 mod block;
@@ -289,7 +290,7 @@ impl<S: Source + Send + 'static> Open<'_, S> {
     pub fn seal(self) -> Sealed {
         let ring = self.ring;
         ::core::mem::forget(self);
-        Sealed::new(ring.core().seal())
+        ring.core().seal()
     }
 }
 

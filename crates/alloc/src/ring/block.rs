@@ -1,10 +1,10 @@
 //! A block of a ring: who uses it, and where it is linked.
 //!
 //! ```text
-//!  ┌────────┬────────┬──────────────┬─────────┬────────┬──────┬ ─ ─ ┐
-//!  │ header │ record │ of one frame │ padding │ record │ of another  │
-//!  └────────┴────────┴──────────────┴─────────┴────────┴──────┴ ─ ─ ┘
-//!  ^ LINE   ^ LINE                            ^ LINE
+//!  ┌────────┬───────────┬─────────┬─────────────────┐      ┌────────┬────────┬───────────────────┬ ─ ─
+//!  │ header │ one frame │ padding │ another ...     │ ─ ─> │ header │ record │ ... which ends here
+//!  └────────┴───────────┴─────────┴─────────────────┘      └────────┴────────┴───────────────────┴ ─ ─
+//!  ^ LINE   ^ LINE                ^ LINE                   ^ LINE
 //! ```
 //!
 //! Frames that begin or end in a block use it. While the ring may still put frames there, `users` is [`MANY`] less those

@@ -14,7 +14,7 @@ use core::ptr::{self, NonNull};
 use super::block::{BlockRef, Header, LINE};
 use super::guard;
 use super::policy::Policy;
-use super::sealed::Record;
+use super::sealed::{Record, Sealed};
 use super::shared::Shared;
 use crate::source::{Block, Source};
 use crate::watch;
@@ -33,7 +33,9 @@ pub(super) struct Hot {
     next: Cell<*mut u8>,
     /// Below which an allocation must end.
     end: Cell<usize>,
-    /// The open frame.
+    /// Where the open frame begins; NULL where none is open.
+    start: Cell<*mut u8>,
+    /// Its record, where it has one.
     record: Cell<*mut Record>,
     block: Cell<*mut Header>,
     limit: Cell<usize>,
@@ -67,6 +69,7 @@ impl<S: Source> Core<S> {
         let hot = Hot {
             next: Cell::new(ptr::null_mut()),
             end: Cell::new(0),
+            start: Cell::new(ptr::null_mut()),
             record: Cell::new(ptr::null_mut()),
             block: Cell::new(ptr::null_mut()),
             limit: Cell::new(0),
@@ -105,7 +108,7 @@ impl<S: Source> Core<S> {
     }
 
     pub(super) fn is_open(&self) -> bool {
-        !self.hot.record.get().is_null()
+        !self.hot.start.get().is_null()
     }
 
     /// Opens a frame in the current block, if there is room.
@@ -114,18 +117,14 @@ impl<S: Source> Core<S> {
         let hot = &self.hot;
         let mask = self.policy.frame_align() - 1;
         let start = hot.next.get().addr().wrapping_add(mask) & !mask;
-        let after = start + size_of::<Record>();
-        if after >= hot.limit.get() {
+        if start + LINE >= hot.limit.get() {
             return None;
         }
-        let first = NonNull::new(hot.block.get())?;
-        let record = hot.next.get().with_addr(start).cast::<Record>();
-        // SAFETY: the record ends before the block does, and nobody uses this part of it.
-        unsafe { record.write(Record { first, last: first, guards: ptr::null_mut() }) };
-        hot.record.set(record);
-        hot.next.set(hot.next.get().with_addr(after));
+        let start = hot.next.get().with_addr(start);
+        hot.start.set(start);
+        hot.next.set(start);
         if self.guarded {
-            self.guard_record()
+            self.guard_frame()
         } else {
             self.show_room()
         }
@@ -138,7 +137,7 @@ impl<S: Source> Core<S> {
         let frames = self.hot.frames.get();
         self.tell(frames, self.filled() / frames.max(1));
         self.leave();
-        self.enter(self.block_for(size_of::<Record>() + 2 * LINE)?);
+        self.enter(self.block_for(2 * LINE)?);
         self.open_here()
     }
 
@@ -187,13 +186,12 @@ impl<S: Source> Core<S> {
     /// Goes on in a block with room for this.
     fn extend(&self, layout: Layout) -> Option<()> {
         let need = layout.size().checked_add(layout.align())?;
-        let block = self.block_for(need)?;
-        self.tell(self.filled() / layout.size().max(1), layout.size());
-        // SAFETY: a frame is open, so it has a record, and a block.
-        let first = unsafe { self.hot.record.get().as_ref() }?.first;
+        let block = self.block_for(need.checked_add(size_of::<Record>())?)?;
         let left = BlockRef::new(self.hot.block.get())?;
+        self.tell(self.filled() / layout.size().max(1), layout.size());
         left.filled.set(self.filled());
-        if left.header() == first {
+        let first = self.record().is_none_or(|record| record.first == left.header());
+        if first {
             // The frame is one of them, so not all are released.
             left.leave(self.hot.frames.get() + 1);
             self.sent.set(self.sent.get() + 1);
@@ -201,48 +199,71 @@ impl<S: Source> Core<S> {
         self.enter(block);
         left.next.set(block.as_ptr());
         block.previous.set(left.as_ptr());
+        if self.hot.record.get().is_null() {
+            self.place_record(left.header());
+        }
         if !self.guarded {
             self.show_room();
         }
         Some(())
     }
 
+    /// The record of the open frame, where it has one.
+    fn record(&self) -> Option<&Record> {
+        // SAFETY: the record is ours while the frame is open, and callers use it at once.
+        unsafe { self.hot.record.get().as_ref() }
+    }
+
+    /// Writes a record for the open frame to `next`, where there is room.
+    fn place_record(&self, first: NonNull<Header>) {
+        let record = self.hot.next.get().cast::<Record>();
+        // SAFETY: blocks and frames begin at lines of the cache, and there is room, says the caller.
+        unsafe {
+            record.write(Record {
+                first,
+                last: Cell::new(first),
+                guards: Cell::new(ptr::null_mut()),
+            })
+        };
+        self.hot.record.set(record);
+        self.hot.next.set(record.wrapping_add(1).cast());
+    }
+
     /// Seals the open frame.
     #[inline]
-    pub(super) fn seal(&self) -> NonNull<Record> {
+    pub(super) fn seal(&self) -> Sealed {
         let hot = &self.hot;
-        let record = NonNull::new(hot.record.replace(ptr::null_mut())).expect("a frame is open");
+        debug_assert!(self.is_open(), "a frame is open");
+        hot.start.set(ptr::null_mut());
         hot.end.set(0);
         hot.frames.set(hot.frames.get() + 1);
-        // SAFETY: the frame was open until now, so the record is ours.
-        let frame = unsafe { &mut *record.as_ptr() };
-        if frame.first.as_ptr() != hot.block.get() {
-            self.seal_long(frame);
+        let block = NonNull::new(hot.block.get()).expect("an open frame is in a block");
+        match NonNull::new(hot.record.get()) {
+            None => Sealed::short(block),
+            Some(record) => self.seal_long(record, block),
         }
-        record
     }
 
     #[cold]
-    fn seal_long(&self, frame: &mut Record) {
-        frame.last = NonNull::new(self.hot.block.get()).expect("an open frame is in a block");
-        if BlockRef::of(frame.first).next.get() != frame.last.as_ptr() {
-            // What is between comes back at once.
-            self.sent.set(self.sent.get() + 1);
+    fn seal_long(&self, record: NonNull<Record>, last: NonNull<Header>) -> Sealed {
+        if let Some(frame) = self.record() {
+            frame.last.set(last);
+            if frame.first != last && BlockRef::of(frame.first).next.get() != last.as_ptr() {
+                // What is between comes back at once.
+                self.sent.set(self.sent.get() + 1);
+            }
         }
+        self.hot.record.set(ptr::null_mut());
+        Sealed::long(record)
     }
 
     /// Takes all back that was allocated in the open frame, and closes it.
     pub(super) fn cancel(&self) {
         let hot = &self.hot;
-        let record = hot.record.get();
-        // SAFETY: the frame is open, so the record is ours.
-        let frame = unsafe { record.as_ref() }.expect("a frame is open");
-        if frame.first.as_ptr() != hot.block.get() || self.guarded {
-            // SAFETY: the frame is sealed just now, and nobody has it.
-            return drop(unsafe { super::Sealed::from_raw(self.seal().cast()) });
+        if !hot.record.get().is_null() {
+            return drop(self.seal());
         }
-        hot.next.set(hot.next.get().with_addr(record.addr()));
-        hot.record.set(ptr::null_mut());
+        hot.next.set(hot.start.replace(ptr::null_mut()));
         hot.end.set(0);
     }
 
@@ -262,11 +283,11 @@ impl<S: Source> Core<S> {
     fn allocate_guarded(&self, layout: Layout) -> Option<NonNull<u8>> {
         let (whole, at) = guard::with_guard(layout)?;
         let start = self.place(whole)?;
-        // SAFETY: a frame is open, so it has a record.
-        let record = unsafe { self.hot.record.get().as_mut() }?;
+        let record = self.record()?;
         let _quiet = watch::quiet();
         // SAFETY: the place is for all that.
-        record.guards = unsafe { guard::place(start.as_ptr(), layout.size(), at, record.guards) };
+        let guard = unsafe { guard::place(start.as_ptr(), layout.size(), at, record.guards.get()) };
+        record.guards.set(guard);
         watch::allocated(&self.shared.watch, start, layout.size());
         Some(start)
     }
@@ -285,17 +306,18 @@ impl<S: Source> Core<S> {
         start
     }
 
-    /// The first guard of a frame, behind its record.
+    /// A record for a frame in a guarded ring, and the first guard behind it.
     #[cold]
-    fn guard_record(&self) {
-        let nothing = Layout::new::<()>();
-        if let Some((whole, at)) = guard::with_guard(nothing)
+    fn guard_frame(&self) {
+        let Some(block) = NonNull::new(self.hot.block.get()) else { return };
+        self.place_record(block);
+        if let Some((whole, at)) = guard::with_guard(Layout::new::<()>())
             && let Some(start) = self.place(whole)
-            // SAFETY: the frame was opened just now.
-            && let Some(record) = unsafe { self.hot.record.get().as_mut() }
+            && let Some(record) = self.record()
         {
             // SAFETY: the place is for all that.
-            record.guards = unsafe { guard::place(start.as_ptr(), 0, at, ptr::null_mut()) };
+            let guard = unsafe { guard::place(start.as_ptr(), 0, at, ptr::null_mut()) };
+            record.guards.set(guard);
         }
     }
 
@@ -464,8 +486,7 @@ impl<S: Source> Core<S> {
         let free = BlockRef::new(self.free.get()).into_iter().flat_map(BlockRef::list);
         let free: usize = free.map(|block| block.block().size).sum();
         assert!(free <= self.held.get(), "more is free than is held");
-        // SAFETY: a record is ours while the frame is open.
-        let open = unsafe { hot.record.get().as_ref() };
-        assert!(open.is_none_or(|open| guard::all_intact(open.guards)), "a guard was written over");
+        let guards = self.record().map_or(ptr::null_mut(), |record| record.guards.get());
+        assert!(guard::all_intact(guards), "a guard was written over");
     }
 }

@@ -4,7 +4,7 @@
 //!  ┌────────┬───────┬─────────┬──────┬───────┬─────────┬──────┬───────┐
 //!  │ record │ Guard │ a block │ EDGE │ Guard │ a block │ EDGE │ Guard │
 //!  └────────┴───────┴─────────┴──────┴───────┴─────────┴──────┴───────┘
-//!                                                             ^ record.guards
+//!                                                                 record.guards ^
 //! ```
 //!
 //! Guards are linked, the last first, also from one block of a ring to the one before it.
@@ -14,7 +14,6 @@ use core::ptr::{self, NonNull};
 use core::slice;
 
 use super::block::BlockRef;
-use super::sealed::Record;
 use crate::watch;
 
 /// What lies behind a block.
@@ -90,13 +89,10 @@ impl Guard {
 ///
 /// # Panics
 /// Where somebody wrote over a guard, or the frame was released before.
-#[cold]
-pub(super) fn released(record: NonNull<Record>) {
+pub(super) fn released(first: BlockRef, guards: *mut Guard) {
     let _quiet = watch::quiet();
-    // SAFETY: the frame is released now, so its record is there.
-    let Record { first, guards, .. } = unsafe { record.read() };
     // SAFETY: the ring stays while the frame does.
-    let shared = unsafe { BlockRef::of(first).shared.as_ref() };
+    let shared = unsafe { first.shared.as_ref() };
     let mut at = guards;
     // SAFETY: the guards of a frame are linked, and end with that of the record.
     while let Some(guard) = unsafe { at.as_mut() } {

@@ -1,5 +1,6 @@
 //! Frames that are sealed: their memory may be read and released anywhere.
 
+use core::cell::Cell;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
@@ -9,24 +10,30 @@ use super::block::{BlockRef, Header};
 use super::guard::{self, Guard};
 use super::shared::Shared;
 
-/// What a frame begins with.
+/// What is known of a frame of several blocks, or of one that is guarded; lies in the frame.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Record {
     /// The block where it begins.
     pub(super) first: NonNull<Header>,
     /// The block where it ends, once it is sealed.
-    pub(super) last: NonNull<Header>,
+    pub(super) last: Cell<NonNull<Header>>,
     /// The guard of what was allocated last in a ring that is guarded; NULL in others.
-    pub(super) guards: *mut Guard,
+    pub(super) guards: Cell<*mut Guard>,
 }
+
+/// Set in the address of a record, but not of a block.
+const RECORD: usize = 1;
+
+const _: () = assert!(align_of::<Record>() > RECORD && align_of::<Header>() > RECORD);
 
 /// A frame whose memory changes no more for the ring's sake, until this is dropped: which releases it, on any thread, in
 /// any order, in the same few instructions whatever is in it, and without waiting for others.
 ///
 /// It may outlive its ring, whose memory then goes with the last frame.
 pub struct Sealed {
-    record: NonNull<Record>,
+    /// The block where the frame is, or its record, where there is one.
+    place: NonNull<u8>,
 }
 
 // SAFETY: releasing counts atomically, and gives blocks back by an atomic exchange.
@@ -35,85 +42,97 @@ unsafe impl Send for Sealed {}
 unsafe impl Sync for Sealed {}
 
 impl Sealed {
-    pub(super) const fn new(record: NonNull<Record>) -> Sealed {
-        Sealed { record }
+    /// A frame in one block.
+    #[inline(always)]
+    pub(super) const fn short(block: NonNull<Header>) -> Sealed {
+        Sealed { place: block.cast() }
     }
 
-    /// The frame as an address, for those who hand it on without its type. It is not released.
+    /// A frame with a record.
+    pub(super) fn long(record: NonNull<Record>) -> Sealed {
+        Sealed { place: record.cast().map_addr(|address| address | RECORD) }
+    }
+
+    /// The frame as a word that is not 0, for those who hand it on without its type. It is not released.
+    #[inline]
     pub fn into_raw(self) -> NonNull<u8> {
-        ManuallyDrop::new(self).record.cast()
+        ManuallyDrop::new(self).place
     }
 
-    /// The frame of an address.
+    /// The frame of a word.
     ///
     /// # Safety
-    /// The address came from [`Sealed::into_raw`], and this is done with it once.
+    /// The word came from [`Sealed::into_raw`], and this is done with it once.
+    #[inline]
     pub const unsafe fn from_raw(raw: NonNull<u8>) -> Sealed {
-        Sealed { record: raw.cast() }
+        Sealed { place: raw }
     }
 }
 
 impl Drop for Sealed {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the frame is released once, since this is its only handle.
-        unsafe { release(self.record) };
+        if self.place.addr().get() & RECORD == 0 {
+            // SAFETY: the frame is in this block, and released once, since this is its only handle.
+            unsafe { give_up(BlockRef::of(self.place.cast())) };
+        } else {
+            let record = self.place.as_ptr().wrapping_sub(RECORD).cast::<Record>();
+            // SAFETY: as above, of its record.
+            unsafe { release_long(record) };
+        }
     }
 }
 
-/// Releases a frame.
+/// Uses a block no more, and sends it back if nobody does.
+///
+/// # Safety
+/// A frame that begins or ends there is released, and nobody uses it any more.
+#[inline]
+unsafe fn give_up(block: BlockRef) {
+    let shared = block.shared;
+    if block.give_up() {
+        // SAFETY: the block is ours, and the ring was told that it comes back.
+        unsafe { Shared::put(shared, block, block) };
+    }
+}
+
+/// Releases a frame with a record.
 ///
 /// # Safety
 /// It is sealed, and nobody uses it any more.
-#[inline]
-unsafe fn release(record: NonNull<Record>) {
+#[cold]
+unsafe fn release_long(record: *mut Record) {
     // SAFETY: a frame stays until it is released.
     let Record { first, last, guards } = unsafe { record.read() };
-    if !guards.is_null() {
-        guard::released(record);
-    }
-    // SAFETY: the frame counts as a user of both, and as the owner of what is between.
-    unsafe { give_up(first, last) };
-}
-
-/// # Safety
-/// A frame that began in `first` and ended in `last` is released, and its record not used any more.
-#[inline]
-unsafe fn give_up(first: NonNull<Header>, last: NonNull<Header>) {
-    let (first, last) = (BlockRef::of(first), BlockRef::of(last));
-    let shared = first.shared;
+    let (first, last) = (BlockRef::of(first), BlockRef::of(last.get()));
+    guard::released(first, guards.get());
     if first != last {
         // SAFETY: as the caller promises.
-        unsafe { give_up_long(first, last) };
+        unsafe { give_up_inner(first, last) };
+        // SAFETY: as the caller promises: the frame ends there.
+        unsafe { give_up(last) };
     }
-    if first.give_up() {
-        // SAFETY: the block is ours, and the ring was told that it comes back.
-        unsafe { Shared::put(shared, first, first) };
-    }
+    // SAFETY: as the caller promises: the frame begins there.
+    unsafe { give_up(first) };
 }
 
-/// What a frame has beside its first block.
+/// Sends the blocks between two back, where only the frame was.
 ///
 /// # Safety
-/// As for `give_up`.
-#[cold]
-unsafe fn give_up_long(first: BlockRef, last: BlockRef) {
+/// The frame began in `first` and ended in `last`, counts as a user of both, and is released.
+unsafe fn give_up_inner(first: BlockRef, last: BlockRef) {
     let inner = (BlockRef::new(first.next.get()), BlockRef::new(last.previous.get()));
     if let (Some(from), Some(to)) = inner
         && from != last
     {
-        // SAFETY: nobody else was in the blocks between, and the ring was told that they come back.
+        // SAFETY: nobody else was in these blocks, and the ring was told that they come back.
         unsafe { Shared::put(first.shared, from, to) };
-    }
-    if last.give_up() {
-        // SAFETY: the block is ours, and the ring was told that it comes back.
-        unsafe { Shared::put(first.shared, last, last) };
     }
 }
 
 impl fmt::Debug for Sealed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Sealed").field(&self.record).finish()
+        f.debug_tuple("Sealed").field(&self.place).finish()
     }
 }
 
