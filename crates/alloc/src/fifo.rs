@@ -15,7 +15,7 @@
 //!         queue.pop_front(); // What it held is used again.
 //!     }
 //! }
-//! assert!(pool.held() < 200_000);
+//! assert!(pool.held() < 300_000);
 //! drop(pool); // The pool goes with the last of its blocks.
 //! assert_eq!(queue[0][0], 99_000);
 //! ```
@@ -38,6 +38,7 @@
 //! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8: nothing else.
 
 mod boxed;
+mod guard;
 mod page;
 mod policy;
 mod pool;
@@ -65,15 +66,31 @@ pub struct Fifo<S: Source> {
 }
 
 impl<S: Source> Fifo<S> {
-    /// A pool whose memory comes from `source`; `None` where it has not even enough for the pool itself.
+    /// A pool whose memory comes from `source`; `None` where it has not even enough for the pool itself. Guarded in debug
+    /// builds.
     pub fn new(source: S) -> Option<Fifo<S>> {
-        Some(Fifo { pool: Pool::create(source, policy::Policy::default())? })
+        Fifo::create(source, cfg!(debug_assertions), policy::Policy::default())
+    }
+
+    /// A pool that writes guards around each block, and looks at them when it is freed, which panics where they were written
+    /// over, or the block was freed before; what was freed is filled with rubbish.
+    pub fn guarded(source: S) -> Option<Fifo<S>> {
+        Fifo::create(source, true, policy::Policy::default())
+    }
+
+    /// A pool without guards, also in debug builds.
+    pub fn unguarded(source: S) -> Option<Fifo<S>> {
+        Fifo::create(source, false, policy::Policy::default())
     }
 
     /// A pool with other policies, to show what they gain.
     #[cfg(feature = "ablation")]
     pub fn with_policy(source: S, policy: Policy) -> Option<Fifo<S>> {
-        Some(Fifo { pool: Pool::create(source, policy)? })
+        Fifo::create(source, false, policy)
+    }
+
+    fn create(source: S, guarded: bool, policy: policy::Policy) -> Option<Fifo<S>> {
+        Some(Fifo { pool: Pool::create(source, guarded, policy)? })
     }
 
     /// Memory of this size and alignment, whatever was in it; `None` where the source has no more.
@@ -130,11 +147,10 @@ impl<S: Source> Fifo<S> {
     /// `block` came from this pool, with this layout, and was not freed since.
     #[inline(always)]
     pub unsafe fn free(&self, block: NonNull<u8>, layout: Layout) {
-        poison(block, layout.size());
         // SAFETY: a live block, says the caller.
         if self.hot().shelf.get().is_some() || !unsafe { is_next_hole(block, layout.size()) } {
             // SAFETY: as the caller promises; a pool begins with what is hot.
-            unsafe { free_slow(self.pool.cast(), block, rounded(layout.size())) }
+            unsafe { free_slow(self.pool.cast(), block, layout.size()) }
         }
     }
 
@@ -157,7 +173,7 @@ impl<S: Source> Fifo<S> {
         }
         // SAFETY: the block is live, says the caller.
         let page = unsafe { PageRef::of(block) };
-        if page.resize(block, was, now) {
+        if !self.hot().is_guarded() && page.resize(block, was, now) {
             return Some(block);
         }
         let moved = self.allocate(Layout::from_size_align(size, old.align()).ok()?)?;
@@ -181,6 +197,11 @@ impl<S: Source> Fifo<S> {
             Some(block) => Ok(unsafe { Boxed::new(block.cast(), value) }),
             None => Err(value),
         }
+    }
+
+    /// Names the pool for who looks at its statistics.
+    pub fn set_name(&self, name: &str) {
+        self.pool().set_name(name);
     }
 
     /// Bytes that the pool has from its source.
@@ -228,13 +249,12 @@ const fn last_byte(size: usize) -> usize {
 /// `block` came from a [`Fifo`] of this thread, with this layout, and was not freed since.
 #[inline(always)]
 pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
-    poison(block, layout.size());
     // SAFETY: a live block, says the caller.
     if !unsafe { is_next_hole(block, layout.size()) } {
         // SAFETY: as above.
         let page = unsafe { PageRef::of(block) };
         // SAFETY: as the caller promises.
-        unsafe { free_slow(page.pool, block, rounded(layout.size())) }
+        unsafe { free_slow(page.pool, block, layout.size()) }
     }
 }
 
@@ -247,18 +267,6 @@ unsafe fn is_next_hole(block: NonNull<u8>, size: usize) -> bool {
     // SAFETY: as the caller promises.
     size != 0 && unsafe { PageRef::of(block) }.extend_hole(block, last_byte(size))
 }
-
-/// Fills freed memory in debug builds.
-#[inline(always)]
-fn poison(block: NonNull<u8>, size: usize) {
-    if cfg!(debug_assertions) {
-        // SAFETY: callers pass a block that is as large, and that nobody uses any more.
-        unsafe { block.write_bytes(POISON, rounded(size)) };
-    }
-}
-
-/// What freed memory is filled with in debug builds.
-const POISON: u8 = 0xdf;
 
 // SAFETY: a block is part of a page's room, or of the source's block, that was counted as live and is handed out once.
 unsafe impl<S: Source> Allocator for Fifo<S> {

@@ -54,11 +54,13 @@ impl Shadow {
 struct Mirrored<S: Source> {
     pool: Fifo<S>,
     live: VecDeque<Shadow>,
+    guarded: bool,
 }
 
 impl<S: Source> Mirrored<S> {
-    fn new(source: S) -> Mirrored<S> {
-        Mirrored { pool: Fifo::new(source).unwrap(), live: VecDeque::new() }
+    fn new(source: S, guarded: bool) -> Mirrored<S> {
+        let pool = if guarded { Fifo::guarded(source) } else { Fifo::unguarded(source) };
+        Mirrored { pool: pool.unwrap(), live: VecDeque::new(), guarded }
     }
 
     fn add(&mut self, mut new: Shadow) {
@@ -97,7 +99,7 @@ impl<S: Source> Mirrored<S> {
         // SAFETY: it is live and was allocated so.
         let moved = unsafe { self.pool.reallocate(old.block, old.layout, size) };
         let Some(block) = moved else { return self.live.push_back(old) };
-        if size <= old.layout.size() {
+        if size <= old.layout.size() && !self.guarded {
             assert_eq!(block, old.block, "it moved while it shrank");
         }
         let kept = size.min(old.layout.size());
@@ -158,8 +160,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn blocks_neither_overlap_nor_change_whatever_is_freed(steps in steps()) {
-        let mut heap = Mirrored::new(Os);
+    fn blocks_neither_overlap_nor_change_whatever_is_freed(steps in steps(), guarded: bool) {
+        let mut heap = Mirrored::new(Os, guarded);
         run(&mut heap, &steps);
         while !heap.live.is_empty() {
             heap.free(heap.live.len() / 2);
@@ -168,8 +170,8 @@ proptest! {
     }
 
     #[test]
-    fn memory_may_run_out_at_any_time(steps in steps(), n in 1..12_usize) {
-        let mut heap = Mirrored::new(FailAfter::new(Os, n));
+    fn memory_may_run_out_at_any_time(steps in steps(), n in 1..12_usize, guarded: bool) {
+        let mut heap = Mirrored::new(FailAfter::new(Os, n), guarded);
         run(&mut heap, &steps);
     }
 }
@@ -202,7 +204,7 @@ fn live_bytes<S: Source>(heap: &Mirrored<S>) -> usize {
 
 /// A pool with many live blocks.
 fn filled() -> Mirrored<Os> {
-    let mut heap = Mirrored::new(Os);
+    let mut heap = Mirrored::new(Os, false);
     (0..20_000).for_each(|at| push(&mut heap, 16 + at % 497));
     heap
 }
@@ -253,7 +255,7 @@ fn a_pool_that_empties_in_no_order_gives_nearly_all_back_and_is_as_before_when_i
 fn blocks_may_outlive_their_pool() {
     let mut heap = filled();
     replace(&mut heap, 100_000, false);
-    let Mirrored { pool, live } = heap;
+    let Mirrored { pool, live, .. } = heap;
     drop(pool);
     for (at, mut old) in live.into_iter().enumerate() {
         old.bytes().fill(u8::try_from(at % 256).unwrap());
@@ -262,15 +264,47 @@ fn blocks_may_outlive_their_pool() {
     }
 }
 
+/// Ten blocks of 64 bytes, with guards.
+fn ten(pool: &Fifo<Os>) -> Vec<NonNull<u8>> {
+    (0..10).map(|_| pool.allocate(layout(64, 8)).unwrap()).collect()
+}
+
 #[test]
-#[cfg(debug_assertions)]
-#[should_panic(expected = "a block was freed twice")]
-fn a_second_free_is_caught_in_debug_builds() {
-    let pool = Fifo::new(Os).unwrap();
-    let layout = layout(64, 8);
-    let blocks: Vec<_> = (0..10).map(|_| pool.allocate(layout).unwrap()).collect();
+#[should_panic(expected = "was freed twice")]
+fn a_second_free_is_caught() {
+    let pool = Fifo::guarded(Os).unwrap();
+    let blocks = ten(&pool);
     for at in [3, 5, 3] {
         // SAFETY: none for the second time: that is what must be caught.
-        unsafe { pool.free(blocks[at], layout) };
+        unsafe { pool.free(blocks[at], layout(64, 8)) };
     }
+}
+
+#[test]
+#[should_panic(expected = "a size that it does not have")]
+fn a_wrong_size_is_caught() {
+    let pool = Fifo::guarded(Os).unwrap();
+    // SAFETY: none: that is what must be caught.
+    unsafe { pool.free(ten(&pool)[3], layout(56, 8)) };
+}
+
+#[test]
+#[should_panic(expected = "wrote past the end")]
+fn a_write_past_the_end_is_caught() {
+    let pool = Fifo::guarded(Os).unwrap();
+    let block = ten(&pool)[3];
+    // SAFETY: none: that is what must be caught; what lies there is the edge.
+    unsafe { block.as_ptr().wrapping_add(64).write(1) };
+    // SAFETY: the block is live, and of this size.
+    unsafe { pool.free(block, layout(64, 8)) };
+}
+
+#[test]
+#[should_panic(expected = "is no block")]
+fn an_address_in_a_block_is_caught() {
+    let pool = Fifo::guarded(Os).unwrap();
+    // SAFETY: none: that is what must be caught.
+    unsafe {
+        pool.free(NonNull::new(ten(&pool)[3].as_ptr().wrapping_add(8)).unwrap(), layout(56, 8))
+    };
 }

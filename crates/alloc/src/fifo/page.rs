@@ -20,7 +20,7 @@ use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 
 use super::pool::Hot;
-use crate::Block;
+use crate::{Block, watch};
 
 /// The size and alignment of a page in bytes.
 pub(super) const PAGE: usize = 1 << 16;
@@ -45,7 +45,7 @@ pub(super) const fn rounded(size: usize) -> usize {
 pub(super) struct Page {
     /// Where the noted hole ends, an address; 0 in a block of its own, where no block begins.
     hole_end: Cell<usize>,
-    /// Where the noted hole would end if it grew by all that is alive, an address.
+    /// Where the noted hole would end if it grew by all that is alive, an address. A block of its own begins there.
     empty_at: Cell<usize>,
     pub(super) pool: NonNull<Hot>,
     pub(super) next: Cell<Option<PageRef>>,
@@ -56,6 +56,8 @@ pub(super) struct Page {
     hole_start: Cell<u16>,
     /// From which grain on marked holes may still be handed out; `GRAINS` where none are.
     scanned: Cell<u16>,
+    /// Grains that statistics know as handed out, and not as returned.
+    told: Cell<u16>,
     /// Whether what was never handed out here is 0.
     pub(super) zeroed: Cell<bool>,
     /// Whether it is no page, but a block larger than one.
@@ -104,14 +106,18 @@ impl PageRef {
             block_size: block.size,
             hole_start: Cell::new(0),
             scanned: Cell::new(0),
+            told: Cell::new(0),
             zeroed: Cell::new(block.zeroed),
             alone,
             marks: [const { Cell::new(0) }; GRAINS / 64],
         };
         // SAFETY: the header lies in the block, as the caller promises, at a multiple of its alignment.
         unsafe { page.write(header) };
+        watch::ours(page.cast(), size_of::<Page>());
         let page = PageRef(page);
-        if !alone {
+        if alone {
+            page.empty_at.set(data.addr().get());
+        } else {
             page.forget_holes();
         }
         page
@@ -171,9 +177,26 @@ impl PageRef {
         now <= was
     }
 
+    /// For statistics: so many bytes more were handed out here.
+    pub(super) fn handed_out(self, bytes: usize) {
+        self.told.set(self.told.get() + short(bytes / GRAIN));
+    }
+
+    /// For statistics: so many bytes came back at most; says how many of them were handed out.
+    pub(super) fn came_back(self, most: usize) -> usize {
+        let bytes = most.min(usize::from(self.told.get()) * GRAIN);
+        self.told.set(self.told.get() - short(bytes / GRAIN));
+        bytes
+    }
+
     /// Notes that nothing is alive any more.
     pub(super) fn die(self) {
         self.empty_at.set(self.hole_end.get());
+    }
+
+    /// How many bytes a block of its own has.
+    pub(super) fn own_size(self) -> usize {
+        self.block_start.addr().get() + self.block_size - self.empty_at.get()
     }
 
     /// What the source gave.

@@ -13,11 +13,12 @@ use core::mem::offset_of;
 use core::ops::Range;
 use core::ptr::NonNull;
 
+use super::guard::{self, Guard};
 use super::page::{CAPACITY, GRAIN, PAGE, PageRef, rounded};
 use super::policy::{Policy, SPARSE};
 use super::queue::Queue;
 use super::shelf::{Answer, Shelf};
-use crate::{Block, Source};
+use crate::{Block, Source, watch};
 
 /// How many pages are looked at for holes at most, before a new one is taken.
 const LOOKED_AT: usize = 8;
@@ -33,10 +34,10 @@ pub(super) struct Hot {
     /// Not 0 where the room is known to be zeroed.
     zeroed: Cell<usize>,
     current: Cell<Option<PageRef>>,
-    /// The slow path of freeing, which need not know the source's type.
-    emptied: unsafe fn(NonNull<Hot>, PageRef),
-    /// Has nothing wait on the shelf any more.
-    drained: unsafe fn(NonNull<Hot>),
+    /// What slow paths call that do not know the source's type.
+    call: unsafe fn(NonNull<Hot>, Event),
+    /// Whether there are guards around blocks.
+    guarded: bool,
     /// Where the room ends that there is, whatever `end` says.
     limit: Cell<usize>,
     /// Where freed blocks wait while they are freed in no order.
@@ -45,6 +46,17 @@ pub(super) struct Hot {
 
 const _: () = assert!(size_of::<Hot>() == 64);
 const _: () = assert!(offset_of!(Hot, end) == 8 && offset_of!(Hot, zeroed) == 16);
+
+/// What happens where the source's type is not known.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The last block of a page was freed: nothing is counted as live there any more.
+    Emptied(PageRef),
+    /// Nothing should wait on the shelf any more.
+    Drained,
+    /// A block of this size is freed that has a guard.
+    Freed(NonNull<u8>, usize),
+}
 
 impl Hot {
     /// Bytes that can be handed out without a further look.
@@ -58,6 +70,11 @@ impl Hot {
         self.zeroed.get() != 0
     }
 
+    #[inline(always)]
+    pub(super) fn is_guarded(&self) -> bool {
+        self.guarded
+    }
+
     /// Bytes that the current page has left.
     fn rest(&self) -> usize {
         self.limit.get() - self.next.get().addr()
@@ -65,9 +82,8 @@ impl Hot {
 
     /// Says what room there is.
     fn show_room(&self) {
-        let closed =
-            if self.shelf.get().is_some() { self.next.get().addr() } else { self.limit.get() };
-        self.end.set(closed);
+        let is_closed = self.guarded || self.shelf.get().is_some();
+        self.end.set(if is_closed { self.next.get().addr() } else { self.limit.get() });
     }
 
     /// Whether a block of this size that begins here is the last that was handed out.
@@ -107,17 +123,23 @@ pub(super) struct Pool<S> {
     queue: Queue,
     spare: Cell<Option<PageRef>>,
     shelf_memory: Cell<Option<Block>>,
+    /// Where the room began that is being handed out.
+    room_start: Cell<usize>,
+    /// For statistics: bytes that were handed out and came back since they were told.
+    handed_out: Cell<usize>,
+    came_back: Cell<usize>,
     pages: Cell<usize>,
     held: Cell<usize>,
     closed: Cell<bool>,
     policy: Policy,
     block: Block,
+    watch: watch::Pool,
     source: S,
 }
 
 impl<S: Source> Pool<S> {
     /// A pool without pages; `None` where the source has no memory for it.
-    pub(super) fn create(source: S, policy: Policy) -> Option<NonNull<Pool<S>>> {
+    pub(super) fn create(source: S, guarded: bool, policy: Policy) -> Option<NonNull<Pool<S>>> {
         let block = source.take(Layout::new::<Pool<S>>())?;
         let hot = Hot {
             next: Cell::new(core::ptr::null_mut()),
@@ -126,31 +148,36 @@ impl<S: Source> Pool<S> {
             shelf: Cell::new(None),
             zeroed: Cell::new(0),
             current: Cell::new(None),
-            emptied: |hot, page| {
+            call: |hot, event| {
                 // SAFETY: a pool begins with its hot part, and lives as long as it has pages.
-                unsafe { Pool::<S>::emptied(hot.cast(), page) }
+                unsafe { Pool::<S>::hear(hot.cast(), event) }
             },
-            drained: |hot| {
-                // SAFETY: as above.
-                unsafe { hot.cast::<Pool<S>>().as_ref() }.clear_shelf();
-            },
+            guarded: guarded || watch::checked(),
         };
         let pool = Pool {
             hot,
             queue: Queue::default(),
             spare: Cell::new(None),
             shelf_memory: Cell::new(None),
+            room_start: Cell::new(0),
+            handed_out: Cell::new(0),
+            came_back: Cell::new(0),
             pages: Cell::new(0),
             held: Cell::new(block.size),
             closed: Cell::new(false),
             policy,
             block,
+            watch: watch::created("fifo"),
             source,
         };
         let start = block.start.cast::<Pool<S>>();
         // SAFETY: the block is ours, and as large and aligned as a pool.
         unsafe { start.write(pool) };
         Some(start)
+    }
+
+    pub(super) fn set_name(&self, name: &str) {
+        watch::named(&self.watch, name);
     }
 
     /// Bytes that the source gave.
@@ -166,11 +193,63 @@ impl<S: Source> Pool<S> {
         size: usize,
         align: usize,
     ) -> Option<NonNull<u8>> {
-        let (size, align) = (rounded(size), align.max(GRAIN));
-        let need = size.saturating_add(align - GRAIN);
-        if need > CAPACITY {
-            return self.own_block(this, size, align);
+        let align = align.max(GRAIN);
+        if self.hot.guarded {
+            return self.allocate_guarded(this, size, align);
         }
+        let size = rounded(size);
+        if fits_page(size, align) {
+            self.allocate_in_page(this, size, align)
+        } else {
+            self.own_block(this, size, align, 0)
+        }
+    }
+
+    /// The same with a guard before the block, and an edge behind.
+    fn allocate_guarded(
+        &self,
+        this: NonNull<Hot>,
+        size: usize,
+        align: usize,
+    ) -> Option<NonNull<u8>> {
+        let _quiet = watch::quiet();
+        let (before, whole) = guard::around(size, align);
+        let (block, region, whole) = if fits_page(whole, align) {
+            let region = self.allocate_in_page(this, whole, align)?;
+            // SAFETY: the region is larger.
+            (unsafe { region.add(before) }, region, whole)
+        } else {
+            let block = self.own_block(this, whole - before, align, size_of::<Guard>())?;
+            (block, block, whole - before)
+        };
+        // SAFETY: that is how the region was made.
+        unsafe { Guard::place(block, size, region, whole) };
+        watch::allocated(&self.watch, block, size);
+        watch::counted(&self.watch, size);
+        Some(block)
+    }
+
+    /// Takes a block back that has a guard.
+    ///
+    /// # Safety
+    /// It is a live block of this pool.
+    unsafe fn free_guarded(&self, block: NonNull<u8>, size: usize) {
+        let _quiet = watch::quiet();
+        // SAFETY: as the caller promises.
+        let (region, whole) = unsafe { Guard::take(block, size) };
+        watch::freed(&self.watch, block, size);
+        watch::uncounted(&self.watch, size);
+        // SAFETY: the region is what was handed out for the block.
+        unsafe { free_now(region, whole) };
+    }
+
+    fn allocate_in_page(
+        &self,
+        this: NonNull<Hot>,
+        size: usize,
+        align: usize,
+    ) -> Option<NonNull<u8>> {
+        let need = size + align - GRAIN;
         if self.padding(align) + size > self.hot.rest() {
             self.refill(this, need)?;
         }
@@ -183,8 +262,9 @@ impl<S: Source> Pool<S> {
 
     /// Whether a block that was handed out just now is known to be zeroed.
     pub(super) fn is_zeroed(&self, block: NonNull<u8>) -> bool {
+        let is_fresh = !self.hot.guarded && self.hot.shelf.get().is_none();
         // SAFETY: it was handed out just now.
-        self.hot.shelf.get().is_none() && unsafe { PageRef::of(block) }.zeroed.get()
+        is_fresh && unsafe { PageRef::of(block) }.zeroed.get()
     }
 
     /// Bytes up to the next multiple of `align`.
@@ -201,23 +281,31 @@ impl<S: Source> Pool<S> {
         }
     }
 
-    /// A block that does not fit into a page.
-    fn own_block(&self, this: NonNull<Hot>, size: usize, align: usize) -> Option<NonNull<u8>> {
+    /// A block that does not fit into a page, with `guard` bytes before it.
+    fn own_block(
+        &self,
+        this: NonNull<Hot>,
+        size: usize,
+        align: usize,
+        guard: usize,
+    ) -> Option<NonNull<u8>> {
         // Its header lies in the page that ends where the block begins, or in which it begins.
-        let header = PAGE - CAPACITY;
+        let header = PAGE - CAPACITY + guard;
         let before = if align < PAGE { header.next_multiple_of(align) } else { align };
         let layout = Layout::from_size_align(before.checked_add(size)?, align.max(PAGE)).ok()?;
         let block = self.take_page(layout)?;
         // SAFETY: the block has `before` bytes, and then the data.
         let start = unsafe { block.start.add(before) };
         // SAFETY: between the multiple of `PAGE` before `start` and `start` there is room for a header.
-        unsafe { PageRef::create(block, start, this, true) };
+        let page = unsafe { PageRef::create(block, start, this, true) };
+        self.handed_out.set(self.handed_out.get() + page.own_size());
         Some(start)
     }
 
     /// Makes room for `need` bytes, at most `CAPACITY`, in the current page or another.
     fn refill(&self, this: NonNull<Hot>, need: usize) -> Option<()> {
         self.leave();
+        self.tell(need);
         let (page, room) = (self.known_room(need))
             .or_else(|| self.known_room_without_shelf(need))
             .or_else(|| self.new_page(this))
@@ -243,6 +331,9 @@ impl<S: Source> Pool<S> {
 
     /// Has freed blocks wait for requests, if there is memory for that.
     fn open_shelf(&self) {
+        if self.hot.guarded {
+            return;
+        }
         let block = self.shelf_memory.get().or_else(|| self.take(Shelf::LAYOUT));
         self.shelf_memory.set(block);
         // SAFETY: the block is for the shelf, of which there is no other.
@@ -264,10 +355,13 @@ impl<S: Source> Pool<S> {
     fn rest_of_current(&self, need: usize) -> Option<(PageRef, Range<usize>)> {
         let page = self.hot.current.get()?;
         if page.live() == 0 {
+            self.note_came_back(page, PAGE);
             page.reset();
             return Some((page, page.take_all()));
         }
-        Some((page, page.take_hole(need)?))
+        let hole = page.take_hole(need)?;
+        self.note_came_back(page, hole.len());
+        Some((page, hole))
     }
 
     /// Hands out from here from now on.
@@ -276,12 +370,14 @@ impl<S: Source> Pool<S> {
         left.filter(|left| *left != page).inspect(|left| self.put(*left));
         self.hot.next.set(page.at(room.start));
         self.hot.limit.set(room.end);
+        self.room_start.set(room.start);
         self.hot.show_room();
         self.hot.zeroed.set(page.zeroed.get().into());
     }
 
     /// Hands out nothing from the current page any more; it stays current.
     fn leave(&self) {
+        self.note_handed_out();
         let rest = self.hot.rest();
         if let Some(page) = self.hot.current.get().filter(|_| rest > 0) {
             page.retire_rest(self.hot.next.get().addr()..self.hot.limit.get());
@@ -289,6 +385,33 @@ impl<S: Source> Pool<S> {
         self.hot.next.set(core::ptr::null_mut());
         self.hot.limit.set(0);
         self.hot.end.set(0);
+    }
+
+    /// Notes what was handed out of the current page.
+    fn note_handed_out(&self) {
+        if let Some(page) = self.hot.current.get() {
+            let next = self.hot.next.get().addr();
+            let bytes = next.saturating_sub(self.room_start.replace(next));
+            page.handed_out(bytes);
+            self.handed_out.set(self.handed_out.get() + bytes);
+        }
+    }
+
+    /// Notes that so many bytes of a page came back, if they were handed out.
+    fn note_came_back(&self, page: PageRef, bytes: usize) {
+        self.came_back.set(self.came_back.get() + page.came_back(bytes));
+    }
+
+    /// Tells statistics, where a request of `size` bytes finds no room.
+    fn tell(&self, size: usize) {
+        let (handed_out, returned) = (self.handed_out.take(), self.came_back.take());
+        let served = self.hot.shelf.get().map_or(0, Shelf::take_served);
+        let requested = handed_out + served;
+        let (requests, returned) = (requested / size, returned + served);
+        // Where there are guards, each call counts.
+        if !self.hot.guarded {
+            watch::progress(&self.watch, watch::Progress { requests, requested, returned, size });
+        }
     }
 
     fn empty_page(&self) -> Option<(PageRef, Range<usize>)> {
@@ -308,6 +431,7 @@ impl<S: Source> Pool<S> {
     fn hole_of(&self, page: PageRef, need: usize) -> Option<(PageRef, Range<usize>)> {
         page.look_again();
         let hole = page.take_hole(need)?;
+        self.note_came_back(page, hole.len());
         self.queue.remove(page);
         Some((page, hole))
     }
@@ -335,15 +459,18 @@ impl<S: Source> Pool<S> {
         None
     }
 
-    /// The last block of a page was freed.
-    ///
     /// # Safety
-    /// `this` is the pool of the page, in which nothing is counted as live any more.
+    /// The event is one of this pool.
     #[cold]
-    unsafe fn emptied(this: NonNull<Pool<S>>, page: PageRef) {
+    unsafe fn hear(this: NonNull<Pool<S>>, event: Event) {
         // SAFETY: a pool lives as long as it has pages.
         let pool = unsafe { this.as_ref() };
-        pool.take_back(page);
+        match event {
+            // SAFETY: as the caller promises.
+            Event::Freed(block, size) => return unsafe { pool.free_guarded(block, size) },
+            Event::Drained => return pool.clear_shelf(),
+            Event::Emptied(page) => pool.take_back(page),
+        }
         if pool.closed.get() && pool.pages.get() == 0 {
             // SAFETY: it was closed, and this was its last page.
             unsafe { Pool::destroy(this) };
@@ -352,8 +479,13 @@ impl<S: Source> Pool<S> {
 
     fn take_back(&self, page: PageRef) {
         if page.alone {
+            self.came_back.set(self.came_back.get() + page.own_size());
             return self.release(page);
         }
+        if self.hot.current.get() == Some(page) {
+            self.note_handed_out();
+        }
+        self.note_came_back(page, PAGE);
         if self.hot.current.get() == Some(page) {
             page.reset();
             return self.enter(page, page.take_all());
@@ -392,11 +524,13 @@ impl<S: Source> Pool<S> {
     fn take(&self, layout: Layout) -> Option<Block> {
         let block = self.source.take(layout)?;
         self.held.set(self.held.get() + block.size);
+        watch::taken(&self.watch, block);
         Some(block)
     }
 
     fn give_back(&self, block: Block) {
         self.held.set(self.held.get() - block.size);
+        watch::given_back(&self.watch, block);
         // SAFETY: callers pass blocks that came from there, and that nobody uses any more.
         unsafe { self.source.give_back(block) };
     }
@@ -430,7 +564,8 @@ impl<S: Source> Pool<S> {
     /// Nobody uses the pool any more.
     unsafe fn destroy(this: NonNull<Pool<S>>) {
         // SAFETY: the pool is read for the last time, and forgotten.
-        let Pool { source, block, .. } = unsafe { this.read() };
+        let Pool { source, block, watch, .. } = unsafe { this.read() };
+        watch::destroyed(&watch);
         // SAFETY: the block came from there, and the pool was all that lay in it.
         unsafe { source.give_back(block) };
     }
@@ -466,34 +601,42 @@ impl<S: Source> Pool<S> {
 pub(super) unsafe fn free_slow(pool: NonNull<Hot>, block: NonNull<u8>, size: usize) {
     // SAFETY: a pool lives as long as it has blocks.
     let hot = unsafe { pool.as_ref() };
-    match hot.shelf.get().map_or(Answer::Refused, |shelf| shelf.put(block, size)) {
+    if hot.guarded {
+        // SAFETY: as the caller promises.
+        return unsafe { (hot.call)(pool, Event::Freed(block, size)) };
+    }
+    match hot.shelf.get().map_or(Answer::Refused, |shelf| shelf.put(block, rounded(size))) {
         Answer::Kept => return,
         Answer::Refused => {}
         // SAFETY: a pool begins with what is hot.
-        Answer::Close => unsafe { (hot.drained)(pool) },
+        Answer::Close => unsafe { (hot.call)(pool, Event::Drained) },
     }
     // SAFETY: as the caller promises.
-    unsafe { free_now(block, size) }
+    unsafe { free_now(block, rounded(size)) }
 }
 
-/// Notes that a block is dead.
+/// Whether a page has room for a block, at whatever place.
+fn fits_page(size: usize, align: usize) -> bool {
+    size.saturating_add(align - GRAIN) <= CAPACITY
+}
+
+/// Notes that so many bytes are dead, a multiple of `GRAIN`.
 ///
 /// # Safety
-/// As for `free_slow`.
+/// They are a live block of a pool, with its guard, which is not used any more.
 unsafe fn free_now(block: NonNull<u8>, size: usize) {
     // SAFETY: a live block, says the caller.
     let page = unsafe { PageRef::of(block) };
-    if !page.alone && page.live() > size {
-        let start = block.addr().get();
-        return page.retire(start..start + size);
+    if !page.alone {
+        if page.live() > size {
+            let start = block.addr().get();
+            return page.retire(start..start + size);
+        }
+        debug_assert_eq!(page.live(), size, "a block was freed with a wrong size, or twice");
+        page.die();
     }
-    debug_assert!(
-        page.alone || page.live() == size,
-        "a block was freed with a wrong size, or twice"
-    );
-    page.die();
     // SAFETY: a pool lives as long as it has pages.
-    let emptied = unsafe { page.pool.as_ref() }.emptied;
+    let call = unsafe { page.pool.as_ref() }.call;
     // SAFETY: the pool made the page, and this was its last block.
-    unsafe { emptied(page.pool, page) };
+    unsafe { call(page.pool, Event::Emptied(page)) };
 }

@@ -37,6 +37,8 @@ struct Counts {
     /// Frees since the last request.
     frees: Cell<u8>,
     waiting: [Cell<u8>; SIZES],
+    /// For statistics: bytes that came and went again.
+    served: Cell<usize>,
 }
 
 /// What the shelf does about a block that was freed.
@@ -64,7 +66,14 @@ impl Shelf {
         let waiting = [const { Cell::new(0) }; SIZES];
         let shelves = block.start.cast::<Shelves>();
         // SAFETY: the block is as large, and begins with the counts; the rest need not be written.
-        unsafe { shelves.cast().write(Counts { most, frees: Cell::new(0), waiting }) };
+        unsafe {
+            shelves.cast().write(Counts {
+                most,
+                frees: Cell::new(0),
+                waiting,
+                served: Cell::new(0),
+            })
+        };
         Shelf(shelves)
     }
 
@@ -104,8 +113,14 @@ impl Shelf {
         let index = size / GRAIN - 1;
         let waiting = counts.waiting.get(index)?.get().checked_sub(1)?;
         counts.waiting[index].set(waiting);
+        counts.served.set(counts.served.get() + size);
         // SAFETY: as many blocks of this size were written as wait.
         Some(unsafe { blocks[index][usize::from(waiting)].get().assume_init() })
+    }
+
+    /// Bytes that went to requests since this was asked last.
+    pub(super) fn take_served(self) -> usize {
+        self.shelves().counts.served.take()
     }
 
     /// Takes any block, and says its size.

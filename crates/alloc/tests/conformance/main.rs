@@ -70,7 +70,8 @@ for_each_allocator! {
     direct: |memory| Some(Direct::new(memory));
     stack: |memory| Some(Stack::unguarded(memory));
     stack_with_guards: |memory| Some(Stack::guarded(memory));
-    fifo: |memory| Fifo::new(memory);
+    fifo: |memory| Fifo::unguarded(memory);
+    fifo_with_guards: |memory| Fifo::guarded(memory);
     pages: |memory| Some(Pages::new(memory));
     // Its memory is the file's, and what a full disk does is for its own tests.
     persistent: |_memory| persistent();

@@ -1,0 +1,104 @@
+//! Guards: what a pool in debug builds, or under a checker, writes around each block, and looks at when it is freed.
+//!
+//! ```text
+//!  region                                      region + whole
+//!  v                                           v
+//!  ┌─────────┬───────┬─────────────────┬──────┐
+//!  │ padding │ Guard │ block, as asked │ EDGE │
+//!  └─────────┴───────┴─────────────────┴──────┘
+//! ```
+//!
+//! Holes begin and end where regions do, so no block begins where the noted hole ends, and every free takes the slow path.
+
+use core::ptr::NonNull;
+use core::slice;
+
+use super::page::rounded;
+use crate::watch;
+
+/// What lies behind a block.
+const EDGE: u8 = 0xca;
+/// What new memory holds, and what freed memory does.
+const NEW: u8 = 0xa5;
+const FREED: u8 = 0xdf;
+/// What the seal of a guard begins from, and what it is once the block was freed.
+const SEAL: usize = 0xf1f0_5ea1;
+const BROKEN: usize = 0;
+
+/// What lies before a block.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Guard {
+    seal: usize,
+    pub(super) region: NonNull<u8>,
+    pub(super) whole: usize,
+    size: usize,
+}
+
+/// Bytes before a block of this alignment, and in all.
+pub(super) const fn around(size: usize, align: usize) -> (usize, usize) {
+    let before = size_of::<Guard>().next_multiple_of(align);
+    (before, before.saturating_add(rounded(size.saturating_add(watch::GAP))))
+}
+
+impl Guard {
+    /// A sum of where it lies and all that it says.
+    fn seal(&self) -> usize {
+        let at = core::ptr::from_ref(self).addr();
+        let says = [at, self.region.addr().get(), self.whole, self.size];
+        says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
+    }
+
+    /// Writes the guard of a block, its edge, and rubbish into it.
+    ///
+    /// # Safety
+    /// The region is ours: at least `size_of::<Guard>()` bytes before the block, and then `size` and more.
+    pub(super) unsafe fn place(block: NonNull<u8>, size: usize, region: NonNull<u8>, whole: usize) {
+        let at = block.as_ptr().wrapping_sub(size_of::<Guard>()).cast::<Guard>();
+        // SAFETY: as the caller promises; blocks are aligned to 8.
+        unsafe { at.write(Guard { seal: 0, region, whole, size }) };
+        // SAFETY: it was written just now.
+        let guard = unsafe { &mut *at };
+        guard.seal = guard.seal();
+        // SAFETY: as the caller promises.
+        unsafe { block.write_bytes(NEW, size) };
+        let (end, edge) = guard.edge();
+        // SAFETY: as the caller promises: that is what the region has behind the block.
+        unsafe { end.write_bytes(EDGE, edge) };
+    }
+
+    /// Looks at the guard of a block that is freed, and fills the block with rubbish.
+    ///
+    /// # Panics
+    /// Where the block is none, or was freed before, or has another size, or somebody wrote beyond it.
+    ///
+    /// # Safety
+    /// The bytes before the block may be read; if a guard is there, it is of a pool that is there.
+    pub(super) unsafe fn take(block: NonNull<u8>, size: usize) -> (NonNull<u8>, usize) {
+        let at = block.as_ptr().wrapping_sub(size_of::<Guard>()).cast::<Guard>();
+        // SAFETY: as the caller promises; blocks are aligned to 8.
+        let guard = unsafe { &mut *at };
+        assert!(
+            guard.seal == guard.seal(),
+            "fifo: {block:p} was freed twice, or is no block, or somebody wrote before it"
+        );
+        assert_eq!(guard.size, size, "fifo: {block:p} is freed with a size that it does not have");
+        let (end, edge) = guard.edge();
+        // SAFETY: it was written when the guard was, whose seal is right.
+        let edge = unsafe { slice::from_raw_parts(end, edge) };
+        let is_intact = edge.iter().all(|byte| *byte == EDGE);
+        assert!(is_intact, "fifo: somebody wrote past the end of the block at {block:p}");
+        guard.seal = BROKEN;
+        // SAFETY: the block is as large, and dead.
+        unsafe { block.write_bytes(FREED, size) };
+        (guard.region, guard.whole)
+    }
+
+    /// Where the edge begins, and its size.
+    fn edge(&self) -> (*mut u8, usize) {
+        let block = core::ptr::from_ref(self).addr() + size_of::<Guard>();
+        let end = block + self.size;
+        let region_end = self.region.addr().get() + self.whole;
+        (self.region.as_ptr().with_addr(end), region_end - end)
+    }
+}
