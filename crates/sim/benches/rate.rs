@@ -1,0 +1,83 @@
+//! How many accesses a second the simulators make: L1D, dTLB and STLB of an i7-6800K, on one CPU, against the goals.
+//!
+//! `cargo bench -p pagewise-sim --bench rate`
+
+#![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
+
+use std::hint::black_box;
+
+use pagewise_sim::geometry::{CacheShapes, I7_6800K, PageSize};
+use pagewise_sim::workload::{MemAccess, Order, Sink, Uniform};
+use pagewise_sim::{Levels, Policy, Split};
+use rustix::time::{ClockId, clock_gettime};
+
+const ROUNDS: usize = 9;
+const ACCESSES: u64 = 1 << 25;
+
+type Stream = fn(Sink<'_>);
+
+/// What is played, and the least that is wanted of it, in M accesses/s with LRU.
+const STREAMS: &[(&str, Stream, f64)] = &[
+    ("mem-access, random", |sink| mem_access(Order::Random { seed: 1 }).play(sink), 400.0),
+    ("mem-access, sequential", |sink| mem_access(Order::Sequential).play(sink), 400.0),
+    ("uniform random", |sink| uniform().play(sink), 60.0),
+];
+
+fn main() {
+    println!("\nL1D, dTLB and STLB ({ROUNDS} interleaved rounds), M accesses/s");
+    print!("{:<24}", "");
+    Policy::ALL.iter().for_each(|policy| print!("{:>11}", policy.name()));
+    println!("{:>8}  LRU alone", "goal");
+    for (name, stream, goal) in STREAMS {
+        let mut rates = Policy::ALL.map(|_| Vec::new());
+        for _ in 0..ROUNDS {
+            for (policy, rates) in Policy::ALL.iter().zip(&mut rates) {
+                rates.push(rate(*policy, *stream));
+            }
+        }
+        let medians = rates.map(median);
+        print!("{name:<24}");
+        medians.iter().for_each(|median| print!("{median:>11.0}"));
+        println!("{goal:>8.0}  {}", if medians[0] >= *goal { "met" } else { "MISSED" });
+    }
+}
+
+const fn mem_access(order: Order) -> MemAccess {
+    MemAccess { rounds: ACCESSES / (512 * 16), ..MemAccess::original(order) }
+}
+
+const fn uniform() -> Uniform {
+    Uniform { bytes: 1 << 30, accesses: ACCESSES, seed: 1 }
+}
+
+/// In M accesses/s.
+fn rate(policy: Policy, stream: Stream) -> f64 {
+    let first_only = CacheShapes { l2: None, ..I7_6800K.caches };
+    let mut caches = Levels::caches(&first_only, policy).expect("a CPU that exists");
+    let shape = I7_6800K.tlb(PageSize::Base).expect("it has one");
+    let mut tlb = Levels::tlb(&shape, policy).expect("a CPU that exists");
+    if let Some(model) = I7_6800K.next_page {
+        tlb = tlb.prefetching(model);
+    }
+    let begin = cpu_seconds();
+    let mut accesses = Split::default();
+    stream(&mut |block| {
+        accesses += Split::of(block);
+        caches.play(block);
+        tlb.play(block);
+    });
+    let rate = accesses.total() as f64 / (cpu_seconds() - begin) / 1e6;
+    black_box((caches.counts(), tlb.counts()));
+    rate
+}
+
+/// Of this thread: what others do on the machine does not count.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

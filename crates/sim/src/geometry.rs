@@ -1,0 +1,173 @@
+//! Sizes of caches and TLBs, as data.
+
+use std::fmt;
+
+use crate::Policy;
+use crate::prefetch::NextPage;
+use crate::table::Level;
+
+/// Why something cannot be simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfit(pub &'static str);
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Unfit {}
+
+/// A cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheShape {
+    /// In bytes.
+    pub size: u64,
+    /// How many lines of a set it holds.
+    pub ways: usize,
+    /// Bytes in a line.
+    pub line: u64,
+}
+
+/// The caches of data of a CPU that are simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheShapes {
+    /// The first level.
+    pub l1d: CacheShape,
+    /// The second.
+    pub l2: Option<CacheShape>,
+}
+
+/// A level of TLB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TlbLevel {
+    /// How many pages it holds.
+    pub entries: usize,
+    /// How many of a set; as many as `entries` where any page may lie anywhere.
+    pub ways: usize,
+}
+
+/// The TLB of data of a CPU for one size of page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TlbShape {
+    /// Bytes in a page, a power of two.
+    pub page: u64,
+    /// The first level.
+    pub first: TlbLevel,
+    /// The second, as it is for pages of this size alone; `None` where it does not hold them.
+    pub second: Option<TlbLevel>,
+}
+
+/// A size of page of x86-64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageSize {
+    /// 4 KiB.
+    Base,
+    /// 2 MiB.
+    Huge,
+    /// 1 GiB.
+    Giant,
+}
+
+impl PageSize {
+    /// All, the smallest first.
+    pub const ALL: [PageSize; 3] = [PageSize::Base, PageSize::Huge, PageSize::Giant];
+
+    /// In bytes.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            PageSize::Base => 4 << 10,
+            PageSize::Huge => 2 << 20,
+            PageSize::Giant => 1 << 30,
+        }
+    }
+}
+
+/// A CPU: what of it is simulated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cpu<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// Its caches.
+    pub caches: CacheShapes,
+    /// Its TLBs, one a size of page.
+    pub tlbs: &'a [TlbShape],
+    /// What is assumed of its page walker for base pages; `None` where nothing is known.
+    pub next_page: Option<NextPage>,
+}
+
+impl Cpu<'_> {
+    /// The TLB for pages of this size.
+    ///
+    /// # Errors
+    /// Where it has none that is known.
+    pub fn tlb(&self, page: PageSize) -> Result<TlbShape, Unfit> {
+        let found = self.tlbs.iter().find(|shape| shape.page == page.bytes());
+        found.copied().ok_or(Unfit("the CPU is not known to have a TLB for pages of this size"))
+    }
+}
+
+const fn level(entries: usize, ways: usize) -> TlbLevel {
+    TlbLevel { entries, ways }
+}
+
+/// Broadwell-E. The TLBs of 4 KiB pages and the caches as its vendor's tables have them, those of larger pages as the optimization
+/// manual has them for its family.
+///
+/// The prefetcher is fitted to page walks that were counted on one ([`crate::workload::MemAccess`]): the share to those of
+/// sequential windows, the steps to reads of random windows.
+pub const I7_6800K: Cpu<'static> = Cpu {
+    name: "i7-6800K",
+    caches: CacheShapes {
+        l1d: CacheShape { size: 32 << 10, ways: 8, line: 64 },
+        l2: Some(CacheShape { size: 256 << 10, ways: 8, line: 64 }),
+    },
+    tlbs: &[
+        TlbShape {
+            page: PageSize::Base.bytes(),
+            first: level(64, 4),
+            second: Some(level(1536, 6)),
+        },
+        TlbShape {
+            page: PageSize::Huge.bytes(),
+            first: level(32, 4),
+            second: Some(level(1536, 6)),
+        },
+        TlbShape { page: PageSize::Giant.bytes(), first: level(4, 4), second: Some(level(16, 4)) },
+    ],
+    next_page: Some(NextPage { after: 3, share: 0.84 }),
+};
+
+impl CacheShape {
+    pub(crate) fn table(&self, policy: Policy) -> Result<Box<dyn Level>, Unfit> {
+        let lines = usize::try_from(self.size.checked_div(self.line).unwrap_or(0));
+        table(lines.unwrap_or(usize::MAX), self.ways, self.line, policy)
+    }
+}
+
+impl TlbLevel {
+    pub(crate) fn table(&self, policy: Policy, page: u64) -> Result<Box<dyn Level>, Unfit> {
+        table(self.entries, self.ways, page, policy)
+    }
+}
+
+/// No cache has more entries; what would have more is a mistake, and would take much memory to simulate.
+const MOST_ENTRIES: usize = 1 << 24;
+
+/// Fully associative TLBs have some hundred.
+const MOST_WAYS: usize = 128;
+
+/// An access is smaller than a line and a page.
+const LEAST_BLOCK: u64 = 16;
+
+/// A table of so many blocks of so many bytes.
+fn table(entries: usize, ways: usize, block: u64, policy: Policy) -> Result<Box<dyn Level>, Unfit> {
+    let fits = |fit: bool, why| if fit { Ok(()) } else { Err(Unfit(why)) };
+    fits(block.is_power_of_two(), "lines and pages must be a power of two bytes")?;
+    fits(block >= LEAST_BLOCK, "lines and pages must be 16 bytes or more")?;
+    fits((1..=MOST_WAYS).contains(&ways), "a set must have 1 to 128 ways")?;
+    fits((1..=MOST_ENTRIES).contains(&entries), "a level must have 1 to 16 M entries")?;
+    fits(entries.is_multiple_of(ways), "the entries must be a multiple of the ways")?;
+    fits((entries / ways).is_power_of_two(), "the number of sets must be a power of two")?;
+    Ok(policy.table(entries / ways, ways, block.ilog2()))
+}

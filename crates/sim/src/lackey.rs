@@ -1,0 +1,179 @@
+//! The trace of valgrind's lackey (`--trace-mem=yes`): text to accesses, piece by piece.
+//!
+//! ```text
+//! I  0401ab70,3        an instruction of 3 bytes
+//!  S 1fff000d78,8      a store of 8 bytes
+//!  L 04025000,8        a load
+//!  M 1fff000d70,4      a load and a store of the same bytes
+//! ==123== Lackey, ..   words for people
+//! ```
+
+use crate::Access;
+
+/// What lines were about, so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// Instructions.
+    pub instructions: u64,
+    /// Accesses to memory.
+    pub accesses: u64,
+    /// Lines that are neither, nor words of valgrind's.
+    pub unknown: u64,
+}
+
+/// Reads a trace that comes in pieces, which may end within a line.
+#[derive(Debug, Default)]
+pub struct Reader {
+    /// The beginning of a line whose end has not come.
+    rest: Vec<u8>,
+    /// Whether the rest of a line that was too long is to be left out.
+    skipping: bool,
+    lines: Lines,
+    accesses: Vec<Access>,
+}
+
+/// Lines are shorter; what is not is no trace, and is not kept.
+const LONGEST: usize = 256;
+
+/// No access of a program is larger: that of the instruction that saves all registers is some KiB.
+const LARGEST: u64 = 16 << 10;
+
+impl Reader {
+    /// The accesses of the lines that end in this piece.
+    pub fn read(&mut self, piece: &[u8]) -> &[Access] {
+        self.accesses.clear();
+        let mut lines = piece.split(|byte| *byte == b'\n');
+        let last = lines.next_back().unwrap_or_default();
+        for line in lines {
+            self.end_of_line(line);
+        }
+        self.keep(last);
+        &self.accesses
+    }
+
+    /// The access of a last line that no newline ended.
+    pub fn finish(&mut self) -> &[Access] {
+        self.accesses.clear();
+        if !self.rest.is_empty() || self.skipping {
+            self.end_of_line(b"");
+        }
+        &self.accesses
+    }
+
+    /// What the lines were about.
+    pub fn lines(&self) -> Lines {
+        self.lines
+    }
+
+    /// A line has ended: what was kept of it, and this.
+    fn end_of_line(&mut self, line: &[u8]) {
+        if self.rest.is_empty() && !self.skipping {
+            return self.line(line);
+        }
+        self.keep(line);
+        let line = std::mem::take(&mut self.rest);
+        if std::mem::take(&mut self.skipping) {
+            self.lines.unknown += 1;
+        } else {
+            self.line(&line);
+        }
+    }
+
+    fn keep(&mut self, part: &[u8]) {
+        self.skipping |= self.rest.len() + part.len() > LONGEST;
+        if self.skipping {
+            self.rest.clear();
+        } else {
+            self.rest.extend_from_slice(part);
+        }
+    }
+
+    fn line(&mut self, line: &[u8]) {
+        let (kind, rest) = line.split_at_checked(3).unwrap_or((line, b""));
+        let access = match kind {
+            b"I  " => {
+                self.lines.instructions += 1;
+                return;
+            }
+            b" L " | b" M " => place(rest).map(|(address, size)| Access::read(address, size)),
+            b" S " => place(rest).map(|(address, size)| Access::write(address, size)),
+            _ => None,
+        };
+        match access {
+            Some(access) => {
+                self.lines.accesses += 1;
+                self.accesses.push(access);
+            }
+            None => self.lines.unknown += u64::from(!is_words(line)),
+        }
+    }
+}
+
+/// `04025000,8`: an address in hex and a size in decimal.
+fn place(text: &[u8]) -> Option<(u64, u16)> {
+    let comma = text.iter().position(|byte| *byte == b',')?;
+    let number = |text, radix| u64::from_str_radix(std::str::from_utf8(text).ok()?, radix).ok();
+    let size = number(&text[comma + 1..], 10)?;
+    let size = u16::try_from(size).ok().filter(|size| u64::from(*size) <= LARGEST)?;
+    Some((number(&text[..comma], 16)?, size))
+}
+
+/// Whether a line is of valgrind to people: `==pid==` and `--pid--`; or is empty.
+fn is_words(line: &[u8]) -> bool {
+    line.is_empty() || line.starts_with(b"==") || line.starts_with(b"--")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TRACE: &[u8] = b"==7== Lackey, an example\nI  0401ab70,3\n S 1fff000d78,8\n\n L 04025000,4\n M 10,1\nnonsense\n L xy,8\n L 10,99999\n S 20,2";
+
+    fn all(pieces: &[&[u8]]) -> (Vec<Access>, Lines) {
+        let mut reader = Reader::default();
+        let mut accesses = Vec::new();
+        pieces.iter().for_each(|piece| accesses.extend_from_slice(reader.read(piece)));
+        accesses.extend_from_slice(reader.finish());
+        (accesses, reader.lines())
+    }
+
+    #[test]
+    fn loads_stores_and_both_are_accesses_and_what_is_no_trace_is_counted() {
+        let expected = [
+            Access::write(0x1f_ff00_0d78, 8),
+            Access::read(0x402_5000, 4),
+            Access::read(0x10, 1),
+            Access::write(0x20, 2),
+        ];
+        let lines = Lines { instructions: 1, accesses: 4, unknown: 3 };
+        assert_eq!(all(&[TRACE]), (expected.to_vec(), lines));
+    }
+
+    #[test]
+    fn a_line_without_end_is_not_kept() {
+        let mut reader = Reader::default();
+        (0..100).for_each(|_| assert!(reader.read(&[b'a'; 1000]).is_empty()));
+        assert!(reader.rest.capacity() <= 2 * LONGEST);
+        assert_eq!(reader.read(b"\n L 10,8\n"), [Access::read(0x10, 8)]);
+        assert_eq!(reader.lines(), Lines { accesses: 1, unknown: 1, ..Lines::default() });
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_not_matter_how_a_trace_is_cut(cuts in prop::collection::vec(0..TRACE.len(), 0..9)) {
+            let mut cuts = cuts;
+            cuts.extend([0, TRACE.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&[u8]> = cuts.windows(2).map(|ends| &TRACE[ends[0]..ends[1]]).collect();
+            prop_assert_eq!(all(&pieces), all(&[TRACE]));
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+            let (accesses, lines) = all(&[&bytes]);
+            prop_assert_eq!(accesses.len() as u64, lines.accesses);
+        }
+    }
+}

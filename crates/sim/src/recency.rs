@@ -1,0 +1,287 @@
+//! Which way of a set makes room: replacement policies, each with what it remembers of every set.
+
+use std::fmt::Debug;
+
+use crate::table::{LANES, Level, ONES, Table, lowest, zero_bytes};
+
+/// A replacement policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The way that was used longest ago.
+    Lru,
+    /// A binary tree over the ways: each node points to the half that was not used last, and the victim is where they
+    /// lead. Where the ways are no power of two, nodes with no way on their right lead left.
+    TreePlru,
+    /// The way that was filled longest ago.
+    Fifo,
+    /// Any way; the same seed gives the same ways.
+    Random {
+        /// Of the generator.
+        seed: u64,
+    },
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Policy; 4] =
+        [Policy::Lru, Policy::TreePlru, Policy::Fifo, Policy::Random { seed: 0 }];
+
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Policy::Lru => "LRU",
+            Policy::TreePlru => "tree-PLRU",
+            Policy::Fifo => "FIFO",
+            Policy::Random { .. } => "random",
+        }
+    }
+
+    /// An empty table of this policy, of blocks of 2^`shift` bytes.
+    pub(crate) fn table(self, sets: usize, ways: usize, shift: u32) -> Box<dyn Level> {
+        let filled = Filled { ways };
+        match self {
+            Policy::Lru if ways <= LANES => {
+                Box::new(Table::<_, 1>::new(sets, shift, Matrix { all: u8::MAX >> (LANES - ways) }))
+            }
+            Policy::Lru if ways <= 2 * LANES => {
+                Box::new(Table::<_, 2>::new(sets, shift, Stamps { ways, now: 0 }))
+            }
+            Policy::Lru => Box::new(Table::<_, 16>::new(sets, shift, Stamps { ways, now: 0 })),
+            Policy::TreePlru => boxed(sets, ways, shift, Tree::new(ways)),
+            Policy::Fifo => boxed(sets, ways, shift, Fifo { ways }),
+            Policy::Random { seed } => {
+                let generator = fastrand::Rng::with_seed(seed);
+                boxed(sets, ways, shift, Chance { filled, generator })
+            }
+        }
+    }
+}
+
+/// A table of as many groups as it takes: of those numbers for which there is code.
+fn boxed<R>(sets: usize, ways: usize, shift: u32, recency: R) -> Box<dyn Level>
+where
+    R: Recency<1> + Recency<2> + Recency<16> + 'static,
+{
+    match ways.div_ceil(LANES) {
+        ..=1 => Box::new(Table::<R, 1>::new(sets, shift, recency)),
+        2 => Box::new(Table::<R, 2>::new(sets, shift, recency)),
+        _ => Box::new(Table::<R, 16>::new(sets, shift, recency)),
+    }
+}
+
+/// What a policy remembers of a set of up to 8 ways a group. Ways that hold nothing are filled first, from the first on.
+pub(crate) trait Recency<const GROUPS: usize>: Debug + Send {
+    /// What it remembers of one set.
+    type Order: Copy + Debug + Send;
+
+    /// Of an empty set.
+    fn at_first(&self) -> Self::Order;
+
+    /// A way was used that held what was looked for.
+    fn used(&mut self, order: &mut Self::Order, way: usize);
+
+    /// The way to fill now.
+    fn make_room(&mut self, order: &mut Self::Order) -> usize;
+}
+
+/// LRU of up to 8 ways, in a word a set.
+///
+/// ```text
+///   byte w | bit v      1 if way w was used later than way v
+/// ```
+///
+/// The byte of the way that was used longest ago is 0. Bytes of ways that do not exist never are.
+#[derive(Debug)]
+pub(crate) struct Matrix {
+    /// A bit a way.
+    all: u8,
+}
+
+impl Recency<1> for Matrix {
+    type Order = u64;
+
+    fn at_first(&self) -> u64 {
+        // Way 0 is the oldest, so that it is filled first; lanes that are no ways are younger than all.
+        let row = |way: usize| if self.all >> way == 0 { u8::MAX } else { (1 << way) - 1 };
+        u64::from_le_bytes(std::array::from_fn(row))
+    }
+
+    #[inline(always)]
+    fn used(&mut self, later: &mut u64, way: usize) {
+        *later = (*later | u64::from(self.all) << (8 * way)) & !(ONES << way);
+    }
+
+    #[inline(always)]
+    fn make_room(&mut self, later: &mut u64) -> usize {
+        let way = lowest(zero_bytes(*later)) % LANES;
+        self.used(later, way);
+        way
+    }
+}
+
+/// LRU of more ways: when each was used. The count does not wrap: 2^64 uses take centuries.
+#[derive(Debug)]
+pub(crate) struct Stamps {
+    ways: usize,
+    now: u64,
+}
+
+impl<const GROUPS: usize> Recency<GROUPS> for Stamps {
+    type Order = [[u64; LANES]; GROUPS];
+
+    fn at_first(&self) -> Self::Order {
+        [[0; LANES]; GROUPS]
+    }
+
+    #[inline(always)]
+    fn used(&mut self, stamps: &mut Self::Order, way: usize) {
+        self.now += 1;
+        stamps[way / LANES % GROUPS][way % LANES] = self.now;
+    }
+
+    #[inline(always)]
+    fn make_room(&mut self, stamps: &mut Self::Order) -> usize {
+        let ways = stamps.as_flattened().iter().take(self.ways).enumerate();
+        let way = ways.min_by_key(|(_, stamp)| **stamp).map_or(0, |(way, _)| way);
+        self.used(stamps, way);
+        way
+    }
+}
+
+/// FIFO: the way to fill next.
+#[derive(Debug)]
+pub(crate) struct Fifo {
+    ways: usize,
+}
+
+impl<const GROUPS: usize> Recency<GROUPS> for Fifo {
+    type Order = usize;
+
+    fn at_first(&self) -> usize {
+        0
+    }
+
+    #[inline(always)]
+    fn used(&mut self, _: &mut usize, _: usize) {}
+
+    #[inline(always)]
+    fn make_room(&mut self, next: &mut usize) -> usize {
+        let way = *next;
+        *next = if way + 1 == self.ways { 0 } else { way + 1 };
+        way
+    }
+}
+
+/// Fills ways that hold nothing, for policies that would not do so first by themselves.
+#[derive(Debug)]
+struct Filled {
+    ways: usize,
+}
+
+impl Filled {
+    /// The first way that holds nothing, which is filled now.
+    #[inline(always)]
+    fn next(&self, filled: &mut usize) -> Option<usize> {
+        let way = *filled;
+        (way < self.ways).then(|| {
+            *filled += 1;
+            way
+        })
+    }
+}
+
+/// Random replacement; remembers how many ways are in use.
+#[derive(Debug)]
+pub(crate) struct Chance {
+    filled: Filled,
+    generator: fastrand::Rng,
+}
+
+impl<const GROUPS: usize> Recency<GROUPS> for Chance {
+    type Order = usize;
+
+    fn at_first(&self) -> usize {
+        0
+    }
+
+    #[inline(always)]
+    fn used(&mut self, _: &mut usize, _: usize) {}
+
+    #[inline(always)]
+    fn make_room(&mut self, filled: &mut usize) -> usize {
+        let empty = self.filled.next(filled);
+        empty.unwrap_or_else(|| self.generator.usize(..self.filled.ways))
+    }
+}
+
+/// Tree-PLRU.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    /// For each way the nodes above it, and those of them that point right to point away from it.
+    above: Box<[(u128, u128)]>,
+    filled: Filled,
+    leaves: usize,
+}
+
+/// A bit a node, 1 where it points right; and how many ways are in use. Node 1 is the root, node n has children 2n and
+/// 2n + 1, and leaves are ways.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nodes {
+    right: u128,
+    filled: usize,
+}
+
+impl Tree {
+    fn new(ways: usize) -> Tree {
+        let leaves = ways.next_power_of_two();
+        let above = |way: usize| {
+            let path = std::iter::successors(Some(way + leaves), |node| Some(node / 2));
+            let path = path.take_while(|node| *node > 1);
+            path.fold((0, 0), |(nodes, right), node| {
+                let parent = 1_u128 << (node / 2);
+                (nodes | parent, if node.is_multiple_of(2) { right | parent } else { right })
+            })
+        };
+        Tree { above: (0..ways).map(above).collect(), filled: Filled { ways }, leaves }
+    }
+
+    /// Follows the nodes of a set from the root.
+    #[inline(always)]
+    fn pointed_at(&self, nodes: Nodes) -> usize {
+        let (mut node, mut first, mut span) = (1, 0, self.leaves / 2);
+        while span > 0 {
+            let right = nodes.right >> node & 1 == 1 && first + span < self.filled.ways;
+            first += if right { span } else { 0 };
+            node = 2 * node + usize::from(right);
+            span /= 2;
+        }
+        first
+    }
+
+    #[inline(always)]
+    fn point_away(&self, nodes: &mut Nodes, way: usize) {
+        let (above, right) = self.above[way];
+        nodes.right = nodes.right & !above | right;
+    }
+}
+
+impl<const GROUPS: usize> Recency<GROUPS> for Tree {
+    type Order = Nodes;
+
+    fn at_first(&self) -> Nodes {
+        Nodes { right: 0, filled: 0 }
+    }
+
+    #[inline(always)]
+    fn used(&mut self, nodes: &mut Nodes, way: usize) {
+        self.point_away(nodes, way);
+    }
+
+    #[inline(always)]
+    fn make_room(&mut self, nodes: &mut Nodes) -> usize {
+        let empty = self.filled.next(&mut nodes.filled);
+        let way = empty.unwrap_or_else(|| self.pointed_at(*nodes));
+        self.point_away(nodes, way);
+        way
+    }
+}

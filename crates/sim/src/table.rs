@@ -1,0 +1,217 @@
+//! A set-associative table: a level of cache, or of TLB. Says of each block whether it was there.
+//!
+//! ```text
+//! a set, of 8 ways a group:
+//!
+//!   signatures  | s0 | s1 | s2 | s3 | s4 | s5 | s6 | s7 | ..   a byte a way, hashed from its block
+//!   blocks      | b0      | b1      | ..      | b7      | ..   64 bits a way, looked at where the signature fits
+//!   order                                                      what the policy remembers
+//! ```
+//!
+//! Three things make it fast. One subtraction compares eight signatures. Before that the way is tried that was right the
+//! last time: neighbours are put in by turns, so they lie in the same way of neighbouring sets. And code is made for each
+//! policy and number of groups by itself, called once for many accesses.
+
+use std::fmt::Debug;
+
+use crate::prefetch::Prefetcher;
+use crate::recency::Recency;
+use crate::{Access, Split};
+
+/// What a way holds before anything is in it: no address lies in this block.
+const EMPTY: u64 = u64::MAX;
+
+/// Ways in a group: bytes in a word.
+pub(crate) const LANES: usize = 8;
+
+/// A byte of 1 in every lane.
+pub(crate) const ONES: u64 = u64::from_ne_bytes([1; LANES]);
+
+/// A block that a level did not hold, for the next one to be asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) block: u64,
+    /// Whether by an access that writes.
+    pub(crate) write: bool,
+}
+
+/// A table of any policy.
+pub(crate) trait Level: Debug + Send {
+    /// Makes accesses; says how many found a block missing. The blocks that were go to `missed`, in their order.
+    fn filter(&mut self, accesses: &[Access], missed: &mut Vec<Request>) -> Split;
+
+    /// Asks for blocks; says how many were missing. A prefetcher looks on and puts more in.
+    fn ask(&mut self, requests: &[Request], prefetcher: Option<&mut Prefetcher>) -> Split;
+}
+
+/// A set of a table.
+#[derive(Clone, Copy, Debug)]
+struct Set<O, const GROUPS: usize> {
+    signatures: [u64; GROUPS],
+    blocks: [[u64; LANES]; GROUPS],
+    order: O,
+}
+
+/// A table of sets of up to 8 ways a group.
+#[derive(Debug)]
+pub(crate) struct Table<R: Recency<GROUPS>, const GROUPS: usize> {
+    sets: Box<[Set<R::Order, GROUPS>]>,
+    recency: R,
+    /// A block is 2^shift bytes.
+    shift: u32,
+    /// The block that was used last: to use it again changes nothing.
+    last: u64,
+    /// The way where a block was found last.
+    likely: usize,
+}
+
+impl<R: Recency<GROUPS>, const GROUPS: usize> Table<R, GROUPS> {
+    /// An empty table. `sets` is a power of two.
+    pub(crate) fn new(sets: usize, shift: u32, recency: R) -> Table<R, GROUPS> {
+        let set = Set {
+            signatures: [0; GROUPS],
+            blocks: [[EMPTY; LANES]; GROUPS],
+            order: recency.at_first(),
+        };
+        Table { sets: vec![set; sets].into(), recency, shift, last: EMPTY, likely: 0 }
+    }
+
+    /// Uses a block: whether it was there. It is there afterwards.
+    #[inline(always)]
+    fn touch(&mut self, block: u64) -> bool {
+        let set = set_of(&mut self.sets, block);
+        if set.blocks[self.likely / LANES % GROUPS][self.likely % LANES] == block {
+            self.recency.used(&mut set.order, self.likely);
+            return true;
+        }
+        let found = set.find(block);
+        match found {
+            Some(way) => {
+                self.likely = way;
+                self.recency.used(&mut set.order, way);
+            }
+            None => {
+                let way = self.recency.make_room(&mut set.order);
+                set.put(way, block);
+            }
+        }
+        found.is_some()
+    }
+
+    /// Puts a block in, if it is not there already.
+    fn insert(&mut self, block: u64) {
+        let set = set_of(&mut self.sets, block);
+        if set.find(block).is_none() {
+            let way = self.recency.make_room(&mut set.order);
+            set.put(way, block);
+        }
+    }
+
+    /// An access that lies in several blocks: it misses once if any of them is missing.
+    #[cold]
+    fn across(&mut self, access: Access, missed: &mut Vec<Request>) -> bool {
+        let (first, last) = access.blocks(self.shift);
+        let before = missed.len();
+        for block in first..=last {
+            if !self.touch(block) {
+                missed.push(Request { block, write: access.write });
+            }
+        }
+        missed.len() > before
+    }
+}
+
+impl<R: Recency<GROUPS>, const GROUPS: usize> Level for Table<R, GROUPS> {
+    fn filter(&mut self, accesses: &[Access], missed: &mut Vec<Request>) -> Split {
+        let mut count = Split::default();
+        let bytes = 1_u64 << self.shift;
+        // A copy that the compiler can keep in a register.
+        let mut last = self.last;
+        for access in accesses {
+            if (access.address & (bytes - 1)) + u64::from(access.beyond) >= bytes {
+                last = access.blocks(self.shift).1;
+                if self.across(*access, missed) {
+                    count.add(access.write);
+                }
+                continue;
+            }
+            let block = access.address >> self.shift;
+            if block == last {
+                continue;
+            }
+            last = block;
+            if !self.touch(block) {
+                missed.push(Request { block, write: access.write });
+                count.add(access.write);
+            }
+        }
+        self.last = last;
+        count
+    }
+
+    fn ask(&mut self, requests: &[Request], mut prefetcher: Option<&mut Prefetcher>) -> Split {
+        let mut count = Split::default();
+        for request in requests {
+            if !self.touch(request.block) {
+                count.add(request.write);
+            }
+            let foreseen = prefetcher.as_mut().and_then(|sees| sees.foresee(request.block));
+            if let Some(next) = foreseen {
+                self.insert(next);
+            }
+        }
+        count
+    }
+}
+
+/// The set that a block belongs to.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "less than the number of sets")]
+fn set_of<S>(sets: &mut [S], block: u64) -> &mut S {
+    let number = block as usize & (sets.len() - 1);
+    &mut sets[number]
+}
+
+impl<O, const GROUPS: usize> Set<O, GROUPS> {
+    #[inline(always)]
+    fn find(&self, block: u64) -> Option<usize> {
+        let sought = ONES * signature(block);
+        for group in 0..GROUPS {
+            let mut alike = zero_bytes(self.signatures[group] ^ sought);
+            while alike != 0 {
+                let lane = lowest(alike);
+                if self.blocks[group][lane % LANES] == block {
+                    return Some(group * LANES + lane);
+                }
+                alike &= alike - 1;
+            }
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn put(&mut self, way: usize, block: u64) {
+        let (group, lane) = (way / LANES % GROUPS, way % LANES);
+        self.blocks[group][lane] = block;
+        let old = self.signatures[group] & !(0xff << (8 * lane));
+        self.signatures[group] = old | signature(block) << (8 * lane);
+    }
+}
+
+/// The top bit of the lanes that are zero. Above a lane that is, one that is 1 may seem so too.
+#[inline(always)]
+pub(crate) fn zero_bytes(word: u64) -> u64 {
+    word.wrapping_sub(ONES) & !word & (ONES << 7)
+}
+
+/// The lowest lane whose top bit is set.
+#[inline(always)]
+pub(crate) fn lowest(tops: u64) -> usize {
+    (tops.trailing_zeros() / 8) as usize
+}
+
+/// A byte that differs for most blocks of a set: the top byte of a product with the golden ratio.
+#[inline(always)]
+fn signature(block: u64) -> u64 {
+    block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56
+}

@@ -1,0 +1,271 @@
+//! The simulators against a second implementation, written to be plainly right and nothing else.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+use pagewise_sim::geometry::{CacheShape, CacheShapes, I7_6800K, PageSize, TlbLevel, TlbShape};
+use pagewise_sim::{Access, Counts, Levels, NextPage, Policy, Split};
+use proptest::prelude::*;
+
+/// A set: its blocks, and what its policy knows of them.
+#[derive(Clone, Debug, Default)]
+struct Set {
+    /// By way.
+    blocks: Vec<u64>,
+    /// Ways, the one to replace first in front: LRU and FIFO.
+    queue: Vec<usize>,
+    /// For each half, quarter, .. that a way lies in, by its first way and its size: whether it was used last. Tree-PLRU.
+    used: Vec<(usize, usize)>,
+}
+
+#[derive(Debug)]
+struct Table {
+    sets: Vec<Set>,
+    ways: usize,
+    policy: Policy,
+    chance: fastrand::Rng,
+}
+
+impl Table {
+    fn new(entries: usize, ways: usize, policy: Policy) -> Table {
+        let seed = if let Policy::Random { seed } = policy { seed } else { 0 };
+        let chance = fastrand::Rng::with_seed(seed);
+        Table { sets: vec![Set::default(); entries / ways], ways, policy, chance }
+    }
+
+    /// Whether a block was there.
+    fn touch(&mut self, block: u64) -> bool {
+        let sets = self.sets.len() as u64;
+        let set = &mut self.sets[usize::try_from(block % sets).unwrap()];
+        let found = set.blocks.iter().position(|held| *held == block);
+        let way = match found {
+            Some(way) => way,
+            None if set.blocks.len() < self.ways => {
+                set.blocks.push(block);
+                set.blocks.len() - 1
+            }
+            None => {
+                let way = match self.policy {
+                    Policy::Lru | Policy::Fifo => set.queue[0],
+                    Policy::TreePlru => least_recent_half(&set.used, 0, self.ways, self.ways),
+                    Policy::Random { .. } => self.chance.usize(..self.ways),
+                };
+                set.blocks[way] = block;
+                way
+            }
+        };
+        if found.is_none() || self.policy == Policy::Lru {
+            set.queue.retain(|queued| *queued != way);
+            set.queue.push(way);
+        }
+        mark_used(&mut set.used, way, self.ways);
+        found.is_some()
+    }
+}
+
+/// In halves that were used last the victim is not, as long as the other half has a way; first halves come first.
+fn least_recent_half(used: &[(usize, usize)], first: usize, size: usize, ways: usize) -> usize {
+    let size = size.next_power_of_two();
+    if size == 1 {
+        return first;
+    }
+    let half = size / 2;
+    let right = first + half;
+    if used.contains(&(first, half)) && right < ways {
+        least_recent_half(used, right, half, ways)
+    } else {
+        least_recent_half(used, first, half, ways)
+    }
+}
+
+fn mark_used(used: &mut Vec<(usize, usize)>, way: usize, ways: usize) {
+    let mut size = ways.next_power_of_two() / 2;
+    while size > 0 {
+        let mine = way / size * size;
+        let sibling = mine ^ size;
+        used.retain(|half| *half != (sibling, size) && *half != (mine, size));
+        used.push((mine, size));
+        size /= 2;
+    }
+}
+
+/// Two levels.
+#[derive(Debug)]
+struct Naive {
+    first: Table,
+    second: Option<Table>,
+    block: u64,
+    foresees: Option<u32>,
+    missed: Option<u64>,
+    steps: u32,
+    counts: Counts,
+}
+
+impl Naive {
+    fn play(&mut self, address: u64, size: u64, write: bool) {
+        let add = |split: &mut Split| if write { split.writes += 1 } else { split.reads += 1 };
+        let last = (address + size.max(1) - 1) / self.block;
+        let mut missed = false;
+        for block in address / self.block..=last {
+            if self.first.touch(block) {
+                continue;
+            }
+            missed = true;
+            if !self.second.as_mut().is_some_and(|second| second.touch(block)) {
+                add(&mut self.counts.last);
+            }
+            self.foresee(block);
+        }
+        if missed {
+            add(&mut self.counts.first);
+        }
+    }
+
+    fn foresee(&mut self, block: u64) {
+        let (Some(after), Some(second)) = (self.foresees, &mut self.second) else { return };
+        let follows = block > 0 && self.missed == Some(block - 1);
+        self.steps = if follows { self.steps + 1 } else { 0 };
+        self.missed = Some(block);
+        if self.steps >= after {
+            self.counts.prefetched += 1;
+            let next = block + 1;
+            let set = usize::try_from(next % second.sets.len() as u64).unwrap();
+            if !second.sets[set].blocks.contains(&next) {
+                second.touch(next);
+            }
+        }
+    }
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    prop_oneof![
+        Just(Policy::Lru),
+        Just(Policy::TreePlru),
+        Just(Policy::Fifo),
+        any::<u64>().prop_map(|seed| Policy::Random { seed }),
+    ]
+}
+
+/// Entries and ways of a level.
+fn level() -> impl Strategy<Value = (usize, usize)> {
+    (0..5_u32, prop_oneof![1..=8_usize, 9..=20_usize, 96..=128_usize])
+        .prop_map(|(sets, ways)| (ways << sets, ways))
+}
+
+/// Accesses near each other, so that they meet again; sometimes far away; of any size.
+fn accesses() -> impl Strategy<Value = Vec<(u64, u16, bool)>> {
+    let near = || 0..0x4000_u64;
+    let address = prop_oneof![
+        8 => near(),
+        1 => near().prop_map(|address| address + (1 << 40)),
+        2 => (0..64_u64).prop_map(|line| line << 16),
+    ];
+    prop::collection::vec((address, 0..100_u16, any::<bool>()), 1..1500)
+}
+
+fn access(address: u64, size: u16, write: bool) -> Access {
+    if write { Access::write(address, size) } else { Access::read(address, size) }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn caches_count_what_plain_caches_count(
+        policy in policy(),
+        first in level(),
+        second in prop::option::of(level()),
+        shift in 4..8_u32,
+        accesses in accesses(),
+    ) {
+        let line = 1 << shift;
+        let shape = |(entries, ways)| CacheShape { size: entries as u64 * line, ways, line };
+        let shapes = CacheShapes { l1d: shape(first), l2: second.map(shape) };
+        let mut levels = Levels::caches(&shapes, policy).unwrap();
+        let table = |(entries, ways)| Table::new(entries, ways, policy);
+        let mut naive = Naive {
+            first: table(first),
+            second: second.map(table),
+            block: line,
+            foresees: None,
+            missed: None,
+            steps: 0,
+            counts: Counts::default(),
+        };
+        for (address, size, write) in accesses {
+            levels.play(&[access(address, size, write)]);
+            naive.play(address, size.into(), write);
+            prop_assert_eq!(levels.counts(), naive.counts, "at {:#x} {}", address, size);
+        }
+    }
+
+    #[test]
+    fn a_tlb_with_a_prefetcher_counts_what_a_plain_one_does(
+        policy in policy(),
+        first in level(),
+        second in level(),
+        after in 0..4_u32,
+        accesses in accesses(),
+    ) {
+        let level = |(entries, ways)| TlbLevel { entries, ways };
+        let shape = TlbShape { page: 256, first: level(first), second: Some(level(second)) };
+        let model = NextPage { after, share: 1.0 };
+        let mut levels = Levels::tlb(&shape, policy).unwrap().prefetching(model);
+        let table = |(entries, ways)| Table::new(entries, ways, policy);
+        let mut naive = Naive {
+            first: table(first),
+            second: Some(table(second)),
+            block: 256,
+            foresees: Some(after),
+            missed: None,
+            steps: 0,
+            counts: Counts::default(),
+        };
+        // All at once: the levels are gone through one after the other.
+        let block: Vec<Access> = accesses.iter().map(|a| access(a.0, a.1, a.2)).collect();
+        levels.play(&block);
+        accesses.iter().for_each(|(address, size, write)| naive.play(*address, (*size).into(), *write));
+        prop_assert_eq!(levels.counts(), naive.counts);
+    }
+
+    #[test]
+    fn any_address_is_an_address(address in any::<u64>(), size in any::<u16>(), write in any::<bool>()) {
+        for page in PageSize::ALL {
+            let mut tlb = Levels::tlb(&I7_6800K.tlb(page).unwrap(), Policy::Lru).unwrap();
+            tlb.play(&[access(address, size, write), access(u64::MAX, u16::MAX, write)]);
+            prop_assert!(tlb.counts().first.total() > 0);
+        }
+    }
+}
+
+#[test]
+fn the_share_of_prefetches_in_time_is_what_was_asked_for() {
+    let shape = I7_6800K.tlb(PageSize::Base).unwrap();
+    let model = NextPage { after: 0, share: 0.25 };
+    let mut tlb = Levels::tlb(&shape, Policy::Lru).unwrap().prefetching(model);
+    let pages: Vec<Access> = (0..100_000).map(|page| Access::read(page * 4096, 1)).collect();
+    tlb.play(&pages);
+    let walks = tlb.counts().last.total();
+    assert!((74_000..76_000).contains(&walks), "{walks}");
+    assert_eq!(tlb.counts().prefetched, 100_000 - walks, "but for the one past the end");
+}
+
+#[test]
+fn a_shape_that_no_hardware_has_is_refused_with_a_reason() {
+    let good = CacheShape { size: 32 << 10, ways: 8, line: 64 };
+    let bad = [
+        (CacheShape { line: 48, ..good }, "power of two bytes"),
+        (CacheShape { line: 0, ..good }, "power of two bytes"),
+        (CacheShape { line: 8, ..good }, "16 bytes"),
+        (CacheShape { ways: 0, ..good }, "1 to 128 ways"),
+        (CacheShape { ways: 129, ..good }, "1 to 128 ways"),
+        (CacheShape { size: 0, ..good }, "entries"),
+        (CacheShape { size: u64::MAX, ..good }, "16 M entries"),
+        (CacheShape { ways: 7, ..good }, "multiple of the ways"),
+        (CacheShape { size: 24 << 10, ..good }, "power of two"),
+    ];
+    assert!(Levels::caches(&CacheShapes { l1d: good, l2: Some(good) }, Policy::Lru).is_ok());
+    for (l1d, why) in bad {
+        let error = Levels::caches(&CacheShapes { l1d, l2: None }, Policy::Lru).unwrap_err();
+        assert!(error.to_string().contains(why), "{l1d:?}: {error}");
+    }
+}
