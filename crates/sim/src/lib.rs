@@ -26,6 +26,7 @@ pub mod lackey;
 mod levels;
 mod prefetch;
 mod recency;
+pub mod replacement;
 mod table;
 pub mod workload;
 

@@ -1,0 +1,42 @@
+//! Clock, or second chance: the frames are the ring.
+
+use super::{Frame, Reclaim};
+
+#[derive(Debug)]
+pub(super) struct Clock {
+    /// Whether each page was used since the hand came by: the CPU's accessed bit.
+    accessed: Vec<bool>,
+    hand: Frame,
+}
+
+impl Clock {
+    pub(super) fn new(frames: usize) -> Clock {
+        Clock { accessed: vec![false; frames], hand: 0 }
+    }
+
+    /// The frame that the hand points at; it goes one further.
+    fn next(&mut self) -> Frame {
+        let frame = self.hand;
+        self.hand = (frame + 1) % self.accessed.len();
+        frame
+    }
+}
+
+impl Reclaim for Clock {
+    fn used(&mut self, frame: Frame) {
+        self.accessed[frame] = true;
+    }
+
+    fn filled(&mut self, frame: Frame) {
+        self.accessed[frame] = true;
+    }
+
+    fn reclaim(&mut self) -> Frame {
+        loop {
+            let frame = self.next();
+            if !std::mem::take(&mut self.accessed[frame]) {
+                return frame;
+            }
+        }
+    }
+}

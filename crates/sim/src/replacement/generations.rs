@@ -1,0 +1,84 @@
+//! Generations, after Linux's multi-generational LRU (`lru_gen`).
+//!
+//! ```text
+//!   fault ───────────────────────────────► youngest
+//!   oldest ── not accessed: reclaimed         ▲ ▲
+//!      └───── accessed after all ─────────────┘ │
+//!   aging: what was accessed ───────────────────┘, and a new youngest generation begins
+//! ```
+//!
+//! Aging walks the page tables; it happens when but two generations are left. Left out: tiers of file pages, the Bloom
+//! filter that spares walks, and looking around a page that was accessed.
+
+use super::lists::Lists;
+use super::{Frame, Reclaim};
+
+/// `MAX_NR_GENS`: generations that there can be.
+const MOST: usize = 4;
+
+/// `MIN_NR_GENS`: those that are never reclaimed from.
+const LEAST: usize = 2;
+
+#[derive(Debug)]
+pub(super) struct Generations {
+    /// A list a generation, by its number modulo [`MOST`].
+    lists: Lists<MOST>,
+    oldest: usize,
+    youngest: usize,
+    /// The CPU's accessed bits.
+    accessed: Vec<bool>,
+}
+
+impl Generations {
+    pub(super) fn new(frames: usize) -> Generations {
+        Generations {
+            lists: Lists::new(frames),
+            oldest: 0,
+            youngest: LEAST - 1,
+            accessed: vec![false; frames],
+        }
+    }
+
+    /// Leaves generations behind that are empty, and ages where there are too few to reclaim from.
+    fn make_reclaimable(&mut self) {
+        while self.oldest + LEAST > self.youngest || self.lists.length(self.oldest % MOST) == 0 {
+            if self.oldest + LEAST > self.youngest {
+                self.age();
+            } else {
+                self.oldest += 1;
+            }
+        }
+    }
+
+    /// `walk_mm` and `inc_max_seq`.
+    fn age(&mut self) {
+        for frame in 0..self.accessed.len() {
+            if std::mem::take(&mut self.accessed[frame]) {
+                self.lists.move_to(self.youngest % MOST, frame);
+            }
+        }
+        self.youngest += 1;
+    }
+}
+
+impl Reclaim for Generations {
+    fn used(&mut self, frame: Frame) {
+        self.accessed[frame] = true;
+    }
+
+    fn filled(&mut self, frame: Frame) {
+        self.accessed[frame] = true;
+        self.lists.push(self.youngest % MOST, frame);
+    }
+
+    fn reclaim(&mut self) -> Frame {
+        loop {
+            self.make_reclaimable();
+            let Some(frame) = self.lists.pop(self.oldest % MOST) else { continue };
+            if !std::mem::take(&mut self.accessed[frame]) {
+                return frame;
+            }
+            self.lists.push(self.youngest % MOST, frame);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Lists of frames: a frame is in one of them or in none, and gets from one to another in no time.
+
+use super::Frame;
+
+/// No frame.
+const NONE: u32 = u32::MAX;
+
+/// Some lists over the same frames.
+#[derive(Debug)]
+pub(super) struct Lists<const COUNT: usize> {
+    ends: [Ends; COUNT],
+    links: Vec<Link>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    first: u32,
+    last: u32,
+    length: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    before: u32,
+    after: u32,
+    list: usize,
+}
+
+impl<const COUNT: usize> Lists<COUNT> {
+    /// Empty lists.
+    pub(super) fn new(frames: usize) -> Lists<COUNT> {
+        let link = Link { before: NONE, after: NONE, list: COUNT };
+        Lists {
+            ends: [Ends { first: NONE, last: NONE, length: 0 }; COUNT],
+            links: vec![link; frames],
+        }
+    }
+
+    /// How many frames are in a list.
+    pub(super) fn length(&self, list: usize) -> usize {
+        self.ends[list].length
+    }
+
+    /// Puts a frame that is in no list in front of one.
+    pub(super) fn push(&mut self, list: usize, frame: Frame) {
+        let ends = &mut self.ends[list];
+        let number = u32::try_from(frame).unwrap_or(NONE);
+        self.links[frame] = Link { before: NONE, after: ends.first, list };
+        match ends.first {
+            NONE => ends.last = number,
+            first => self.links[first as usize].before = number,
+        }
+        ends.first = number;
+        ends.length += 1;
+    }
+
+    /// Takes the last frame of a list.
+    pub(super) fn pop(&mut self, list: usize) -> Option<Frame> {
+        let last = self.ends[list].last;
+        (last != NONE).then(|| {
+            self.take(last as usize);
+            last as usize
+        })
+    }
+
+    /// Puts a frame from wherever it is in front of a list.
+    pub(super) fn move_to(&mut self, list: usize, frame: Frame) {
+        self.take(frame);
+        self.push(list, frame);
+    }
+
+    fn take(&mut self, frame: Frame) {
+        let Link { before, after, list } = self.links[frame];
+        let ends = &mut self.ends[list];
+        match before {
+            NONE => ends.first = after,
+            before => self.links[before as usize].after = after,
+        }
+        match after {
+            NONE => ends.last = before,
+            after => self.links[after as usize].before = before,
+        }
+        ends.length -= 1;
+    }
+}
