@@ -4,7 +4,9 @@
 
 pub mod borrow;
 pub mod cache;
+pub mod chase;
 pub mod fork;
+pub mod heap;
 pub mod interrupt;
 pub mod launch;
 pub mod madvise;
