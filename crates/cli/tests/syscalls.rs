@@ -400,6 +400,8 @@ impl Looping {
         }
         let mut child = Command::new(program("calls"))
             .arg("loop")
+            // Where the file that it makes is in nobody's way.
+            .current_dir(env!("CARGO_TARGET_TMPDIR"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

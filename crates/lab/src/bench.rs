@@ -7,11 +7,13 @@ use std::time::Instant;
 
 use pagewise_measure::probe::{Options, Probe, Whose};
 use pagewise_model::lab::{Measured, Run};
-use pagewise_model::{Absent, Counter, Pid, Reading};
+use pagewise_model::{Absent, Bytes, Counter, Pid, Reading};
 use pagewise_proc::{ProcRoot, smaps};
 use pagewise_sys::launch::Usage;
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::about::{About, Parameters, Size};
+use crate::cgroup::{forbid_swap, limit};
 use crate::error::While;
 use crate::{Journal, LabError, find};
 
@@ -48,12 +50,13 @@ pub struct Child {
 /// # Errors
 /// What the experiment says; nothing was written then.
 pub fn run_child(child: &Child, out: &mut dyn Write) -> Result<(), LabError> {
+    // Who is not waited for any more ends, and what bounds it can be taken away.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let experiment = find(&child.experiment)?;
     let about = experiment.about();
     let parameters = Parameters::of(about, Size::Usual, &child.parameters)?;
     if let Some(cgroup) = &child.cgroup {
-        let id = std::process::id().to_string();
-        fs::write(cgroup.join("cgroup.procs"), id).while_("cannot join the cgroup")?;
+        join(cgroup, std::process::id())?;
     }
     let mut bench = Bench {
         about,
@@ -97,6 +100,22 @@ impl Bench {
     /// The memory cgroup that bounds this run.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
+    }
+
+    /// A cgroup beside that of this run with so much memory, swapping or not: for processes that join it. `None` where
+    /// there are no cgroups.
+    ///
+    /// # Errors
+    /// [`LabError::System`]
+    pub fn make_cgroup(&self, memory: Bytes, swap: bool) -> Result<Option<PathBuf>, LabError> {
+        let Some(cgroup) = self.cgroup() else { return Ok(None) };
+        let path = cgroup.with_extension("within");
+        self.journal.make_cgroup(&path)?;
+        limit(&path, memory).while_("cannot bound the memory of a cgroup")?;
+        if !swap {
+            forbid_swap(&path, memory).while_("cannot keep a cgroup from swapping")?;
+        }
+        Ok(Some(path))
     }
 
     /// Does the work that is measured: time, faults and counters of this thread.
@@ -182,6 +201,11 @@ impl Bench {
     pub fn usage(&self) -> Usage {
         Usage::of_this_process()
     }
+}
+
+/// Moves a process into a cgroup: what it touches from now on counts there.
+pub(crate) fn join(cgroup: &Path, process: u32) -> Result<(), LabError> {
+    fs::write(cgroup.join("cgroup.procs"), process.to_string()).while_("cannot join the cgroup")
 }
 
 /// The counters that a run opens where its experiment declares them.

@@ -121,8 +121,7 @@ impl Journal {
     fn note(&self, change: &Change) -> Result<(), LabError> {
         let text =
             serde_json::to_vec(change).map_err(io::Error::from).while_("a change is JSON")?;
-        let number = self.entries().last().map_or(0, |(number, _)| number + 1);
-        let path = self.folder.join(format!("{number:06}"));
+        let path = self.folder.join(format!("{:06}", self.next()));
         let write = || {
             let mut file = File::create_new(&path)?;
             file.write_all(&text)
@@ -140,13 +139,27 @@ impl Journal {
         entries
     }
 
+    /// The number of the next change.
+    pub(crate) fn next(&self) -> u32 {
+        self.entries().last().map_or(0, |(number, _)| number + 1)
+    }
+
     /// Undoes everything, the last change first.
     ///
     /// # Errors
     /// [`LabError::System`]: what could not be undone stays written down.
     pub fn restore(&self) -> Result<(), LabError> {
+        self.restore_from(0)
+    }
+
+    /// Undoes the change of this number and those after it, the last change first.
+    ///
+    /// # Errors
+    /// [`LabError::System`]: what could not be undone stays written down.
+    pub(crate) fn restore_from(&self, first: u32) -> Result<(), LabError> {
         let mut failed = Ok(());
-        for (_, path) in self.entries().into_iter().rev() {
+        let entries = self.entries().into_iter().filter(|(number, _)| *number >= first);
+        for (_, path) in entries.rev() {
             let undone = fs::read(&path).while_("cannot read the journal").and_then(|text| {
                 // A change that was not written down whole was not made.
                 serde_json::from_slice(&text).map_or(Ok(()), |change| undo(&change))
@@ -250,6 +263,22 @@ mod tests {
         assert_eq!(fs::read_to_string(&setting).unwrap(), "madvise");
         assert!(!made.exists());
         assert_eq!(fs::read_dir(&journals).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_one_run_changed_is_put_back_before_the_next() {
+        let base = tempfile::tempdir().unwrap();
+        let journal = Journal::begin(&base.path().join("journals")).unwrap();
+        let kept = journal.make_folder(base.path()).unwrap();
+        let setting = base.path().join("setting");
+        fs::write(&setting, "0").unwrap();
+        for value in ["1", "2"] {
+            let first = journal.next();
+            journal.set(&setting, value).unwrap();
+            journal.restore_from(first).unwrap();
+            assert_eq!(fs::read_to_string(&setting).unwrap(), "0");
+        }
+        assert!(kept.exists());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 mod about;
 mod bench;
+mod cgroup;
 mod environment;
 mod error;
 mod experiments;

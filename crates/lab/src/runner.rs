@@ -1,20 +1,20 @@
 //! Runs experiments: each run in a process of its own, conditions by turns, memory and time bounded, the system as before.
 
-use std::fs;
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pagewise_model::lab::{self, Arm, NOTEBOOK_VERSION, Notebook, Run};
 use pagewise_model::{Absent, Bytes, Name, Reading};
-use pagewise_proc::{ProcRoot, mountinfo};
+use pagewise_proc::ProcRoot;
 use pagewise_stats::ratio_of_medians;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::about::{About, Parameters, Size};
+use crate::cgroup::{cgroups, limit};
 use crate::environment::{cpus, environment};
 use crate::needs::{Given, missing};
 use crate::outline::outline;
@@ -178,6 +178,7 @@ impl Lab<'_> {
         }
     }
 
+    /// Runs a condition once, and puts back what the run changed.
     fn run_once(
         &self,
         about: &About,
@@ -196,8 +197,11 @@ impl Lab<'_> {
         if let Some(cgroup) = &bounds.cgroup {
             command.arg("--cgroup").arg(cgroup);
         }
-        let text = self.output(command)?;
-        serde_json::from_slice(&text).map_err(|error| error.to_string().as_str().into())
+        let words = |error: &dyn std::error::Error| Name::from(error.to_string().as_str());
+        let first = self.journal.next();
+        let text = self.output(command);
+        self.journal.restore_from(first).map_err(|error| words(&error))?;
+        serde_json::from_slice(&text?).map_err(|error| words(&error))
     }
 
     /// Runs a command, ends it with all that it started when it takes too long, and returns what it printed.
@@ -260,30 +264,6 @@ impl Lab<'_> {
 struct Bounds {
     folder: PathBuf,
     cgroup: Option<PathBuf>,
-}
-
-/// Bounds the memory of a cgroup, of either version.
-pub(crate) fn limit(cgroup: &Path, memory: Bytes) -> io::Result<()> {
-    let limit = memory.0.to_string();
-    let write = |file: &str| fs::write(cgroup.join(file), &limit);
-    write("memory.max").or_else(|_| write("memory.limit_in_bytes"))
-}
-
-/// Where memory cgroups can be made: the mount of the version that has the controller.
-fn cgroups() -> Option<PathBuf> {
-    if !rustix::process::geteuid().is_root() {
-        return None;
-    }
-    let mounts = mountinfo::parse(&fs::read("/proc/self/mountinfo").ok()?);
-    let has_memory = |mount: &mountinfo::Mount| match mount.fs.as_slice() {
-        b"cgroup" => mount.options.split(|byte| *byte == b',').any(|option| option == b"memory"),
-        b"cgroup2" => {
-            let control = fs::read_to_string(mount.point.join("cgroup.subtree_control"));
-            control.is_ok_and(|text| text.split_whitespace().any(|word| word == "memory"))
-        }
-        _ => false,
-    };
-    mounts.into_iter().find(has_memory).map(|mount| mount.point)
 }
 
 fn reader(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {

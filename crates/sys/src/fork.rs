@@ -3,11 +3,13 @@
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+
 /// A child. It is waited for when dropped.
 #[derive(Debug)]
 pub struct Child(libc::pid_t);
 
-/// Forks; the child runs `body` and ends with what it returns, 101 where it panics.
+/// Forks; the child runs `body` and ends with what it returns, 101 where it panics. It is killed when this process ends.
 ///
 /// # Errors
 /// `EBUSY` where this process has other threads: a lock that one of them holds would be held in the child for ever.
@@ -20,6 +22,7 @@ pub fn fork(body: impl FnOnce() -> u8) -> io::Result<Child> {
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
+            let _ = set_parent_process_death_signal(Some(Signal::KILL));
             let status = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
             // SAFETY: ends this process; handlers of its parent's and buffers are left alone.
             unsafe { libc::_exit(status.into()) }
@@ -32,6 +35,12 @@ impl Child {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.0.unsigned_abs()
+    }
+
+    /// Kills it.
+    pub fn kill(&self) {
+        // It has not been waited for, so that the id is still its own; where it has ended, there is nothing to kill.
+        let _ = Pid::from_raw(self.0).map(|pid| kill_process(pid, Signal::KILL));
     }
 
     /// Waits for its end: the exit status, or the negative signal.

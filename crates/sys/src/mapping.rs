@@ -6,7 +6,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::slice;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use crate::madvise::Advice;
 
@@ -83,6 +84,38 @@ impl Mapping {
         }
         let start = NonNull::new(start.cast()).expect("the kernel maps nothing at 0");
         Ok(Mapping { start, length: wanted.length })
+    }
+
+    /// Maps a new System V segment. It has no name and is marked for removal at once, so that nothing is left when the last
+    /// process that has it ends.
+    ///
+    /// # Errors
+    /// `EINVAL` for no bytes or more than `kernel.shmmax`, `ENOSPC`, `ENOMEM`.
+    pub fn system_v(length: usize) -> io::Result<Mapping> {
+        // SAFETY: makes a segment, and touches no memory of ours.
+        let id = unsafe { libc::shmget(libc::IPC_PRIVATE, length, libc::IPC_CREAT | 0o600) };
+        if id < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: attached where the kernel likes, it touches no memory that there is.
+        let start = unsafe { libc::shmat(id, ptr::null(), 0) };
+        let attached =
+            if start.addr() == usize::MAX { Err(io::Error::last_os_error()) } else { Ok(()) };
+        // SAFETY: removal takes no argument; what is attached stays until it is detached, which `munmap` does too.
+        unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) };
+        attached?;
+        let start = NonNull::new(start.cast()).expect("the kernel attaches nothing at 0");
+        Ok(Mapping { start, length })
+    }
+
+    /// All of it as words, without what is left at its end.
+    ///
+    /// Bytes and words may not be written at the same time in the same place.
+    pub fn words(&self) -> &[AtomicU64] {
+        let words = self.length / size_of::<AtomicU64>();
+        // SAFETY: a mapping begins at a page, so that words are aligned; all accesses to it are atomic, and it stays for as
+        // long as it is borrowed.
+        unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), words) }
     }
 
     /// Its first address.
@@ -239,6 +272,21 @@ mod tests {
         one.write(1, 7);
         one.sync().unwrap();
         assert_eq!((two.read(0), two.read(1), private.read(0)), (0, 7, 9));
+    }
+
+    #[test]
+    fn words_are_made_of_bytes_in_memory_of_any_kind() {
+        let system_v = Mapping::system_v(page()).unwrap();
+        let anonymous = Wanted { length: page(), shared: true, ..Wanted::default() };
+        for mapping in [system_v, Mapping::map(&anonymous).unwrap()] {
+            mapping.write(9, 1);
+            assert_eq!(
+                mapping.words()[1].load(Relaxed),
+                u64::from_ne_bytes([0, 1, 0, 0, 0, 0, 0, 0])
+            );
+            assert_eq!(mapping.words().len(), page() / 8);
+        }
+        assert!(Mapping::system_v(0).is_err());
     }
 
     #[test]
