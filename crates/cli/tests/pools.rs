@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pagewise_alloc::{Os, Tlsf};
+use pagewise_alloc::{Os, Stack, Tlsf};
 use serde_json::Value;
 
 use fixture::{json, number, pagewise};
@@ -83,6 +83,36 @@ fn a_running_pool_is_read_to_the_byte() {
     assert!(points.len() > 10 && points.len() <= 65, "{points:?}");
     assert!(points.is_sorted_by_key(|point| number(point, "requests")));
     assert!(points.iter().all(|point| number(point, "live") <= number(point, "held")));
+}
+
+/// A stack tells of its progress at the ends of its blocks only, unless it is guarded: then of each allocation.
+#[test]
+fn a_running_stack_is_read_to_a_block() {
+    let _turn = alone();
+    let layout = Layout::from_size_align(100, 4).unwrap();
+    for (mut stack, block) in [(Stack::unguarded(Os), 70_000), (Stack::guarded(Os), 0)] {
+        stack.set_name("frames");
+        stack.scope(|outer| {
+            (0..50_000).for_each(|_| _ = outer.allocate(layout).unwrap());
+            outer.scope(|inner| (0..30_000).for_each(|_| _ = inner.allocate(layout).unwrap()));
+            let report = report("pools");
+            let found = living(&report);
+            assert_eq!(
+                (found["kind"].as_str(), found["name"].as_str()),
+                (Some("stack"), Some("frames"))
+            );
+            let about = |key: &str, expected: u64, within: u64| {
+                let value = number(found, key);
+                assert!(value.abs_diff(expected) <= within, "{key}: {value}, not {expected}");
+            };
+            about("pool_live", 5_000_000, block);
+            about("pool_peak", 8_000_000, 70_000);
+            about("requested", 8_000_000, block);
+            about("returned", 3_000_000, block);
+            about("requests", 80_000, block / 100);
+            about("mean_size", 100, 0);
+        });
+    }
 }
 
 #[test]
