@@ -18,7 +18,7 @@ mod valgrind;
 pub const GAP: usize = 16;
 
 /// Whether somebody checks accesses in this process: then every call must come to a slow path.
-#[cfg(all(feature = "os", not(miri)))]
+#[cfg(feature = "os")]
 pub fn checked() -> bool {
     use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -27,6 +27,8 @@ pub fn checked() -> bool {
     const NOBODY: u8 = 1;
     const SOMEBODY: u8 = 2;
     match FOUND.load(Relaxed) {
+        // Miri needs no telling.
+        _ if cfg!(miri) => false,
         0 => {
             let found = valgrind::is_running() || asan::is_there();
             FOUND.store(if found { SOMEBODY } else { NOBODY }, Relaxed);
@@ -36,8 +38,8 @@ pub fn checked() -> bool {
     }
 }
 
-/// Nobody is known without a system, and Miri needs no telling.
-#[cfg(any(not(feature = "os"), miri))]
+/// Nobody is known without a system.
+#[cfg(not(feature = "os"))]
 pub const fn checked() -> bool {
     false
 }
