@@ -201,16 +201,23 @@ PW_INLINE pw_stack *pw_t_stack(void)
 #define pw_stack_new0(stack, type, n) ((type *)pw_stack_zarray((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 
 /* The same on the thread's stack. */
-#define pw_t_new(type, n) pw_stack_new(pw_t_stack(), type, n)
-#define pw_t_new0(type, n) pw_stack_new0(pw_t_stack(), type, n)
-#define pw_t_alloc(size, align) pw_stack_alloc(pw_t_stack(), (size), (align))
-#define pw_t_zalloc(size, align) pw_stack_zalloc(pw_t_stack(), (size), (align))
-#define pw_t_realloc(block, old, size, align) pw_stack_realloc(pw_t_stack(), (block), (old), (size), (align))
-#define pw_t_strdup(text) pw_stack_strdup(pw_t_stack(), (text))
+#define pw_t_new(type, n) pw_stack_new(PW_T_HERE, type, n)
+#define pw_t_new0(type, n) pw_stack_new0(PW_T_HERE, type, n)
+#define pw_t_alloc(size, align) pw_stack_alloc(PW_T_HERE, (size), (align))
+#define pw_t_zalloc(size, align) pw_stack_zalloc(PW_T_HERE, (size), (align))
+#define pw_t_realloc(block, old, size, align) pw_stack_realloc(PW_T_HERE, (block), (old), (size), (align))
+#define pw_t_strdup(text) pw_stack_strdup(PW_T_HERE, (text))
+
+/* Where it is: looked up once for a t_scope, which has a variable of this name, and else each time. */
+enum { pw_t_here = 0 };
+#define PW_T_HERE ((uintptr_t)pw_t_here ? (pw_stack *)(uintptr_t)pw_t_here : pw_t_stack())
 
 /* Pushes a frame that is popped where the block ends that this stands in, however it is left: `pw_scope(&stack);`, or
- * `t_scope;` on the thread's stack. */
-#define t_scope pw_scope(pw_t_stack())
+ * `t_scope;` on the thread's stack, once in a block. */
+#define t_scope                                                                                                        \
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                      \
+    pw_stack *const pw_t_here __attribute__((unused)) = pw_t_stack();                                                  \
+    _Pragma("GCC diagnostic pop") pw_scope(pw_t_here)
 #define PW_NAME_(prefix, line) prefix##line
 #define PW_NAME(prefix, line) PW_NAME_(prefix, line)
 
