@@ -8,6 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pagewise_alloc::source::{FailAfter, Fixed};
 use pagewise_alloc::{Os, Source, Stack};
 
+/// How much tests allocate: Miri takes its time.
+const MANY: usize = if cfg!(miri) { 500 } else { 10_000 };
+
 fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
@@ -43,11 +46,11 @@ fn popping_a_frame_frees_all_that_was_allocated_in_it_whatever_its_blocks() {
     let mut stack = Stack::new(Os);
     let mut held = Vec::new();
     for _ in 0..3 {
-        stack.scope(|scope| (0..10_000).for_each(|n| _ = scope.alloc([n; 16])));
+        stack.scope(|scope| (0..MANY).for_each(|n| _ = scope.alloc([n; 16])));
         held.push(stack.held());
         stack.check();
     }
-    assert!(held[0] >= 10_000 * 64, "{held:?}");
+    assert!(held[0] >= MANY * 64, "{held:?}");
     assert_eq!(held[1..], held[..2], "the memory is used again");
 }
 
@@ -56,7 +59,7 @@ fn what_an_outer_frame_holds_stays_when_inner_frames_are_popped() {
     let mut stack = Stack::new(Os);
     stack.scope(|outer| {
         let mut kept: Vec<&mut [usize]> = Vec::new();
-        for size in 0..200 {
+        for size in 0..MANY / 50 {
             kept.push(outer.alloc_slice_with(size, |at| at * size));
             outer.scope(|inner| inner.alloc_slice_with(size * 100, |_| usize::MAX).len());
         }
