@@ -245,6 +245,9 @@ struct Rest {
     left: Cell<usize>,
 }
 
+// SAFETY: the buffer belongs to who has this, so it goes where it goes.
+unsafe impl Send for Rest {}
+
 impl Rest {
     fn take(&self, layout: Layout) -> Option<Block> {
         let next = NonNull::new(self.next.get())?;

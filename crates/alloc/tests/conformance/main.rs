@@ -19,7 +19,7 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pagewise_alloc::persistent::{Options, Persistent};
-use pagewise_alloc::source::FailAfter;
+use pagewise_alloc::source::{FailAfter, Fixed};
 use pagewise_alloc::{Allocator, Fifo, Pages, Ring, Stack, Tlsf};
 
 use direct::Direct;
@@ -39,6 +39,10 @@ macro_rules! for_each_allocator {
                     $new
                 }
 
+                fn new_in_buffer($memory: Fixed<'static>) -> Option<impl Allocator> {
+                    $new
+                }
+
                 #[test]
                 fn hands_out_blocks_that_are_aligned_and_apart_and_keep_what_they_hold() {
                     suite::runs_any_program(new);
@@ -47,6 +51,11 @@ macro_rules! for_each_allocator {
                 #[test]
                 fn runs_out_of_memory_at_any_moment_and_nothing_is_harmed() {
                     suite::survives_running_out(new);
+                }
+
+                #[test]
+                fn lives_in_a_buffer_and_writes_to_no_other_memory() {
+                    suite::lives_in_a_buffer(new_in_buffer);
                 }
             })*
         }

@@ -1,7 +1,9 @@
 //! The tests that every pool passes.
 
+use std::mem::MaybeUninit;
+
 use pagewise_alloc::Allocator;
-use pagewise_alloc::source::FailAfter;
+use pagewise_alloc::source::{FailAfter, Fixed};
 use proptest::test_runner::{Config, TestRunner};
 
 use crate::Memory;
@@ -52,5 +54,30 @@ pub(crate) fn survives_running_out<A: Allocator>(pool: fn(Memory) -> Option<A>) 
         // A pool may take a block ahead of its need, but not go on asking for ever.
         let enough = (0..=program.len() + 1).find(|most| !is_refused(pool, program, *most));
         assert!(enough.is_some(), "{} takes more than a block for a step", A::NAME);
+    });
+}
+
+/// Bytes of a buffer, and of what lies around it.
+const BUFFER: usize = if cfg!(miri) { 1 << 20 } else { 4 << 20 };
+const AROUND: usize = 1 << 10;
+const UNTOUCHED: u8 = 0x3c;
+
+pub(crate) fn lives_in_a_buffer<A: Allocator>(pool: fn(Fixed<'static>) -> Option<A>) {
+    on_programs(FAILING_PROGRAMS, |program| {
+        let whole = vec![MaybeUninit::new(UNTOUCHED); BUFFER + 2 * AROUND].into_boxed_slice();
+        let whole = Box::into_raw(whole);
+        // SAFETY: it was a box just now, and is one again only when the pool has ended.
+        let memory = unsafe { &mut *whole };
+        let pool = pool(Fixed::new(&mut memory[AROUND..][..BUFFER])).expect("a buffer as large");
+        let mut mirror = Mirror::new(pool);
+        mirror.run(program);
+        mirror.free_all();
+        drop(mirror);
+        // SAFETY: it came from a box, and the pool that used it is gone.
+        let whole = unsafe { Box::from_raw(whole) };
+        // SAFETY: what lies around the buffer was written when it was made.
+        let is_untouched = |byte: &MaybeUninit<u8>| unsafe { byte.assume_init() } == UNTOUCHED;
+        let around = whole[..AROUND].iter().chain(&whole[AROUND + BUFFER..]);
+        assert!({ around }.all(is_untouched), "{} writes beside its buffer", A::NAME);
     });
 }
