@@ -298,7 +298,8 @@ impl Memory {
         Memory { buffer: Rest { next: Cell::new(start.as_ptr()), left: Cell::new(size) } }
     }
 
-    fn is_system(&self) -> bool {
+    /// Whether it is the operating system.
+    pub fn is_system(&self) -> bool {
         self.buffer.next.get().is_null()
     }
 }

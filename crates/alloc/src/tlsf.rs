@@ -55,6 +55,7 @@ pub use locked::LockedTlsf;
 #[derive(Debug)]
 #[repr(C)]
 pub struct Tlsf<S: Source, const N: usize = 16> {
+    /// Comes first: C programs know it.
     front: Front<N>,
     heap: Heap<S>,
 }
@@ -296,16 +297,23 @@ fn retire<S: Source, const N: usize>(
     front.leave(heap, block, size);
 }
 
-/// Frees a block of somebody whose accesses are checked. What was freed before is only told of.
+/// Frees a block of somebody whose accesses are checked: who frees it a second time is told so, and no harm is done.
 #[cold]
 fn retire_checked<S: Source>(heap: &mut Heap<S>, payload: NonNull<u8>) {
-    let _quiet = watch::quiet();
     // SAFETY: the caller passes a block of the heap.
     let block = unsafe { Block::of(payload) };
-    watch::freed(&heap.watch, payload, block.asked());
-    if !block.is_free() {
-        heap.put(block);
-    }
+    watch::freed(&heap.watch, payload, with_quiet(|| block.asked()));
+    with_quiet(|| {
+        if !block.is_free() {
+            heap.put(block);
+        }
+    });
+}
+
+/// Looks at memory that nobody may touch.
+fn with_quiet<T>(look: impl FnOnce() -> T) -> T {
+    let _quiet = watch::quiet();
+    look()
 }
 
 /// # Safety

@@ -1,8 +1,11 @@
 //! The C API of pagewise: `libpagewise.a` and `libpagewise.so`. What each function promises is in `include/pagewise/*.h`.
 
 mod failure;
+mod home;
 pub mod measure;
+pub mod pages;
 pub mod persistent;
 pub mod stack;
+pub mod tlsf;
 
 pub use failure::pw_error_message;

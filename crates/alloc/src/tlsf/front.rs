@@ -32,6 +32,13 @@ pub(super) struct Front<const N: usize> {
     leaving: [Option<Block>; 2],
 }
 
+#[cfg(target_pointer_width = "64")]
+const _: () = {
+    assert!(core::mem::offset_of!(Front<16>, told) == 32);
+    assert!(core::mem::offset_of!(Front<16>, blocks) == 56);
+    assert!(core::mem::offset_of!(Front<16>, leaving) == 4152);
+};
+
 /// What happened since it was told the last time, for statistics.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

@@ -27,7 +27,8 @@ const REGION: core::ops::RangeInclusive<usize> = 1 << 16..=1 << 24;
 struct Region {
     before: Option<NonNull<Region>>,
     size: usize,
-    zeroed: bool,
+    /// 0 or 1, in a word: no byte of a region is left to chance.
+    zeroed: usize,
 }
 
 /// What a region needs beside its blocks.
@@ -192,7 +193,7 @@ impl<S: Source> Heap<S> {
     fn add(&mut self, given: source::Block) {
         watch::taken(&self.watch, given);
         let region = given.start.cast::<Region>();
-        let head = Region { before: self.regions, size: given.size, zeroed: given.zeroed };
+        let head = Region { before: self.regions, size: given.size, zeroed: given.zeroed.into() };
         // SAFETY: it was asked for with the alignment of a region and room for one, and is the heap's alone.
         unsafe { region.write(head) };
         self.regions = Some(region);
@@ -250,7 +251,7 @@ impl<S: Source> Heap<S> {
         // SAFETY: the heads of regions are written when they are added.
         let Region { size, zeroed, .. } = *unsafe { region.as_ref() };
         self.held -= size;
-        let given = source::Block { start: region.cast(), size, zeroed };
+        let given = source::Block { start: region.cast(), size, zeroed: zeroed != 0 };
         watch::given_back(&self.watch, given);
         // SAFETY: the source gave this region, and no block of it is in use or in a list.
         unsafe { self.source.give_back(given) };

@@ -25,7 +25,9 @@
 #define PW_COLD __attribute__((cold, noinline))
 #define PW_LIKELY(fact) __builtin_expect(!!(fact), 1)
 #define PW_UNLIKELY(fact) __builtin_expect(!!(fact), 0)
-/* Returns memory that nothing else points to; forgetting it is a mistake that compilers tell. */
+/* Whoever forgets what is returned makes a mistake that compilers tell. */
+#define PW_MUST_USE __attribute__((warn_unused_result))
+/* Returns memory that nothing else points to; forgetting it is a mistake too. */
 #define PW_MALLOC __attribute__((malloc, warn_unused_result))
 
 PW_BEGIN

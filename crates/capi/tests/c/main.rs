@@ -10,6 +10,7 @@ mod installed;
 mod mistakes;
 mod persistent;
 mod same;
+mod same_tlsf;
 
 use std::fs;
 

@@ -94,6 +94,59 @@ const MISTAKES: &[Mistake] = &[
         valgrind: &["depends on uninitialised value", "main (persistent.c:22)"],
         asan: &[],
     },
+    Mistake {
+        program: "tlsf.c",
+        does: "past the end",
+        valgrind: &[
+            "Invalid write of size 1",
+            "writes_past_the_end",
+            "0 bytes after a block of size 10",
+            "allocated_here",
+        ],
+        asan: &["use-after-poison", "writes_past_the_end"],
+    },
+    Mistake {
+        program: "tlsf.c",
+        does: "after free",
+        valgrind: &[
+            "Invalid write of size 1",
+            "uses_what_was_freed",
+            "3 bytes inside a block of size 10 free'd",
+            "freed_here",
+            "Block was alloc'd at",
+            "allocated_here",
+        ],
+        asan: &["use-after-poison", "uses_what_was_freed"],
+    },
+    Mistake {
+        program: "tlsf.c",
+        does: "twice",
+        valgrind: &["Invalid free()", "frees_twice", "Block was alloc'd at", "allocated_here"],
+        asan: &[],
+    },
+    Mistake {
+        program: "tlsf.c",
+        does: "undefined",
+        valgrind: &["depends on uninitialised value", "reads_what_was_not_written"],
+        asan: &[],
+    },
+    Mistake {
+        program: "tlsf.c",
+        does: "after it moved",
+        valgrind: &[
+            "Invalid write of size 1",
+            "uses_what_was_moved",
+            "0 bytes inside a block of size 1,000 free'd",
+            "pw_tlsf_realloc",
+        ],
+        asan: &["use-after-poison", "uses_what_was_moved"],
+    },
+    Mistake {
+        program: "tlsf.c",
+        does: "free pages",
+        valgrind: &["Invalid write of size 1", "uses_free_pages"],
+        asan: &["use-after-poison", "uses_free_pages"],
+    },
 ];
 
 fn source(mistake: &Mistake) -> std::path::PathBuf {

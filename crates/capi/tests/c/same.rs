@@ -41,47 +41,51 @@ const RESIZE: usize = 2;
 const PUSH: usize = 3;
 const POP: usize = 4;
 
-/// What is compiled of `ctests/same/stack.c`, in this process.
-struct InC {
+/// What is compiled of a program of `ctests/same`, in this process.
+pub(crate) struct InC {
     handle: *mut c_void,
 }
 
 impl InC {
-    /// `None`, with a word, where there is no compiler.
-    fn load() -> Option<InC> {
+    /// `None`, with a word, where there is no compiler. `library` is what its inline functions call.
+    pub(crate) fn load<L>(program: &str, library: &L) -> Option<InC> {
         has("cc").then_some(())?;
         let folder_of_it = tempfile::tempdir().unwrap();
-        let library = folder_of_it.path().join("same.so");
+        let built = folder_of_it.path().join("same.so");
         let mut cc = Command::new("cc");
-        cc.args(C).args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library);
+        cc.args(C).args(["-O2", "-shared", "-fPIC", "-o"]).arg(&built);
         cc.arg("-I").arg(folder().join("include"));
-        run(cc.arg(folder().join("ctests/same/stack.c")));
-        let path = CString::new(library.to_str().unwrap()).unwrap();
+        run(cc.arg(folder().join("ctests/same").join(program)));
+        let path = CString::new(built.to_str().unwrap()).unwrap();
         // SAFETY: the library runs nothing when it is loaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null(), "{path:?} cannot be loaded");
         let loaded = InC { handle };
-        let ours = Library {
-            alloc: api::pw_stack_alloc_slow,
-            realloc: api::pw_stack_realloc_slow,
-            pop: api::pw_stack_pop_slow,
-            find: api::pw_t_stack_find,
-        };
         // SAFETY: the function has this type there.
-        let connect: extern "C" fn(&Library) = unsafe { loaded.function(c"connect_to") };
-        connect(&ours);
+        let connect: extern "C" fn(&L) = unsafe { loaded.function(c"connect_to") };
+        connect(library);
         Some(loaded)
     }
 
     /// # Safety
     /// The function of this name is an `F`.
-    unsafe fn function<F: Copy>(&self, name: &std::ffi::CStr) -> F {
+    pub(crate) unsafe fn function<F: Copy>(&self, name: &std::ffi::CStr) -> F {
         // SAFETY: the library stays loaded.
         let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
         assert!(!found.is_null() && size_of::<F>() == size_of_val(&found), "{name:?}");
         // SAFETY: the caller says that it is one, and the sizes were compared.
         unsafe { transmute_copy(&found) }
     }
+}
+
+fn in_c() -> Option<InC> {
+    let ours = Library {
+        alloc: api::pw_stack_alloc_slow,
+        realloc: api::pw_stack_realloc_slow,
+        pop: api::pw_stack_pop_slow,
+        find: api::pw_t_stack_find,
+    };
+    InC::load("stack.c", &ours)
 }
 
 /// A program of many steps, with frames that fill more than a block.
@@ -140,7 +144,7 @@ const BUFFER: usize = 4 << 20;
 
 #[test]
 fn c_and_rust_leave_the_same_bytes() {
-    let Some(in_c) = InC::load() else { return };
+    let Some(in_c) = in_c() else { return };
     // SAFETY: the function has this type there.
     let run_all: unsafe extern "C" fn(*mut LinkedStack, *const Step, usize) -> i32 =
         unsafe { in_c.function(c"run_all") };
@@ -186,7 +190,7 @@ extern "C" fn allocates_in_rust(_: *mut c_void) {
 
 #[test]
 fn scopes_of_c_and_of_rust_are_on_one_stack_of_the_thread() {
-    let Some(in_c) = InC::load() else { return };
+    let Some(in_c) = in_c() else { return };
     // SAFETY: the function has this type there.
     let allocated_by_c: extern "C" fn() -> *mut c_char =
         unsafe { in_c.function(c"allocated_by_c") };

@@ -1,0 +1,159 @@
+/* pagewise/tlsf.h from C: what is kept, what is merged, what grows in place, and what ends the program. */
+#include <pagewise/pages.h>
+#include <pagewise/tlsf.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(fact)                                                                                                    \
+    do {                                                                                                               \
+        if (!(fact)) {                                                                                                 \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #fact);                                         \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+/* Whether somebody checks accesses: then nothing is at hand, and blocks are apart. */
+static int is_watched;
+
+static void a_small_block_is_at_hand_again(void)
+{
+    pw_tlsf *pool = pw_tlsf_create();
+    CHECK(pool);
+    for (size_t size = 0; size < 600; size += 7) {
+        char *block = pw_tlsf_alloc(pool, size);
+        CHECK(block && (uintptr_t)block % 16 == 0);
+        memset(block, 1, size);
+        CHECK(pw_tlsf_size(pool, block) >= size && pw_tlsf_size(pool, block) < size + 24 + 16);
+        pw_tlsf_free(pool, block);
+        char *again = pw_tlsf_alloc(pool, size);
+        CHECK(is_watched || again == block);
+        pw_tlsf_free_sized(pool, again, size);
+        CHECK(is_watched || pw_tlsf_class_(size) >= PW_TLSF_CLASSES || pool->counts[pw_tlsf_class_(size)] > 0);
+    }
+    pw_tlsf_check(pool);
+    pw_tlsf_destroy(pool);
+}
+
+static void what_comes_and_goes_is_counted(void)
+{
+    pw_tlsf *pool = pw_tlsf_create();
+    void *blocks[100];
+    for (int round = 0; round < 3; round++) {
+        for (int n = 0; n < 100; n++) blocks[n] = pw_tlsf_alloc(pool, 300);
+        for (int n = 0; n < 100; n++)
+            if (n % 2) pw_tlsf_free(pool, blocks[n]); else pw_tlsf_free_sized(pool, blocks[n], 300);
+    }
+    CHECK(is_watched || pool->requested <= pool->requests * 312);
+    pw_tlsf_destroy(pool);
+}
+
+static void a_block_grows_where_it_is_or_moves_with_its_contents(void)
+{
+    pw_tlsf *pool = pw_tlsf_create();
+    char *block = pw_tlsf_realloc(pool, NULL, 1);
+    CHECK(block);
+    for (size_t size = 1; size < 100000; size *= 3) {
+        memset(block, 'x', size);
+        char *larger = pw_tlsf_realloc(pool, block, size * 3);
+        CHECK(larger && larger[0] == 'x' && larger[size - 1] == 'x');
+        block = larger;
+    }
+    block = pw_tlsf_realloc(pool, block, 10);
+    CHECK(block && block[9] == 'x');
+    CHECK(pw_tlsf_realloc(pool, block, SIZE_MAX / 2) == NULL && block[9] == 'x');
+    pw_tlsf_free(pool, block);
+    pw_tlsf_check(pool);
+    pw_tlsf_trim(pool);
+    CHECK(pw_tlsf_held(pool) == 0);
+    pw_tlsf_destroy(pool);
+}
+
+static void a_buffer_is_used_and_nothing_else(void)
+{
+    static char buffer[200000];
+    pw_tlsf *pool = pw_tlsf_create_in(buffer, sizeof buffer);
+    CHECK((char *)pool >= buffer && (char *)pool < buffer + 16);
+    int n = 0;
+    for (char *block; (block = pw_tlsf_alloc(pool, 1000)) != NULL; n++) {
+        CHECK(block > buffer && block + 1000 <= buffer + sizeof buffer);
+        memset(block, n, 1000);
+    }
+    CHECK(n > 160 && n < 200);
+    pw_tlsf_check(pool);
+    pw_tlsf_reset(pool);
+    int again = 0;
+    while (pw_tlsf_alloc(pool, 1000)) again++;
+    CHECK(again == n);
+    pw_tlsf_destroy(pool);
+    CHECK(pw_tlsf_create_in(buffer, 1000) == NULL && pw_tlsf_create_in(NULL, 0) == NULL);
+}
+
+static void alignments_and_arrays_are_what_was_asked_for(void)
+{
+    pw_tlsf *pool = pw_tlsf_create();
+    for (size_t align = 1; align <= 1 << 16; align *= 2) {
+        char *block = pw_tlsf_aligned_alloc(pool, align, 100);
+        CHECK(block && (uintptr_t)block % align == 0);
+        memset(block, 7, 100);
+        pw_tlsf_free(pool, block);
+    }
+    double *zeros = pw_tlsf_new0(pool, double, 1000);
+    CHECK(zeros && zeros[0] == 0 && zeros[999] == 0);
+    volatile size_t too_many = SIZE_MAX / 2;
+    CHECK(pw_tlsf_new(pool, double, too_many) == NULL);
+    pw_tlsf_free(pool, NULL);
+    pw_tlsf_free_sized(pool, NULL, 8);
+    pw_tlsf_set_name(pool, "a pool of a test");
+    pw_tlsf_check(pool);
+    pw_tlsf_destroy(pool);
+    pw_tlsf_destroy(NULL);
+}
+
+static void memory_comes_of_pages_and_goes_back(void)
+{
+    pw_pages *pages;
+    CHECK(pw_pages_create(&pages, NULL) == 0);
+    pw_tlsf *pool = pw_tlsf_create_on(pages);
+    CHECK(pool && pw_tlsf_create_on(NULL) == NULL);
+    char *block = pw_tlsf_alloc(pool, 100000);
+    CHECK(block && pw_pages_get_usage(pages).live >= 100000);
+    memset(block, 1, 100000);
+    pw_tlsf_destroy(pool);
+    CHECK(pw_pages_get_usage(pages).live == 0);
+    pw_pages_destroy(pages);
+}
+
+static void blocks_do_not_overlap_whatever_is_freed_when(void)
+{
+    enum { LIVE = 500 };
+    static struct { unsigned char *at; size_t size; } live[LIVE];
+    pw_tlsf *pool = pw_tlsf_create();
+    unsigned dice = 1;
+    for (int step = 0; step < 20000; step++) {
+        dice = dice * 1664525u + 1013904223u;
+        size_t which = dice >> 8 & 255, size = (dice >> 16) % 700;
+        unsigned char *block = live[which].at;
+        for (size_t n = 0; block && n < live[which].size; n += 50) CHECK(block[n] == (unsigned char)which);
+        if (dice & 128) pw_tlsf_free(pool, block);
+        else if (block) pw_tlsf_free_sized(pool, block, live[which].size);
+        live[which].at = pw_tlsf_alloc(pool, size);
+        live[which].size = size;
+        CHECK(live[which].at);
+        memset(live[which].at, (int)which, size);
+    }
+    pw_tlsf_check(pool);
+    pw_tlsf_destroy(pool);
+}
+
+int main(int argc, char **argv)
+{
+    is_watched = argc == 2 && strcmp(argv[1], "watched") == 0;
+    a_small_block_is_at_hand_again();
+    what_comes_and_goes_is_counted();
+    a_block_grows_where_it_is_or_moves_with_its_contents();
+    a_buffer_is_used_and_nothing_else();
+    alignments_and_arrays_are_what_was_asked_for();
+    memory_comes_of_pages_and_goes_back();
+    blocks_do_not_overlap_whatever_is_freed_when();
+}

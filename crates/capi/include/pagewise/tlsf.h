@@ -1,0 +1,172 @@
+/* pagewise/tlsf.h: memory of any size, freed in any order, in a time that does not depend on how much there is.
+ *
+ *     pw_tlsf *pool = pw_tlsf_create();
+ *     if (!pool) err(1, "no memory");
+ *     double *samples = pw_tlsf_new(pool, double, 100);
+ *     char *line = pw_tlsf_alloc(pool, 80);
+ *     line = pw_tlsf_realloc(pool, line, 160);
+ *     pw_tlsf_free(pool, samples);
+ *     pw_tlsf_destroy(pool);
+ *
+ * Two-level segregated fit: a free block that fits is found by two levels of bits, and one that is freed becomes one with its
+ * free neighbours. Small blocks that are freed stay at hand before that, 16 of each size: the inline functions take them from
+ * there and put them there.
+ *
+ * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only, 64 bits. The same is
+ * pagewise_alloc::Tlsf in Rust.
+ *
+ * Errors. Where there is no memory a call returns NULL and changes nothing. Misuse that is found says so and aborts.
+ *
+ * Alignment. Blocks are aligned to 16; to more by pw_tlsf_aligned_alloc.
+ *
+ * Threads. A pool is for one thread at a time, and different pools are independent.
+ *
+ * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them, with the place where it was
+ * allocated and where it was freed.
+ */
+#ifndef PAGEWISE_TLSF_H
+#define PAGEWISE_TLSF_H
+
+#include <pagewise/base.h>
+#include <string.h>
+
+PW_BEGIN
+
+/* Sizes of blocks that are kept at hand: up to 24 bytes, 40, 56 .. 520; and how many of each. */
+#define PW_TLSF_CLASSES 32
+#define PW_TLSF_KEPT 16
+/* As many of each where every call is to be seen by the library. */
+#define PW_TLSF_CLOSED 255
+
+struct pw_pages;
+
+/* A pool. Only the start of it is known, which the inline functions touch: it is made by the library, and does not move. */
+typedef struct pw_tlsf {
+    uint8_t counts[PW_TLSF_CLASSES];
+    size_t requests, requested, returned; /* For statistics: in bytes, but the first. */
+    void *blocks[PW_TLSF_CLASSES][PW_TLSF_KEPT];
+} pw_tlsf;
+
+PW_ASSERT(sizeof(void *) == 8 && offsetof(pw_tlsf, requests) == 32 && offsetof(pw_tlsf, returned) == 48);
+PW_ASSERT(offsetof(pw_tlsf, blocks) == 56 && sizeof(pw_tlsf) == 4152);
+
+/* Makes a pool of memory of the system; NULL where there is none. */
+pw_tlsf *pw_tlsf_create(void);
+
+/* Makes a pool in a buffer, which takes nothing of the system; NULL where the buffer is too small. It stays the caller's, who
+ * uses it for nothing else until the pool is destroyed. About 18 KiB of it are the library's. */
+pw_tlsf *pw_tlsf_create_in(void *buffer, size_t size);
+
+/* Makes a pool of memory of `pages`, which must live as long; NULL where there is none. */
+pw_tlsf *pw_tlsf_create_on(struct pw_pages *pages);
+
+/* Ends a pool and gives its memory back: nothing that it handed out may be used any more. NULL is allowed, and is nothing. */
+void pw_tlsf_destroy(pw_tlsf *pool);
+
+/* Frees all blocks at once, and keeps the memory for those that come. */
+void pw_tlsf_reset(pw_tlsf *pool);
+
+/* Gives memory back to where it came from, as far as no block lies in its regions. */
+void pw_tlsf_trim(pw_tlsf *pool);
+
+/* Bytes that the pool has, used or not. */
+size_t pw_tlsf_held(const pw_tlsf *pool);
+
+/* Names the pool for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. Not NULL. */
+void pw_tlsf_set_name(pw_tlsf *pool, const char *name);
+
+/* Walks all that must hold inside, and aborts where it does not. */
+void pw_tlsf_check(const pw_tlsf *pool);
+
+/* The size of a block: what was asked for, or up to 16 bytes more, all of which may be used. Not NULL. */
+size_t pw_tlsf_size(const pw_tlsf *pool, const void *block);
+
+/* Gives a block another size, and its contents as far as they fit: in its place where it shrinks or what is behind it is free.
+ * NULL where there is no memory; then the block is as it was. A block of NULL is a new one. A block that is aligned to more
+ * than 16 may lose that where it moves. */
+PW_MUST_USE void *pw_tlsf_realloc(pw_tlsf *pool, void *block, size_t size);
+
+/* What the inline functions call where nothing is at hand: not for others. */
+void *pw_tlsf_alloc_slow(pw_tlsf *pool, size_t size, size_t align);
+void pw_tlsf_free_slow(pw_tlsf *pool, void *block);
+
+/* Which blocks are for a size. */
+PW_INLINE size_t pw_tlsf_class_(size_t size)
+{
+    return size > 24 ? (size - 9) / 16 : 0;
+}
+
+/* Memory, with nothing defined in it; NULL where there is none. A size of 0 is a block like any other. */
+PW_MALLOC PW_INLINE void *pw_tlsf_alloc(pw_tlsf *pool, size_t size)
+{
+    size_t of = pw_tlsf_class_(size);
+    if (PW_LIKELY(of < PW_TLSF_CLASSES)) {
+        size_t last = (uint8_t)(pool->counts[of] - 1);
+        if (PW_LIKELY(last < PW_TLSF_KEPT)) {
+            pool->counts[of] = (uint8_t)last;
+            pool->requests++;
+            pool->requested += of * 16 + 24;
+            return pool->blocks[of][last];
+        }
+    }
+    return pw_tlsf_alloc_slow(pool, size, 16);
+}
+
+/* As pw_tlsf_alloc, with every byte 0. */
+PW_MALLOC PW_INLINE void *pw_tlsf_zalloc(pw_tlsf *pool, size_t size)
+{
+    void *block = pw_tlsf_alloc(pool, size);
+    return block ? memset(block, 0, size) : NULL;
+}
+
+/* As pw_tlsf_alloc, aligned to a power of two. */
+PW_MALLOC PW_INLINE void *pw_tlsf_aligned_alloc(pw_tlsf *pool, size_t align, size_t size)
+{
+    return align > 16 ? pw_tlsf_alloc_slow(pool, size, align) : pw_tlsf_alloc(pool, size);
+}
+
+/* As pw_tlsf_alloc, for n elements; NULL too where their size overflows. The second kind is all 0. */
+PW_MALLOC PW_INLINE void *pw_tlsf_array(pw_tlsf *pool, size_t n, size_t element, size_t align)
+{
+    size_t size;
+    return __builtin_mul_overflow(n, element, &size) ? NULL : pw_tlsf_aligned_alloc(pool, align, size);
+}
+
+PW_MALLOC PW_INLINE void *pw_tlsf_zarray(pw_tlsf *pool, size_t n, size_t element, size_t align)
+{
+    void *block = pw_tlsf_array(pool, n, element, align);
+    return block ? memset(block, 0, n * element) : NULL;
+}
+
+/* Frees a block of which the size is known: what it was allocated with, or last reallocated. Faster, since the block is not
+ * looked at. NULL is allowed, and is nothing. */
+PW_INLINE void pw_tlsf_free_sized(pw_tlsf *pool, void *block, size_t size)
+{
+    size_t of = pw_tlsf_class_(size);
+    if (PW_LIKELY(of < PW_TLSF_CLASSES && pool->counts[of] < PW_TLSF_KEPT && block != NULL)) {
+        pool->blocks[of][pool->counts[of]++] = block;
+        pool->returned += of * 16 + 24;
+        return;
+    }
+    pw_tlsf_free_slow(pool, block);
+}
+
+/* Frees a block. NULL is allowed, and is nothing. */
+PW_INLINE void pw_tlsf_free(pw_tlsf *pool, void *block)
+{
+    if (PW_UNLIKELY(block == NULL || pool->counts[0] == PW_TLSF_CLOSED)) {
+        pw_tlsf_free_slow(pool, block);
+    } else {
+        /* The word before a block: its size, and whether 16 bytes more than were asked for. */
+        size_t word = ((const size_t *)block)[-1];
+        pw_tlsf_free_sized(pool, block, (word & 0xfffffffff0u) - 8 - (word & 4) * 4);
+    }
+}
+
+/* Memory for n values of a type; NULL where there is none, or their size overflows. The second kind is all 0. */
+#define pw_tlsf_new(pool, type, n) ((type *)pw_tlsf_array((pool), (n), sizeof(type), PW_ALIGNOF(type)))
+#define pw_tlsf_new0(pool, type, n) ((type *)pw_tlsf_zarray((pool), (n), sizeof(type), PW_ALIGNOF(type)))
+
+PW_END
+
+#endif

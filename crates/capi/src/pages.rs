@@ -1,0 +1,393 @@
+//! `pagewise/pages.h`: runs of pages.
+
+use std::alloc::Layout;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::offset_of;
+use std::ptr::{self, NonNull};
+
+use pagewise_alloc::pages::{PAGE, run_size};
+use pagewise_alloc::source::{File, Mapped, Memory, Refused};
+use pagewise_alloc::{Block, Pages, Source};
+
+use crate::failure::{Failure, call, or_abort};
+use crate::home;
+
+/// Of what a pool has pages.
+#[derive(Debug)]
+pub enum Kind {
+    /// A buffer.
+    Buffer(Memory),
+    /// Of the system.
+    Mapped(Mapped),
+    /// Of a file.
+    File(File),
+}
+
+/// Calls the same of whatever kind it is.
+macro_rules! of_kind {
+    ($kind:ident, $source:ident => $call:expr) => {
+        match $kind {
+            Kind::Buffer($source) => $call,
+            Kind::Mapped($source) => $call,
+            Kind::File($source) => $call,
+        }
+    };
+}
+
+// SAFETY: whatever each of them promises.
+unsafe impl Source for Kind {
+    fn take(&self, layout: Layout) -> Option<Block> {
+        of_kind!(self, source => source.take(layout))
+    }
+
+    unsafe fn give_back(&self, block: Block) {
+        // SAFETY: the caller promises the same.
+        of_kind!(self, source => unsafe { source.give_back(block) });
+    }
+
+    fn ahead(&self, align: usize) -> usize {
+        of_kind!(self, source => source.ahead(align))
+    }
+
+    fn discards(&self) -> bool {
+        of_kind!(self, source => source.discards())
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
+        // SAFETY: the caller promises the same.
+        of_kind!(self, source => unsafe { source.discard(start, size) })
+    }
+
+    fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
+        of_kind!(self, source => source.resident(start, size))
+    }
+}
+
+/// `pw_pages`.
+pub type CPages = Pages<Kind>;
+
+/// `pw_pages_options`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct COptions {
+    folder: *const c_char,
+    nodes: u64,
+    flags: c_uint,
+    huge_power: c_uint,
+}
+
+/// `pw_pages_usage`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUsage {
+    live: usize,
+    idle: usize,
+    held: usize,
+}
+
+const _: () = assert!(size_of::<COptions>() == 24 && offset_of!(COptions, nodes) == 8);
+const _: () = assert!(offset_of!(COptions, flags) == 16 && offset_of!(COptions, huge_power) == 20);
+const _: () = assert!(size_of::<CUsage>() == 24 && offset_of!(CUsage, held) == 16);
+
+/// A `PW_PAGES_*` of the header, and the kind it makes.
+struct Flag {
+    bit: c_uint,
+    with: fn(Mapped) -> Mapped,
+}
+
+const FLAGS: &[Flag] = &[
+    Flag { bit: 1, with: Mapped::transparent_huge },
+    Flag { bit: 2, with: Mapped::populated },
+    Flag { bit: 4, with: Mapped::locked },
+];
+
+impl From<Refused> for Failure {
+    fn from(refused: Refused) -> Failure {
+        Failure::new(refused.number(), refused.to_string())
+    }
+}
+
+/// The kind that a caller has chosen.
+///
+/// # Safety
+/// The folder is NULL or a string.
+unsafe fn kind(options: &COptions) -> Result<Kind, Failure> {
+    let unknown = FLAGS.iter().fold(options.flags, |left, flag| left & !flag.bit);
+    if unknown != 0 {
+        return Err(Failure::invalid(format!("flags has bits of no meaning: {unknown:#x}")));
+    }
+    let chosen = FLAGS.iter().filter(|flag| options.flags & flag.bit != 0);
+    let mut mapped = chosen.fold(Mapped::ANONYMOUS, |kind, flag| (flag.with)(kind));
+    mapped = mapped.on_nodes(options.nodes);
+    if options.huge_power != 0 {
+        if options.flags & 1 != 0 {
+            return Err(Failure::invalid("huge pages are transparent or reserved, not both"));
+        }
+        let power = u8::try_from(options.huge_power).unwrap_or(u8::MAX);
+        mapped = mapped.reserved_huge(power);
+    }
+    if options.folder.is_null() {
+        mapped.probe()?;
+        return Ok(Kind::Mapped(mapped));
+    }
+    if mapped != Mapped::ANONYMOUS {
+        return Err(Failure::invalid("memory of a file is of no other kind"));
+    }
+    // SAFETY: a string, says the caller, since it is not NULL.
+    Ok(Kind::File(File::unnamed(unsafe { CStr::from_ptr(options.folder) })?))
+}
+
+/// The pool behind a pointer.
+///
+/// # Safety
+/// It is a `pw_pages` that was made and not destroyed.
+unsafe fn pool<'a>(pages: *const CPages) -> &'a CPages {
+    // SAFETY: as the caller says; any thread may use it.
+    unsafe { &*pages }
+}
+
+fn pointer(run: Option<NonNull<u8>>) -> *mut c_void {
+    run.map_or(ptr::null_mut(), |run| run.as_ptr().cast())
+}
+
+fn layout(size: usize, align: usize) -> Option<Layout> {
+    Layout::from_size_align(size, align).ok()
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// The pointers are NULL or what the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_create(
+    pages: *mut *mut CPages,
+    options: *const COptions,
+) -> c_int {
+    call(|| {
+        if pages.is_null() {
+            return Err(Failure::invalid("pages is NULL"));
+        }
+        // SAFETY: it may be written, says the header, since it is not NULL.
+        unsafe { pages.write(ptr::null_mut()) };
+        // SAFETY: NULL, or options, says the header.
+        let kind = match unsafe { options.as_ref() } {
+            // SAFETY: the folder is what the header says.
+            Some(options) => unsafe { kind(options) }?,
+            None => Kind::Mapped(Mapped::ANONYMOUS),
+        };
+        // Memory of a kind is for what is asked for; the pool itself lies elsewhere.
+        let placed = home::place(Memory::system(), |_| Pages::new(kind));
+        let placed = placed.ok_or_else(|| Failure::new(libc::ENOMEM, "no memory for the pool"))?;
+        // SAFETY: as above.
+        unsafe { pages.write(placed.as_ptr()) };
+        Ok(())
+    })
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_create_in(buffer: *mut c_void, size: usize) -> *mut CPages {
+    let Some(start) = NonNull::new(buffer.cast()) else { return ptr::null_mut() };
+    // SAFETY: as the header says.
+    let memory = unsafe { Memory::buffer(start, size) };
+    let placed = home::place(memory, |memory| Pages::new(Kind::Buffer(memory)));
+    placed.map_or(ptr::null_mut(), NonNull::as_ptr)
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_destroy(pages: *mut CPages) {
+    let Some(placed) = NonNull::new(pages) else { return };
+    // SAFETY: as the header says.
+    let in_buffer = unsafe { pool(pages) }.with_source(|kind| matches!(kind, Kind::Buffer(_)));
+    // SAFETY: as the header says: pools are placed where they are made.
+    let block = unsafe { home::end(placed) };
+    if !in_buffer {
+        // SAFETY: the pool lay in memory of the system, and has ended.
+        unsafe { home::give_back_to_system(block) };
+    }
+}
+
+/// See `pagewise/pages.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn pw_pages_size(size: usize) -> usize {
+    run_size(size).unwrap_or(0)
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_alloc(pages: *mut CPages, size: usize) -> *mut c_void {
+    // SAFETY: as the header says.
+    pointer(layout(size, 1).and_then(|layout| unsafe { pool(pages) }.allocate(layout)))
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_zalloc(pages: *mut CPages, size: usize) -> *mut c_void {
+    // SAFETY: as the header says.
+    pointer(layout(size, 1).and_then(|layout| unsafe { pool(pages) }.allocate_zeroed(layout)))
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_aligned_alloc(
+    pages: *mut CPages,
+    align: usize,
+    size: usize,
+) -> *mut c_void {
+    // SAFETY: as the header says.
+    pointer(layout(size, align).and_then(|layout| unsafe { pool(pages) }.allocate(layout)))
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_free(pages: *mut CPages, run: *mut c_void, size: usize) {
+    if let Some(run) = NonNull::new(run.cast()) {
+        // SAFETY: as the header says.
+        let pool = unsafe { pool(pages) };
+        // SAFETY: as the header says.
+        or_abort(|| unsafe { pool.free(run, size) });
+    }
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_free_part(pages: *mut CPages, start: *mut c_void, size: usize) {
+    if let Some(start) = NonNull::new(start.cast()) {
+        // SAFETY: as the header says.
+        let pool = unsafe { pool(pages) };
+        // SAFETY: as the header says.
+        or_abort(|| unsafe { pool.free_part(start, size) });
+    }
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_extend(
+    pages: *mut CPages,
+    run: *mut c_void,
+    old: usize,
+    size: usize,
+) -> c_int {
+    let Some(run) = NonNull::new(run.cast()) else { return 0 };
+    // SAFETY: as the header says.
+    let pool = unsafe { pool(pages) };
+    // SAFETY: as the header says.
+    c_int::from(unsafe { pool.extend(run, old, size) })
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_realloc(
+    pages: *mut CPages,
+    run: *mut c_void,
+    old: usize,
+    size: usize,
+) -> *mut c_void {
+    let Some(run) = NonNull::new(run.cast()) else {
+        // SAFETY: as the header says.
+        return unsafe { pw_pages_alloc(pages, size) };
+    };
+    // SAFETY: as the header says.
+    let pool = unsafe { pool(pages) };
+    let Some(layout) = layout(old, PAGE) else { return ptr::null_mut() };
+    // SAFETY: as the header says.
+    or_abort(|| pointer(unsafe { pool.reallocate(run, layout, size) }))
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_keep(pages: *mut CPages, percent: c_uint) {
+    // SAFETY: as the header says.
+    unsafe { pool(pages) }.keep(u8::try_from(percent).unwrap_or(u8::MAX));
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_trim(pages: *mut CPages) {
+    // SAFETY: as the header says.
+    unsafe { pool(pages) }.trim();
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_get_usage(pages: *mut CPages) -> CUsage {
+    // SAFETY: as the header says.
+    let usage = unsafe { pool(pages) }.usage();
+    CUsage { live: usage.live, idle: usage.idle, held: usage.held }
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_set_name(pages: *mut CPages, name: *const c_char) {
+    // SAFETY: a string, says the header.
+    let name = unsafe { CStr::from_ptr(name) };
+    // SAFETY: as the header says.
+    unsafe { pool(pages) }.set_name(&name.to_string_lossy());
+}
+
+/// See `pagewise/pages.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_pages_check(pages: *mut CPages) {
+    // SAFETY: as the header says.
+    or_abort(|| unsafe { pool(pages) }.check());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = include_str!("../include/pagewise/pages.h");
+
+    #[test]
+    fn flags_are_those_of_the_header() {
+        let defined = HEADER.lines().filter_map(|line| {
+            let (_, value) = line.strip_prefix("#define PW_PAGES_")?.split_once(' ')?;
+            value.split_once('u')?.0.parse::<c_uint>().ok()
+        });
+        let bits: Vec<c_uint> = FLAGS.iter().map(|flag| flag.bit).collect();
+        assert_eq!(defined.collect::<Vec<_>>(), bits);
+    }
+}
