@@ -1,9 +1,23 @@
 //! The examples run.
 
+#[path = "../examples/pages.rs"]
+mod pages;
 #[path = "../examples/stack.rs"]
 mod stack;
+#[path = "../examples/tlsf.rs"]
+mod tlsf;
+
+#[test]
+fn the_example_of_pages_runs() {
+    pages::main();
+}
 
 #[test]
 fn the_example_of_the_stack_runs() {
     stack::main();
+}
+
+#[test]
+fn the_example_of_tlsf_runs() {
+    tlsf::main();
 }
