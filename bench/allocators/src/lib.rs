@@ -69,12 +69,6 @@ impl Results {
         }
     }
 
-    /// The median of what `name` took for a unit, in nanoseconds.
-    pub fn time(&self, name: &str) -> f64 {
-        let at = self.index(name);
-        median(&self.rounds.iter().map(|round| round[at]).collect::<Vec<_>>())
-    }
-
     fn ratio(&self, of: usize, to: usize) -> f64 {
         median(&self.rounds.iter().map(|round| round[of] / round[to]).collect::<Vec<_>>())
     }

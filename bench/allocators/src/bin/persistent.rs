@@ -13,16 +13,16 @@ use std::ptr::{self, NonNull};
 
 use pagewise_alloc::persistent::{Durability, Options, Persistent, Rel};
 use pagewise_alloc::{Allocator, Block, Source, Tlsf};
-use pagewise_bench_allocators::{Runner, black_box, race, verdict};
+use pagewise_bench_allocators::{Runner, black_box, race};
 
-/// What is promised where the process may be killed, in nanoseconds a replacement of as many blocks as caches hold.
-const GOAL: f64 = 80.0;
+/// What is promised where the process may be killed and caches hold all blocks: 80 ns, where glibc takes 38.
+const GOAL: f64 = 2.1;
 /// Replacements in a round.
 const UNITS: usize = 500_000;
 /// Replacements in a round where each waits for a disk.
 const FLUSHED: usize = 50;
 /// Live blocks where each replacement waits for a disk.
-const FEW: usize = 1000;
+const FEW: usize = 100;
 /// Rounds of each race.
 const ROUNDS: usize = 9;
 /// How many blocks are live: what the caches hold, and what they do not.
@@ -286,9 +286,8 @@ fn process_crash(folder: &Path, live: usize) {
     ];
     let title = format!("random replace, {live} live, 16-512 B, safe against a kill");
     let results = race(&title, ROUNDS, runners);
-    let time = results.time("pagewise");
     if live == LIVE[0] {
-        verdict(time <= GOAL, &format!("at most {GOAL} ns: {time:.1} ns"));
+        results.goal("pagewise", GOAL, "glibc, in no file");
     }
     #[cfg(pmemobj)]
     results.goal_of_best("pagewise", 0.5, &["floor", "glibc", "Boost"]);
