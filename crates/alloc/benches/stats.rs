@@ -15,6 +15,7 @@ use std::process::Command;
 use std::ptr::NonNull;
 use std::time::Instant;
 
+use pagewise_alloc::persistent::{Options, Persistent, Rel};
 use pagewise_alloc::{Fifo, Os, Pages, Ring, Stack, Tlsf};
 
 /// How many turns each of the two has, and the most that counting may cost.
@@ -31,6 +32,7 @@ const PATTERNS: &[Pattern] = &[
     ("ring: frames of 8 blocks", ring),
     ("TLSF: random replace, 16-512 B", tlsf),
     ("pages: random replace, 4 KiB-1 MiB", pages),
+    ("persistent: random replace, 16-512 B", persistent),
 ];
 
 /// Set to the place of a pattern: do it, and print nanoseconds for a request.
@@ -193,6 +195,28 @@ fn pages() -> u64 {
             // SAFETY: it came from there with this layout and is used no more.
             unsafe { pool.free(old, old_size.size()) };
         }
+    }
+    REQUESTS
+}
+
+fn persistent() -> u64 {
+    const REQUESTS: u64 = 10_000_000;
+    let path = std::env::temp_dir().join(format!("pagewise-bench-{}.heap", std::process::id()));
+    let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: nobody else knows of the file.
+    let mut heap = unsafe { Persistent::open(&name, &Options::DEFAULT) }.unwrap();
+    std::fs::remove_file(path).unwrap();
+    let mut chance = Chance(1);
+    let mut live = vec![Rel::<u8>::NULL; 4096];
+    for _ in 0..REQUESTS {
+        let old = &mut live[chance.below(4096)];
+        let mut tx = heap.begin();
+        let new = tx.alloc(layout(16 + chance.below(497))).unwrap();
+        if !old.is_null() {
+            tx.free(*old).unwrap();
+        }
+        tx.commit().unwrap();
+        *old = new;
     }
     REQUESTS
 }

@@ -2,6 +2,8 @@
 
 #[path = "../examples/pages.rs"]
 mod pages;
+#[path = "../examples/persistent.rs"]
+mod persistent;
 #[path = "../examples/stack.rs"]
 mod stack;
 #[path = "../examples/tlsf.rs"]
@@ -10,6 +12,11 @@ mod tlsf;
 #[test]
 fn the_example_of_pages_runs() {
     pages::main();
+}
+
+#[test]
+fn the_example_of_the_persistent_heap_runs() {
+    assert_eq!(persistent::main(), Ok(()));
 }
 
 #[test]

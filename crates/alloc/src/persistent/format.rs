@@ -382,6 +382,8 @@ pub(super) fn rounded(size: usize, align: usize) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
 
     #[test]
@@ -432,5 +434,26 @@ mod tests {
         for odd in [0xff, 1 << 8 | 1, CLASSES as u64 + 1] {
             assert_eq!(State::read(64, checked(64, odd)), None);
         }
+    }
+
+    #[test]
+    fn the_description_has_the_places_and_the_classes_that_there_are() {
+        let text = include_str!("../../../../docs/persistent.md");
+        let row = |name: &str, number: fn(&Class) -> usize, classes: &[Class]| {
+            let numbers = classes.iter().map(|class| std::format!(" {} |", number(class)));
+            std::format!("| {name} |{}\n", numbers.collect::<std::string::String>())
+        };
+        for classes in [&TABLE[..15], &TABLE[15..]] {
+            assert!(text.contains(&row("bytes of a block", |class| class.size, classes)));
+            assert!(text.contains(&row("blocks of a chunk", |class| class.slots, classes)));
+        }
+        let places =
+            [(GENERATION, "8"), (CHUNKS, "8"), (SEAL, "8"), (ROOTS, "64 × 64"), (LOG, "`log`")];
+        for (place, size) in places {
+            assert!(text.contains(&std::format!("\n| {place} | {size} |")), "{place}");
+        }
+        let magic = MAGIC.map(|byte| std::format!("{byte:02x}")).join(" ");
+        assert!(text.contains(&std::format!("`{magic}`")));
+        assert!(text.contains(&std::format!("| 8 | 4 | format: {VERSION} |")));
     }
 }

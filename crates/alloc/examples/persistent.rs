@@ -1,0 +1,37 @@
+//! A list that is there again when the file is opened again.
+
+#![expect(clippy::print_stdout, reason = "an example prints")]
+
+use std::ffi::CString;
+
+use pagewise_alloc::persistent::{Error, Options, Persistent, Rel};
+
+/// A link: a number, and where the next link is.
+type Link = [u64; 2];
+
+/// Puts a link before the list, in one transaction.
+fn push(heap: &mut Persistent, number: u64) -> Result<(), Error> {
+    let mut tx = heap.begin();
+    let next = tx.root::<Link>("list")?.unwrap_or(Rel::NULL);
+    let link = tx.make([number, next.offset()])?;
+    tx.set_root("list", link)?;
+    tx.commit()
+}
+
+pub(crate) fn main() -> Result<(), Error> {
+    let path = std::env::temp_dir().join(format!("pagewise-example-{}.heap", std::process::id()));
+    let name = CString::new(path.as_os_str().as_encoded_bytes()).unwrap_or_default();
+    for run in 1..=3 {
+        // SAFETY: nobody changes the file but through this library.
+        let mut heap = unsafe { Persistent::open(&name, &Options::DEFAULT) }?;
+        push(&mut heap, run)?;
+        let mut link = heap.root::<Link>("list")?.unwrap_or(Rel::NULL);
+        while !link.is_null() {
+            let [number, next] = *heap.get(link)?;
+            println!("{number}");
+            link = Rel::from_offset(next);
+        }
+    }
+    let _ = std::fs::remove_file(path);
+    Ok(())
+}
