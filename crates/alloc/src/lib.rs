@@ -9,7 +9,7 @@ mod discipline;
 pub mod fifo;
 mod lock;
 pub mod pages;
-#[cfg(feature = "os")]
+#[cfg(all(feature = "os", target_pointer_width = "64", target_endian = "little"))]
 pub mod persistent;
 pub mod ring;
 pub mod source;

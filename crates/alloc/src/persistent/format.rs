@@ -10,7 +10,8 @@
 //!           chunks of 16 KiB: the blocks. The file grows here
 //! ```
 //!
-//! Each part starts at a multiple of 64 KiB, which every page size in use divides. All numbers are little-endian.
+//! Each part starts at a multiple of 64 KiB, which every page size in use divides. All numbers are little-endian,
+//! as those of the machine; the file is mapped as a whole, which takes addresses of 64 bits.
 
 use core::mem::offset_of;
 
@@ -43,8 +44,6 @@ pub(super) const MOST_CHUNKS: usize = 1 << 24;
 /// The most bytes that each log may have: 2 GiB.
 pub(super) const MOST_LOG: usize = 1 << 31;
 
-const _: () = assert!(usize::BITS == 64, "the file is mapped as a whole");
-const _: () = assert!(cfg!(target_endian = "little"), "the file's numbers are little-endian");
 const _: () = assert!(ROOTS + ROOT_COUNT * size_of::<Root>() <= LOG);
 
 /// The part that never changes.

@@ -3,13 +3,14 @@
 
 use core::ffi::CStr;
 
+use super::file::File;
 use super::format::{
     AREA, BITMAP, CHUNK, CHUNKS, Fixed, GENERATION, MAGIC, ROOT_COUNT, ROOTS, Root, SEAL, Shape,
     State, TABLE, VALUE, VERSION, checked, mix, next, value,
 };
 use super::index::Index;
 use super::log::{self, Entry, Kind};
-use super::mapping::{File, Mapping};
+use super::mapping::Mapping;
 use super::watched::{self, Watched};
 use super::{Durability, Error, Options, Persistent};
 
@@ -82,7 +83,7 @@ fn create(path: &CStr, options: &Options) -> Result<Persistent, Error> {
     }
     mapping.file.link(path)?;
     if options.durability == Durability::Power {
-        mapping.file.sync()?;
+        File::sync_name(path)?;
     }
     ready(mapping, shape, options)
 }

@@ -9,8 +9,9 @@ use std::os::unix::fs::FileExt;
 use std::vec::Vec;
 use std::{format, fs, vec};
 
+use super::file::File;
 use super::log::Kind;
-use super::mapping::{File, Mapping};
+use super::mapping::Mapping;
 use super::open::adopt;
 use super::{Durability, Error, Options, Persistent, Rel, Tx, Usage};
 

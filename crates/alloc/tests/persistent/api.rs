@@ -319,6 +319,24 @@ fn a_heap_that_is_safe_against_a_loss_of_power_is_the_same_heap() {
 }
 
 #[test]
+fn a_heap_may_have_a_name_without_a_folder_and_go_to_another_thread() {
+    let place = Place::new();
+    let folder = place.folder();
+    // In a child, since the folder is that of all threads.
+    let child = Child::run(|| {
+        // SAFETY: the name is a string.
+        let moved = unsafe { libc::chdir(folder.as_ptr()) } == 0;
+        let power = Options { durability: Durability::Power, ..SMALL };
+        i32::from(!moved || open(place.last_name(), &power).is_err())
+    });
+    assert_eq!(child.wait(), 0);
+    mem::forget(child);
+    let heap = place.open(&SMALL).unwrap();
+    let checked = std::thread::spawn(move || heap.check().unwrap()).join().unwrap();
+    assert_eq!(checked.blocks, 0);
+}
+
+#[test]
 fn where_address_space_is_scarce_less_of_it_is_taken() {
     let place = Place::new();
     // In a child, since the limit stays.

@@ -44,6 +44,16 @@ impl Place {
         Place { path, name }
     }
 
+    /// The folder, and the name in it.
+    fn folder(&self) -> CString {
+        CString::new(self.path.parent().unwrap().to_str().unwrap()).unwrap()
+    }
+
+    fn last_name(&self) -> &CStr {
+        let slash = self.name.to_bytes().iter().rposition(|byte| *byte == b'/').unwrap();
+        CStr::from_bytes_with_nul(&self.name.as_bytes_with_nul()[slash + 1..]).unwrap()
+    }
+
     fn open(&self, options: &Options) -> Result<Persistent, Error> {
         open(&self.name, options)
     }

@@ -1,0 +1,241 @@
+//! What a user does in a transaction. What becomes of it in the file is in `space`.
+
+use core::alloc::Layout;
+use core::ops::Deref;
+use core::ptr::NonNull;
+
+use super::format::{self, NAME, ROOTS, Root};
+use super::log::Kind;
+use super::{Error, Persistent, Plain, Rel, root_name};
+use crate::{Allocator, Discipline};
+
+/// A transaction: all that it does becomes part of the heap when it is committed, or never.
+#[derive(Debug)]
+pub struct Tx<'h> {
+    pub(super) heap: &'h mut Persistent,
+}
+
+impl Deref for Tx<'_> {
+    type Target = Persistent;
+
+    fn deref(&self) -> &Persistent {
+        self.heap
+    }
+}
+
+impl Tx<'_> {
+    /// Takes a block. What is in it is left over from whoever had it before, and is not in the log: change it freely
+    /// while this transaction lasts.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::LogFull`], [`Error::Alignment`]; the system's word where the file cannot grow.
+    #[inline]
+    pub fn alloc(&mut self, layout: Layout) -> Result<Rel<u8>, Error> {
+        let (size, align) = (layout.size(), layout.align());
+        let place = if self.heap.watched.closely() {
+            self.heap.take_apart(size, align)?
+        } else {
+            self.heap.take(size, align)?
+        };
+        Ok(Rel::from_offset(place as u64))
+    }
+
+    /// Takes a block for a value.
+    ///
+    /// # Errors
+    /// As [`Tx::alloc`].
+    #[inline]
+    pub fn make<T: Plain>(&mut self, value: T) -> Result<Rel<T>, Error> {
+        let pointer = self.alloc(Layout::new::<T>())?.cast::<T>();
+        self.put(pointer, value)?;
+        Ok(pointer)
+    }
+
+    /// Frees a block once the transaction is committed; until then it can be read.
+    ///
+    /// # Errors
+    /// [`Error::NotABlock`] where no block that is taken starts there; [`Error::Named`]; [`Error::LogFull`].
+    #[inline]
+    pub fn free<T>(&mut self, pointer: Rel<T>) -> Result<(), Error> {
+        let found = self.heap.taken(pointer.place()).ok_or(Error::NotABlock)?;
+        if self.heap.index.may_be_named(found) && self.heap.has_name(pointer.offset()) {
+            return Err(Error::Named);
+        }
+        self.heap.note(Kind::Free, pointer.place(), 0)?;
+        self.heap.log.remember(found);
+        Ok(())
+    }
+
+    /// Gives a block another size and its old contents as far as they fit. Returns where it is now: in its place, where that
+    /// has the size that is right, or in a new one, and then the old is freed once the transaction is committed.
+    ///
+    /// # Errors
+    /// As [`Tx::alloc`] and [`Tx::free`]; the block is as it was then.
+    pub fn resize<T>(&mut self, pointer: Rel<T>, layout: Layout) -> Result<Rel<T>, Error> {
+        let has = self.size(pointer)?;
+        let is_right = format::rounded(layout.size(), layout.align()) == Some(has);
+        let is_aligned = pointer.place().is_multiple_of(layout.align());
+        if is_right && is_aligned && !self.watched.closely() {
+            return Ok(pointer);
+        }
+        let moved = self.alloc(layout)?;
+        let kept = has.min(self.size(moved)?);
+        self.heap.copy(pointer.place(), moved.place(), kept);
+        match self.free(pointer) {
+            Ok(()) => Ok(moved.cast()),
+            Err(error) => self.free(moved).and(Err(error)),
+        }
+    }
+
+    /// What a pointer leads to, to be changed: its old contents come back unless the transaction is committed.
+    ///
+    /// # Errors
+    /// As [`Persistent::get`]; [`Error::LogFull`].
+    #[inline]
+    pub fn change<T: Plain>(&mut self, pointer: Rel<T>) -> Result<&mut T, Error> {
+        let mut place = self.heap.resolve(pointer, 1)?;
+        self.keep::<T>(pointer.place())?;
+        // SAFETY: `resolve` checked that a `T` has room there and is aligned; any bytes are one; nobody else has a
+        // reference into the heap while the transaction is borrowed.
+        Ok(unsafe { place.as_mut() })
+    }
+
+    /// As [`Tx::change`], of `count` values.
+    ///
+    /// # Errors
+    /// As [`Tx::change`].
+    pub fn change_slice<T: Plain>(
+        &mut self,
+        pointer: Rel<T>,
+        count: usize,
+    ) -> Result<&mut [T], Error> {
+        let place = self.heap.resolve(pointer, count)?;
+        self.keep_bytes(pointer.place(), size_of::<T>() * count)?;
+        // SAFETY: as in `change`, of `count` values.
+        Ok(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), count) })
+    }
+
+    /// A block that this transaction took, to be filled: its old contents are not kept.
+    ///
+    /// # Errors
+    /// As [`Persistent::get`].
+    pub fn fill<T: Plain>(&mut self, pointer: Rel<T>, count: usize) -> Result<&mut [T], Error> {
+        let place = self.heap.resolve(pointer, count)?;
+        // SAFETY: as in `change`, of `count` values.
+        Ok(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), count) })
+    }
+
+    /// Stores a value in a block that this transaction took.
+    #[inline]
+    fn put<T: Plain>(&mut self, pointer: Rel<T>, value: T) -> Result<(), Error> {
+        let place = self.heap.resolve(pointer, 1)?;
+        // SAFETY: `resolve` checked that a `T` has room there and is aligned.
+        unsafe { place.write(value) };
+        Ok(())
+    }
+
+    /// Writes down what a value is, rounded to words: blocks are made of words, so it stays in its block.
+    #[inline]
+    fn keep<T>(&mut self, place: usize) -> Result<(), Error> {
+        let is_words = size_of::<T>().is_multiple_of(8) && align_of::<T>().is_multiple_of(8);
+        if is_words && size_of::<T>() > 0 {
+            return self.heap.note(Kind::Bytes, place, size_of::<T>());
+        }
+        self.keep_bytes(place, size_of::<T>())
+    }
+
+    fn keep_bytes(&mut self, place: usize, size: usize) -> Result<(), Error> {
+        let start = place & !7;
+        let len = (place + size).next_multiple_of(8) - start;
+        if size == 0 { Ok(()) } else { self.heap.note(Kind::Bytes, start, len) }
+    }
+
+    /// Gives a block a name, under which it is found when the heap is opened again. [`Rel::NULL`] takes the name away.
+    ///
+    /// # Errors
+    /// [`Error::NotABlock`], [`Error::Name`], [`Error::TooManyRoots`], [`Error::LogFull`].
+    pub fn set_root<T>(&mut self, name: &str, pointer: Rel<T>) -> Result<(), Error> {
+        let name = root_name(name)?;
+        let mut root = Root::NONE;
+        if !pointer.is_null() {
+            root = Root::new(name, pointer.offset());
+            self.heap.mark_named(pointer.place())?;
+            if self.heap.is_freed(pointer.place()) {
+                return Err(Error::NotABlock);
+            }
+        }
+        let at = match self.heap.find_root(&name) {
+            None if pointer.is_null() => return Ok(()),
+            None => self.heap.find_root(&[0; NAME]).ok_or(Error::TooManyRoots)?,
+            Some(at) => at,
+        };
+        let place = ROOTS + at * size_of::<Root>();
+        self.heap.note(Kind::Bytes, place, size_of::<Root>())?;
+        for (word, value) in root.words().into_iter().enumerate() {
+            self.heap.mapping.store(place + word * 8, value);
+        }
+        Ok(())
+    }
+
+    /// Makes all that was done part of the heap, at one instruction.
+    ///
+    /// # Errors
+    /// With [`Power`](super::Durability::Power), what the system says: whether the transaction survives a
+    /// loss of power is not known then.
+    #[inline]
+    pub fn commit(self) -> Result<(), Error> {
+        self.heap.finish()
+    }
+
+    /// Leaves it open without a value that stands for it, for callers in other languages: [`Persistent::resume`] takes it up,
+    /// [`Persistent::begin`] and closing the heap undo it.
+    #[inline]
+    pub fn pause(self) {
+        core::mem::forget(self);
+    }
+
+    /// Undoes all that was done, as dropping it does, and says whether that went well.
+    ///
+    /// # Errors
+    /// With [`Power`](super::Durability::Power), what the system says; it is tried again by the next transaction
+    /// and when next opened.
+    pub fn abort(self) -> Result<(), Error> {
+        self.heap.undo()
+    }
+}
+
+impl Drop for Tx<'_> {
+    fn drop(&mut self) {
+        // After a commit there is nothing to undo.
+        let _ = self.heap.undo();
+    }
+}
+
+// SAFETY: blocks are taken of chunks that are free, or of bits that are clear, so they do not overlap; they are as aligned
+// as their class; and the file stays where it is mapped while it is open.
+unsafe impl Allocator for Persistent {
+    const NAME: &'static str = "persistent";
+    const FREES: Discipline = Discipline::Any;
+
+    fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
+        let mut tx = self.begin();
+        let block = tx.alloc(layout).ok()?;
+        let place = tx.resolve(block, layout.size()).ok()?;
+        tx.commit().ok()?;
+        Some(place)
+    }
+
+    unsafe fn free(&mut self, block: NonNull<u8>, _layout: Layout) {
+        let offset = block.addr().get() - self.base().addr().get();
+        let mut tx = self.begin();
+        // What is no block is refused, and what is one is freed by this log, which was empty.
+        let freed = tx.free(Rel::<u8>::from_offset(offset as u64)).and_then(|()| tx.commit());
+        debug_assert_eq!(freed, Ok(()), "a block that is not of this heap was freed");
+    }
+
+    fn check(&self) {
+        if let Err(error) = Persistent::check(self) {
+            panic!("{error}");
+        }
+    }
+}
