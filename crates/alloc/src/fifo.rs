@@ -154,6 +154,16 @@ impl<S: Source> Fifo<S> {
         }
     }
 
+    /// What inlined functions call, those in C too, where a block is not the next in order of age in its page.
+    ///
+    /// # Safety
+    /// As for [`Fifo::free`] of the pool of this address, or for [`free`] and the pool of the block's page.
+    #[doc(hidden)]
+    pub unsafe fn free_slow(pool: NonNull<u8>, block: NonNull<u8>, size: usize) {
+        // SAFETY: as the caller promises; a pool begins with what is hot.
+        unsafe { free_slow(pool.cast(), block, size) }
+    }
+
     /// Changes a block's size, in place where it gets smaller, or is the last that was handed out and there is room
     /// behind it; else it moves. Its alignment stays. `None`, and the block as it was, where the source has no more.
     ///
@@ -197,6 +207,26 @@ impl<S: Source> Fifo<S> {
             Some(block) => Ok(unsafe { Boxed::new(block.cast(), value) }),
             None => Err(value),
         }
+    }
+
+    /// Guards a pool from which nothing was allocated yet, as [`Fifo::guarded`] does; says whether it is guarded now.
+    pub fn guard(&self) -> bool {
+        self.pool().guard()
+    }
+
+    /// The pool as an address, for those who know it without its type: `pw_fifo` in C. It is not dropped.
+    pub const fn into_raw(self) -> NonNull<u8> {
+        let pool = self.pool.cast();
+        core::mem::forget(self);
+        pool
+    }
+
+    /// The pool of an address.
+    ///
+    /// # Safety
+    /// The address came from [`Fifo::into_raw`] of a pool of this type, and what this returns is dropped once.
+    pub const unsafe fn from_raw(raw: NonNull<u8>) -> Fifo<S> {
+        Fifo { pool: raw.cast() }
     }
 
     /// Names the pool for who looks at its statistics.

@@ -128,6 +128,31 @@ impl<S: Source + Send + 'static> Ring<S> {
         self.core().held()
     }
 
+    /// Guards a ring in which nothing was allocated yet, as [`Ring::guarded`] does; says whether it is guarded now.
+    pub fn guard(&self) -> bool {
+        self.core().guard()
+    }
+
+    /// Whether a frame is open: for those who know the ring by its address.
+    pub fn is_open(&self) -> bool {
+        self.core().is_open()
+    }
+
+    /// The ring as an address, for those who know it without its type: `pw_ring` in C. It is not dropped.
+    pub const fn into_raw(self) -> NonNull<u8> {
+        let core = self.core.cast();
+        ::core::mem::forget(self);
+        core
+    }
+
+    /// The ring of an address.
+    ///
+    /// # Safety
+    /// The address came from [`Ring::into_raw`] of a ring of this type, and what this returns is dropped once.
+    pub const unsafe fn from_raw(raw: NonNull<u8>) -> Ring<S> {
+        Ring { core: raw.cast() }
+    }
+
     /// Names the ring for who looks at its statistics.
     pub fn set_name(&self, name: &str) {
         self.core().set_name(name);
@@ -179,7 +204,15 @@ pub struct Open<'r, S: Source + Send + 'static> {
     ring: &'r Ring<S>,
 }
 
-impl<S: Source + Send + 'static> Open<'_, S> {
+impl<'r, S: Source + Send + 'static> Open<'r, S> {
+    /// The open frame of a ring that was forgotten: not dropped, and not sealed.
+    ///
+    /// # Safety
+    /// There is one, and what this returns is dropped or sealed once, for each time that a frame was opened.
+    pub const unsafe fn resume(ring: &'r Ring<S>) -> Open<'r, S> {
+        Open { ring }
+    }
+
     /// Memory in the frame; `None` where the source has no more. A block of no size may share its address.
     ///
     /// Two that follow each other are adjacent, but for what aligns the second, and where the block has no more room.

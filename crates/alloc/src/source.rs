@@ -284,6 +284,10 @@ pub struct Memory {
 }
 
 #[cfg(feature = "os")]
+// SAFETY: a buffer is this source's alone, and goes where it goes.
+unsafe impl Send for Memory {}
+
+#[cfg(feature = "os")]
 impl Memory {
     /// The operating system, as [`Os`].
     pub const fn system() -> Memory {

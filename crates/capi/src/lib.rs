@@ -1,10 +1,12 @@
 //! The C API of pagewise: `libpagewise.a` and `libpagewise.so`. What each function promises is in `include/pagewise/*.h`.
 
 mod failure;
+pub mod fifo;
 mod home;
 pub mod measure;
 pub mod pages;
 pub mod persistent;
+pub mod ring;
 pub mod stack;
 pub mod tlsf;
 

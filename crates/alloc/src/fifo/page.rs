@@ -39,7 +39,7 @@ pub(super) const fn rounded(size: usize) -> usize {
     size.saturating_add(GRAIN - 1) & !(GRAIN - 1)
 }
 
-/// The header of a page. C knows its first two fields.
+/// The header of a page. C knows its first three fields.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Page {
@@ -67,7 +67,9 @@ pub(super) struct Page {
 
 const _: () = assert!(size_of::<Page>() == LINE + GRAINS / 8 && GRAINS <= u16::MAX as usize);
 const _: () = assert!(core::mem::offset_of!(Page, marks) == LINE);
+// As `struct pw_fifo_page_` has them.
 const _: () = assert!(core::mem::offset_of!(Page, empty_at) == 8);
+const _: () = assert!(core::mem::offset_of!(Page, pool) == 16);
 const _: () = assert!(CAPACITY == 62 << 10);
 
 /// A page that its pool holds.
@@ -111,9 +113,9 @@ impl PageRef {
             alone,
             marks: [const { Cell::new(0) }; GRAINS / 64],
         };
+        watch::ours(page.cast(), size_of::<Page>());
         // SAFETY: the header lies in the block, as the caller promises, at a multiple of its alignment.
         unsafe { page.write(header) };
-        watch::ours(page.cast(), size_of::<Page>());
         let page = PageRef(page);
         if alone {
             page.empty_at.set(data.addr().get());

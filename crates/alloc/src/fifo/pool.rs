@@ -23,7 +23,7 @@ use crate::{Block, Source, watch};
 /// How many pages are looked at for holes at most, before a new one is taken.
 const LOOKED_AT: usize = 8;
 
-/// What each call touches: one cache line, of which C knows the first three fields.
+/// What each call touches: one cache line, of which C knows the first four fields.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Hot {
@@ -33,19 +33,21 @@ pub(super) struct Hot {
     end: Cell<usize>,
     /// Not 0 where the room is known to be zeroed.
     zeroed: Cell<usize>,
+    /// Where freed blocks wait while they are freed in no order.
+    pub(super) shelf: Cell<Option<Shelf>>,
     current: Cell<Option<PageRef>>,
     /// What slow paths call that do not know the source's type.
     call: unsafe fn(NonNull<Hot>, Event),
     /// Whether there are guards around blocks.
-    guarded: bool,
+    guarded: Cell<bool>,
     /// Where the room ends that there is, whatever `end` says.
     limit: Cell<usize>,
-    /// Where freed blocks wait while they are freed in no order.
-    pub(super) shelf: Cell<Option<Shelf>>,
 }
 
 const _: () = assert!(size_of::<Hot>() == 64);
+// As `struct pw_fifo` has them.
 const _: () = assert!(offset_of!(Hot, end) == 8 && offset_of!(Hot, zeroed) == 16);
+const _: () = assert!(offset_of!(Hot, shelf) == 24);
 
 /// What happens where the source's type is not known.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +74,7 @@ impl Hot {
 
     #[inline(always)]
     pub(super) fn is_guarded(&self) -> bool {
-        self.guarded
+        self.guarded.get()
     }
 
     /// Bytes that the current page has left.
@@ -82,7 +84,7 @@ impl Hot {
 
     /// Says what room there is.
     fn show_room(&self) {
-        let is_closed = self.guarded || self.shelf.get().is_some();
+        let is_closed = self.guarded.get() || self.shelf.get().is_some();
         self.end.set(if is_closed { self.next.get().addr() } else { self.limit.get() });
     }
 
@@ -152,7 +154,7 @@ impl<S: Source> Pool<S> {
                 // SAFETY: a pool begins with its hot part, and lives as long as it has pages.
                 unsafe { Pool::<S>::hear(hot.cast(), event) }
             },
-            guarded: guarded || watch::checked(),
+            guarded: Cell::new(guarded || watch::checked()),
         };
         let pool = Pool {
             hot,
@@ -176,6 +178,14 @@ impl<S: Source> Pool<S> {
         Some(start)
     }
 
+    /// Guards a pool that has no page yet. Whether it is guarded.
+    pub(super) fn guard(&self) -> bool {
+        if self.pages.get() == 0 {
+            self.hot.guarded.set(true);
+        }
+        self.hot.guarded.get()
+    }
+
     pub(super) fn set_name(&self, name: &str) {
         watch::named(&self.watch, name);
     }
@@ -194,7 +204,7 @@ impl<S: Source> Pool<S> {
         align: usize,
     ) -> Option<NonNull<u8>> {
         let align = align.max(GRAIN);
-        if self.hot.guarded {
+        if self.hot.guarded.get() {
             return self.allocate_guarded(this, size, align);
         }
         let size = rounded(size);
@@ -262,7 +272,7 @@ impl<S: Source> Pool<S> {
 
     /// Whether a block that was handed out just now is known to be zeroed.
     pub(super) fn is_zeroed(&self, block: NonNull<u8>) -> bool {
-        let is_fresh = !self.hot.guarded && self.hot.shelf.get().is_none();
+        let is_fresh = !self.hot.guarded.get() && self.hot.shelf.get().is_none();
         // SAFETY: it was handed out just now.
         is_fresh && unsafe { PageRef::of(block) }.zeroed.get()
     }
@@ -331,7 +341,7 @@ impl<S: Source> Pool<S> {
 
     /// Has freed blocks wait for requests, if there is memory for that.
     fn open_shelf(&self) {
-        if self.hot.guarded {
+        if self.hot.guarded.get() {
             return;
         }
         let block = self.shelf_memory.get().or_else(|| self.take(Shelf::LAYOUT));
@@ -409,7 +419,7 @@ impl<S: Source> Pool<S> {
         let requested = handed_out + served;
         let (requests, returned) = (requested / size, returned + served);
         // Where there are guards, each call counts.
-        if !self.hot.guarded {
+        if !self.hot.guarded.get() {
             watch::progress(&self.watch, watch::Progress { requests, requested, returned, size });
         }
     }
@@ -601,7 +611,7 @@ impl<S: Source> Pool<S> {
 pub(super) unsafe fn free_slow(pool: NonNull<Hot>, block: NonNull<u8>, size: usize) {
     // SAFETY: a pool lives as long as it has blocks.
     let hot = unsafe { pool.as_ref() };
-    if hot.guarded {
+    if hot.guarded.get() {
         // SAFETY: as the caller promises.
         return unsafe { (hot.call)(pool, Event::Freed(block, size)) };
     }

@@ -25,7 +25,7 @@ const LARGEST: usize = 1 << 20;
 /// How many free blocks are looked at for one that is large enough.
 const LOOKED_AT: usize = 8;
 
-/// What each call touches. C knows the first two fields.
+/// What each call touches. C knows the first two fields, as `struct pw_ring` has them.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Hot {
@@ -56,7 +56,7 @@ pub(super) struct Core<S> {
     held: Cell<usize>,
     /// Bytes that came back since statistics were told.
     returned: Cell<usize>,
-    guarded: bool,
+    guarded: Cell<bool>,
     policy: Policy,
     own: Block,
     source: S,
@@ -86,7 +86,7 @@ impl<S: Source> Core<S> {
             sent: Cell::new(0),
             held: Cell::new(own.size),
             returned: Cell::new(0),
-            guarded: guarded || watch::checked(),
+            guarded: Cell::new(guarded || watch::checked()),
             policy,
             own,
             source,
@@ -123,7 +123,7 @@ impl<S: Source> Core<S> {
         let start = hot.next.get().with_addr(start);
         hot.start.set(start);
         hot.next.set(start);
-        if self.guarded {
+        if self.guarded.get() {
             self.guard_frame()
         } else {
             self.show_room()
@@ -137,7 +137,7 @@ impl<S: Source> Core<S> {
         let frames = self.hot.frames.get();
         self.tell(frames, self.filled() / frames.max(1));
         self.leave();
-        self.enter(self.block_for(2 * LINE)?);
+        self.enter(self.block_for(3 * LINE)?);
         self.open_here()
     }
 
@@ -176,7 +176,7 @@ impl<S: Source> Core<S> {
         if !self.is_open() {
             return None;
         }
-        if self.guarded {
+        if self.guarded.get() {
             return self.allocate_guarded(layout);
         }
         self.extend(layout)?;
@@ -186,7 +186,7 @@ impl<S: Source> Core<S> {
     /// Goes on in a block with room for this.
     fn extend(&self, layout: Layout) -> Option<()> {
         let need = layout.size().checked_add(layout.align())?;
-        let block = self.block_for(need.checked_add(size_of::<Record>())?)?;
+        let block = self.block_for(need.checked_add(size_of::<Record>() + LINE)?)?;
         let left = BlockRef::new(self.hot.block.get())?;
         self.tell(self.filled() / layout.size().max(1), layout.size());
         left.filled.set(self.filled());
@@ -202,7 +202,7 @@ impl<S: Source> Core<S> {
         if self.hot.record.get().is_null() {
             self.place_record(left.header());
         }
-        if !self.guarded {
+        if !self.guarded.get() {
             self.show_room();
         }
         Some(())
@@ -246,6 +246,7 @@ impl<S: Source> Core<S> {
 
     #[cold]
     fn seal_long(&self, record: NonNull<Record>, last: NonNull<Header>) -> Sealed {
+        let _quiet = watch::quiet();
         if let Some(frame) = self.record() {
             frame.last.set(last);
             if frame.first != last && BlockRef::of(frame.first).next.get() != last.as_ptr() {
@@ -281,10 +282,10 @@ impl<S: Source> Core<S> {
 
     /// Memory with a guard behind it.
     fn allocate_guarded(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let _quiet = watch::quiet();
         let (whole, at) = guard::with_guard(layout)?;
         let start = self.place(whole)?;
         let record = self.record()?;
-        let _quiet = watch::quiet();
         // SAFETY: the place is for all that.
         let guard = unsafe { guard::place(start.as_ptr(), layout.size(), at, record.guards.get()) };
         record.guards.set(guard);
@@ -309,6 +310,7 @@ impl<S: Source> Core<S> {
     /// A record for a frame in a guarded ring, and the first guard behind it.
     #[cold]
     fn guard_frame(&self) {
+        let _quiet = watch::quiet();
         let Some(block) = NonNull::new(self.hot.block.get()) else { return };
         self.place_record(block);
         if let Some((whole, at)) = guard::with_guard(Layout::new::<()>())
@@ -325,7 +327,9 @@ impl<S: Source> Core<S> {
     fn enter(&self, block: BlockRef) {
         block.enter();
         self.hot.block.set(block.as_ptr());
-        self.hot.next.set(block.begin());
+        // Checkers hide some bytes before what is handed out, which must not be the header's.
+        let gap = if self.guarded.get() { LINE } else { 0 };
+        self.hot.next.set(block.begin().wrapping_add(gap));
         self.hot.limit.set(block.end());
         self.hot.frames.set(0);
     }
@@ -394,10 +398,9 @@ impl<S: Source> Core<S> {
         let block = self.source.take(Layout::from_size_align(size, LINE).ok()?)?;
         self.held.set(self.held.get() + block.size);
         watch::taken(&self.shared.watch, block);
-        // SAFETY: the block is ours, aligned and as large.
-        let new = unsafe { BlockRef::create(block, NonNull::from(&self.shared)) };
         watch::ours(block.start, size_of::<Header>());
-        Some(new)
+        // SAFETY: the block is ours, aligned and as large.
+        Some(unsafe { BlockRef::create(block, NonNull::from(&self.shared)) })
     }
 
     /// Tells statistics what happened in the block that is left.
@@ -422,6 +425,14 @@ impl<S: Source> Core<S> {
         watch::given_back(&self.shared.watch, block);
         // SAFETY: it came from there, and nobody uses it.
         unsafe { self.source.give_back(block) };
+    }
+
+    /// Guards a ring that has no block yet. Whether it is guarded.
+    pub(super) fn guard(&self) -> bool {
+        if self.held.get() == self.own.size {
+            self.guarded.set(true);
+        }
+        self.guarded.get()
     }
 
     pub(super) fn held(&self) -> usize {
@@ -477,7 +488,7 @@ impl<S: Source> Core<S> {
         } else {
             assert!(hot.next.get().is_null() && !self.is_open(), "a frame is open in no block");
         }
-        let shows = self.is_open() && !self.guarded;
+        let shows = self.is_open() && !self.guarded.get();
         assert_eq!(
             hot.end.get(),
             if shows { hot.limit.get() } else { 0 },
@@ -486,6 +497,7 @@ impl<S: Source> Core<S> {
         let free = BlockRef::new(self.free.get()).into_iter().flat_map(BlockRef::list);
         let free: usize = free.map(|block| block.block().size).sum();
         assert!(free <= self.held.get(), "more is free than is held");
+        let _quiet = watch::quiet();
         let guards = self.record().map_or(ptr::null_mut(), |record| record.guards.get());
         assert!(guard::all_intact(guards), "a guard was written over");
     }

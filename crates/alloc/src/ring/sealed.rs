@@ -9,6 +9,7 @@ use core::ptr::NonNull;
 use super::block::{BlockRef, Header};
 use super::guard::{self, Guard};
 use super::shared::Shared;
+use crate::watch;
 
 /// What is known of a frame of several blocks, or of one that is guarded; lies in the frame.
 #[repr(C)]
@@ -102,6 +103,7 @@ unsafe fn give_up(block: BlockRef) {
 /// It is sealed, and nobody uses it any more.
 #[cold]
 unsafe fn release_long(record: *mut Record) {
+    let _quiet = watch::quiet();
     // SAFETY: a frame stays until it is released.
     let Record { first, last, guards } = unsafe { record.read() };
     let (first, last) = (BlockRef::of(first), BlockRef::of(last.get()));

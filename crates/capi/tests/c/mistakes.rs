@@ -67,6 +67,83 @@ const MISTAKES: &[Mistake] = &[
         asan: &[],
     },
     Mistake {
+        program: "fifo.c",
+        does: "past the end",
+        valgrind: &[
+            "Invalid write of size 1",
+            "writes_past_the_end",
+            "0 bytes after a block of size 10",
+            "allocated_here",
+        ],
+        asan: &["use-after-poison", "writes_past_the_end"],
+    },
+    Mistake {
+        program: "fifo.c",
+        does: "before the start",
+        valgrind: &[
+            "Invalid write of size 1",
+            "writes_before_the_start",
+            "1 bytes before a block of size 10",
+            "allocated_here",
+        ],
+        asan: &["use-after-poison", "writes_before_the_start"],
+    },
+    Mistake {
+        program: "fifo.c",
+        does: "after free",
+        valgrind: &[
+            "Invalid write of size 1",
+            "uses_what_was_freed",
+            "3 bytes inside a block of size 10 free'd",
+            "freed_here",
+            "Block was alloc'd at",
+            "allocated_here",
+        ],
+        asan: &["use-after-poison", "uses_what_was_freed"],
+    },
+    Mistake {
+        program: "fifo.c",
+        does: "lost",
+        valgrind: &["1,000 bytes in 1 blocks are definitely lost", "allocated_here"],
+        asan: &[],
+    },
+    Mistake {
+        program: "fifo.c",
+        does: "undefined",
+        valgrind: &["depends on uninitialised value", "reads_what_was_not_written"],
+        asan: &[],
+    },
+    Mistake {
+        program: "ring.c",
+        does: "past the end",
+        valgrind: &[
+            "Invalid write of size 1",
+            "writes_past_the_end",
+            "0 bytes after a block of size 10",
+            "allocated_here",
+        ],
+        asan: &["use-after-poison", "writes_past_the_end"],
+    },
+    Mistake {
+        program: "ring.c",
+        does: "after release",
+        valgrind: &[
+            "Invalid write of size 1",
+            "uses_what_was_released",
+            "3 bytes inside a block of size 10 free'd",
+            "released_here",
+            "Block was alloc'd at",
+            "allocated_here",
+        ],
+        asan: &["use-after-poison", "uses_what_was_released"],
+    },
+    Mistake {
+        program: "ring.c",
+        does: "undefined",
+        valgrind: &["depends on uninitialised value", "reads_what_was_not_written"],
+        asan: &[],
+    },
+    Mistake {
         program: "persistent.c",
         does: "overflow",
         valgrind: &[

@@ -1,0 +1,136 @@
+/* pagewise/ring.h: memory in frames that one thread fills and seals, and any thread releases.
+ *
+ *     pw_ring *ring = pw_ring_create();
+ *     while (read_job(&job)) {
+ *         if (pw_ring_open(ring)) break;
+ *         struct job *copy = pw_ring_new(ring, struct job, 1);
+ *         if (copy) *copy = (struct job){pw_ring_strdup(ring, job.name)};
+ *         send_to_worker(copy, pw_ring_seal(ring));
+ *     }
+ *
+ * and the worker calls pw_ring_release(frame) when it is done with the job: in any order, in the same few instructions
+ * whatever is in the frame, and without waiting for others.
+ *
+ * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The same memory is
+ * pagewise_alloc::Ring in Rust.
+ *
+ * Errors. Where there is no memory a call returns NULL, or ENOMEM, and changes nothing. Misuse that is found says so and
+ * aborts: a frame that is opened while one is open, sealed while none is; in a ring that is guarded also a frame that is
+ * released twice, or that somebody wrote beyond blocks of.
+ *
+ * Threads. A ring is for one thread at a time; its sealed frames are for all. What was written before a frame was sealed is
+ * seen by who got it by a queue, a lock or another means that orders memory.
+ *
+ * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them, with the places where it was
+ * allocated and its frame released. What is past a block or released may not be touched.
+ */
+#ifndef PAGEWISE_RING_H
+#define PAGEWISE_RING_H
+
+#include <pagewise/base.h>
+#include <string.h>
+
+PW_BEGIN
+
+/* A ring. Only the library makes one, since there is more behind it; what is here is for the inline functions. */
+typedef struct pw_ring {
+    char *next;    /* The first free byte of the open frame, */
+    uintptr_t end; /* and below which a block ends; 0 while none is open. */
+} pw_ring;
+
+PW_ASSERT(offsetof(pw_ring, end) == 8);
+
+/* A frame that is sealed. Not for dereferencing. */
+typedef struct pw_ring_frame pw_ring_frame;
+
+/* A ring whose memory is the system's; NULL where there is none. The caller destroys it. */
+pw_ring *pw_ring_create(void);
+
+/* A ring in a buffer of the caller's, which takes nothing of the system; NULL where it is too small. The buffer stays the
+ * caller's, who uses it for nothing else until the last frame was released and the ring destroyed. */
+pw_ring *pw_ring_create_in(void *buffer, size_t size);
+
+/* Ends a ring, or does nothing with NULL. What is in an open frame is lost; sealed frames stay until they are released, and
+ * the memory goes with the last. */
+void pw_ring_destroy(pw_ring *ring);
+
+/* Guards a ring in which nothing was allocated yet. Returns whether the ring is guarded, which it stays. */
+int pw_ring_guard(pw_ring *ring);
+
+/* Gives the system back what nothing lies in. */
+void pw_ring_trim(pw_ring *ring);
+
+/* Bytes that the ring has of the system, or of its buffer. */
+size_t pw_ring_held(const pw_ring *ring);
+
+/* Names the ring for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. */
+void pw_ring_set_name(pw_ring *ring, const char *name);
+
+/* Walks all that must hold inside, and aborts where it does not. */
+void pw_ring_check(const pw_ring *ring);
+
+/* Opens a frame: 0, or ENOMEM. */
+int pw_ring_open(pw_ring *ring);
+
+/* Seals the open frame: nothing is allocated in it any more. Never NULL. Whoever gets it releases it, once. */
+pw_ring_frame *pw_ring_seal(pw_ring *ring);
+
+/* Takes all back that was allocated in the open frame, and closes it. */
+void pw_ring_cancel(pw_ring *ring);
+
+/* Releases a frame, on any thread: nobody uses what was allocated in it any more. Nothing with NULL. */
+void pw_ring_release(pw_ring_frame *frame);
+
+/* Gives a block another size, and its contents as far as they fit: in place where it is the last or does not grow. NULL
+ * where there is no memory; then the block is as it was. `old` and `align` are those of the block, which is of the open
+ * frame; a block of NULL has the size 0. */
+void *pw_ring_realloc(pw_ring *ring, void *block, size_t old, size_t size, size_t align);
+
+/* What the inline functions call where they do not know what to do: not for others. */
+void *pw_ring_alloc_slow(pw_ring *ring, size_t size, size_t align);
+
+/* Memory in the open frame, with nothing defined in it; NULL where there is none. `align` is a power of two. A block of size
+ * 0 may share its address. */
+PW_INLINE void *pw_ring_alloc(pw_ring *ring, size_t size, size_t align)
+{
+    uintptr_t start = ((uintptr_t)ring->next + (align - 1)) & ~(uintptr_t)(align - 1);
+    if (PW_UNLIKELY(start >= ring->end || size >= ring->end - start)) return pw_ring_alloc_slow(ring, size, align);
+    ring->next = (char *)(start + size);
+    return (char *)start;
+}
+
+/* As pw_ring_alloc, with every byte 0. */
+PW_INLINE void *pw_ring_zalloc(pw_ring *ring, size_t size, size_t align)
+{
+    void *block = pw_ring_alloc(ring, size, align);
+    return block ? memset(block, 0, size) : NULL;
+}
+
+/* n elements; NULL too where their size overflows. The second kind is all 0. */
+PW_INLINE void *pw_ring_array(pw_ring *ring, size_t n, size_t element, size_t align)
+{
+    size_t size;
+    return __builtin_mul_overflow(n, element, &size) ? NULL : pw_ring_alloc(ring, size, align);
+}
+
+PW_INLINE void *pw_ring_zarray(pw_ring *ring, size_t n, size_t element, size_t align)
+{
+    size_t size;
+    return __builtin_mul_overflow(n, element, &size) ? NULL : pw_ring_zalloc(ring, size, align);
+}
+
+/* A copy of a string; NULL where there is no memory. */
+PW_INLINE char *pw_ring_strdup(pw_ring *ring, const char *text)
+{
+    size_t size = strlen(text) + 1;
+    void *copy = pw_ring_alloc(ring, size, 1);
+    return copy ? (char *)memcpy(copy, text, size) : NULL;
+}
+
+/* Memory for n values of a type; NULL where there is none, or their size overflows. The second kind is all 0. */
+#define pw_ring_new(ring, type, n) ((type *)pw_ring_array((ring), (n), sizeof(type), PW_ALIGNOF(type)))
+#define pw_ring_new0(ring, type, n) ((type *)pw_ring_zarray((ring), (n), sizeof(type), PW_ALIGNOF(type)))
+
+PW_END
+
+#endif
