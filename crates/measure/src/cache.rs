@@ -19,6 +19,8 @@ pub struct Cache {
     pub size: Bytes,
     /// How much it moves at once.
     pub line: Bytes,
+    /// How many lines of a set it holds; absent where the kernel does not say.
+    pub ways: Option<usize>,
 }
 
 /// The caches that hold data, the nearest first.
@@ -51,6 +53,10 @@ fn described(folder: &Path) -> Option<Cache> {
         level: text("level")?.trim().parse().ok()?,
         size: size(text("size")?.trim())?,
         line: Bytes(text("coherency_line_size")?.trim().parse().ok()?),
+        // 0 where any line may lie anywhere, or where the kernel does not know.
+        ways: text("ways_of_associativity")
+            .and_then(|ways| ways.trim().parse().ok())
+            .filter(|ways| *ways > 0),
     })
     .filter(|cache| !cache.size.is_zero() && !cache.line.is_zero())
 }
@@ -132,6 +138,7 @@ mod tests {
             ("index2/type", "Unified\n"),
             ("index2/size", "1024K\n"),
             ("index2/coherency_line_size", "64\n"),
+            ("index2/ways_of_associativity", "16\n"),
             ("index1/level", "1\n"),
             ("index1/type", "Instruction\n"),
             ("index1/size", "32K\n"),
@@ -142,8 +149,8 @@ mod tests {
             ("index0/coherency_line_size", "128\n"),
             ("uevent", ""),
         ]);
-        let first = Cache { level: 1, size: Bytes::kib(48), line: Bytes(128) };
-        let second = Cache { level: 2, size: Bytes::mib(1), line: Bytes(64) };
+        let first = Cache { level: 1, size: Bytes::kib(48), line: Bytes(128), ways: None };
+        let second = Cache { level: 2, size: Bytes::mib(1), line: Bytes(64), ways: Some(16) };
         assert_eq!(caches_at(folder.path()), [first, second]);
     }
 

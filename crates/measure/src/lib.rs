@@ -12,6 +12,7 @@ mod pmu;
 pub mod probe;
 pub mod runner;
 mod sampled;
+pub mod tlb;
 mod why;
 
 pub use error::Error;

@@ -5,6 +5,7 @@
 pub mod borrow;
 pub mod cache;
 pub mod chase;
+pub mod cpuid;
 pub mod fork;
 pub mod heap;
 pub mod interrupt;

@@ -1,0 +1,46 @@
+//! The `cpuid` instruction of x86: what the CPU, or the hypervisor on its behalf, says of itself.
+
+/// The registers EAX, EBX, ECX and EDX that a leaf answers with; `None` for a leaf that the CPU does not have, and on
+/// other CPUs than x86.
+pub fn leaf(leaf: u32, subleaf: u32) -> Option<[u32; 4]> {
+    // The first leaf of each range says which is its last.
+    let [last, ..] = ask(leaf & RANGE, 0)?;
+    (leaf <= last).then(|| ask(leaf, subleaf)).flatten()
+}
+
+/// Basic leaves begin at 0, extended ones at 0x8000_0000.
+const RANGE: u32 = 0x8000_0000;
+
+#[cfg(target_arch = "x86_64")]
+fn ask(leaf: u32, subleaf: u32) -> Option<[u32; 4]> {
+    #[allow(unused_unsafe, reason = "the call is safe with newer compilers")]
+    // SAFETY: every x86-64 has the instruction, and it touches no memory.
+    let answer = unsafe { std::arch::x86_64::__cpuid_count(leaf, subleaf) };
+    Some([answer.eax, answer.ebx, answer.ecx, answer.edx])
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn ask(_: u32, _: u32) -> Option<[u32; 4]> {
+    None
+}
+
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_vendor_is_the_one_that_the_kernel_names() {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        let line = cpuinfo.lines().find(|line| line.starts_with("vendor_id")).unwrap();
+        let [_, b, c, d] = leaf(0, 0).unwrap();
+        let name = [b, d, c].map(u32::to_le_bytes).concat();
+        assert_eq!(line.split(": ").nth(1).unwrap().as_bytes(), name);
+    }
+
+    #[test]
+    fn a_leaf_past_the_last_has_no_answer() {
+        assert_eq!(leaf(0x7fff_ffff, 0), None);
+        assert_eq!(leaf(0xffff_ffff, 0), None);
+    }
+}
