@@ -47,19 +47,19 @@ impl Replacement {
         match self {
             Replacement::Lru => "LRU",
             Replacement::Clock => "clock",
-            Replacement::TwoLists => "active and inactive list",
-            Replacement::ActivateReclaimed => "the same, activate is reclaimed",
-            Replacement::Generations => "generations (MGLRU-like)",
+            Replacement::TwoLists => "active/inactive",
+            Replacement::ActivateReclaimed => "activate reclaimed",
+            Replacement::Generations => "generations",
         }
     }
 
-    fn begin(self, frames: usize) -> Box<dyn Reclaim> {
+    fn begin(self) -> Box<dyn Reclaim> {
         match self {
-            Replacement::Lru => Box::new(lru::Lru::new(frames)),
-            Replacement::Clock => Box::new(clock::Clock::new(frames)),
-            Replacement::TwoLists => Box::new(two_lists::TwoLists::new(frames, true)),
-            Replacement::ActivateReclaimed => Box::new(two_lists::TwoLists::new(frames, false)),
-            Replacement::Generations => Box::new(generations::Generations::new(frames)),
+            Replacement::Lru => Box::new(lru::Lru::new()),
+            Replacement::Clock => Box::new(clock::Clock::new()),
+            Replacement::TwoLists => Box::new(two_lists::TwoLists::new(true)),
+            Replacement::ActivateReclaimed => Box::new(two_lists::TwoLists::new(false)),
+            Replacement::Generations => Box::new(generations::Generations::new()),
         }
     }
 }
@@ -72,11 +72,19 @@ trait Reclaim: Debug + Send {
     /// The page in this frame is used.
     fn used(&mut self, frame: Frame);
 
-    /// A page was read into this frame, and is used.
+    /// A page was read into this frame, and is used. Frames come into use in their order.
     fn filled(&mut self, frame: Frame);
 
     /// Takes out the frame whose page is to be reclaimed. All frames are filled.
     fn reclaim(&mut self) -> Frame;
+}
+
+/// What is noted of a frame, which may have come into use just now.
+fn at<T: Default>(notes: &mut Vec<T>, frame: Frame) -> &mut T {
+    if frame == notes.len() {
+        notes.push(T::default());
+    }
+    &mut notes[frame]
 }
 
 /// What was counted.
@@ -130,7 +138,7 @@ impl Memory {
             places: HashMap::new(),
             frames: Vec::new(),
             limit: frames,
-            reclaim: replacement.begin(frames),
+            reclaim: replacement.begin(),
             page_shift: page.ilog2(),
             last: None,
             counts: Counts::default(),

@@ -1,6 +1,6 @@
 //! Clock, or second chance: the frames are the ring.
 
-use super::{Frame, Reclaim};
+use super::{Frame, Reclaim, at};
 
 #[derive(Debug)]
 pub(super) struct Clock {
@@ -10,8 +10,8 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub(super) fn new(frames: usize) -> Clock {
-        Clock { accessed: vec![false; frames], hand: 0 }
+    pub(super) fn new() -> Clock {
+        Clock { accessed: Vec::new(), hand: 0 }
     }
 
     /// The frame that the hand points at; it goes one further.
@@ -28,7 +28,7 @@ impl Reclaim for Clock {
     }
 
     fn filled(&mut self, frame: Frame) {
-        self.accessed[frame] = true;
+        *at(&mut self.accessed, frame) = true;
     }
 
     fn reclaim(&mut self) -> Frame {

@@ -11,7 +11,7 @@
 //! filter that spares walks, and looking around a page that was accessed.
 
 use super::lists::Lists;
-use super::{Frame, Reclaim};
+use super::{Frame, Reclaim, at};
 
 /// `MAX_NR_GENS`: generations that there can be.
 const MOST: usize = 4;
@@ -30,13 +30,9 @@ pub(super) struct Generations {
 }
 
 impl Generations {
-    pub(super) fn new(frames: usize) -> Generations {
-        Generations {
-            lists: Lists::new(frames),
-            oldest: 0,
-            youngest: LEAST - 1,
-            accessed: vec![false; frames],
-        }
+    pub(super) fn new() -> Generations {
+        let lists = Lists::new();
+        Generations { lists, oldest: 0, youngest: LEAST - 1, accessed: Vec::new() }
     }
 
     /// Leaves generations behind that are empty, and ages where there are too few to reclaim from.
@@ -67,7 +63,7 @@ impl Reclaim for Generations {
     }
 
     fn filled(&mut self, frame: Frame) {
-        self.accessed[frame] = true;
+        *at(&mut self.accessed, frame) = true;
         self.lists.push(self.youngest % MOST, frame);
     }
 

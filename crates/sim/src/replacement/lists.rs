@@ -5,7 +5,7 @@ use super::Frame;
 /// No frame.
 const NONE: u32 = u32::MAX;
 
-/// Some lists over the same frames.
+/// Some lists over the same frames, of which those that were never in one take no memory.
 #[derive(Debug)]
 pub(super) struct Lists<const COUNT: usize> {
     ends: [Ends; COUNT],
@@ -28,12 +28,9 @@ struct Link {
 
 impl<const COUNT: usize> Lists<COUNT> {
     /// Empty lists.
-    pub(super) fn new(frames: usize) -> Lists<COUNT> {
-        let link = Link { before: NONE, after: NONE, list: COUNT };
-        Lists {
-            ends: [Ends { first: NONE, last: NONE, length: 0 }; COUNT],
-            links: vec![link; frames],
-        }
+    pub(super) fn new() -> Lists<COUNT> {
+        let ends = [Ends { first: NONE, last: NONE, length: 0 }; COUNT];
+        Lists { ends, links: Vec::new() }
     }
 
     /// How many frames are in a list.
@@ -41,11 +38,16 @@ impl<const COUNT: usize> Lists<COUNT> {
         self.ends[list].length
     }
 
-    /// Puts a frame that is in no list in front of one.
+    /// Puts a frame that is in no list in front of one. New frames come in their order.
     pub(super) fn push(&mut self, list: usize, frame: Frame) {
         let ends = &mut self.ends[list];
         let number = u32::try_from(frame).unwrap_or(NONE);
-        self.links[frame] = Link { before: NONE, after: ends.first, list };
+        let link = Link { before: NONE, after: ends.first, list };
+        if frame == self.links.len() {
+            self.links.push(link);
+        } else {
+            self.links[frame] = link;
+        }
         match ends.first {
             NONE => ends.last = number,
             first => self.links[first as usize].before = number,

@@ -9,8 +9,8 @@ pub(super) struct Lru {
 }
 
 impl Lru {
-    pub(super) fn new(frames: usize) -> Lru {
-        Lru { list: Lists::new(frames) }
+    pub(super) fn new() -> Lru {
+        Lru { list: Lists::new() }
     }
 }
 

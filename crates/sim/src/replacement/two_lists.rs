@@ -11,7 +11,7 @@
 //! Left out: refaults that activate at once (`workingset_refault`), files, and lists by node.
 
 use super::lists::Lists;
-use super::{Frame, Reclaim};
+use super::{Frame, Reclaim, at};
 
 const INACTIVE: usize = 0;
 const ACTIVE: usize = 1;
@@ -40,8 +40,8 @@ enum Verdict {
 }
 
 impl TwoLists {
-    pub(super) fn new(frames: usize, activates: bool) -> TwoLists {
-        TwoLists { lists: Lists::new(frames), pages: vec![Flags::default(); frames], activates }
+    pub(super) fn new(activates: bool) -> TwoLists {
+        TwoLists { lists: Lists::new(), pages: Vec::new(), activates }
     }
 
     fn check_references(&mut self, frame: Frame) -> Verdict {
@@ -70,7 +70,7 @@ impl Reclaim for TwoLists {
     }
 
     fn filled(&mut self, frame: Frame) {
-        self.pages[frame] = Flags { accessed: true, referenced: false };
+        *at(&mut self.pages, frame) = Flags { accessed: true, referenced: false };
         self.lists.push(INACTIVE, frame);
     }
 
