@@ -1,10 +1,16 @@
 //! The command line as clap sees it. Nothing is resolved or read here.
 
+mod sim;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use sim::{
+    CpuArg, Feed, Hardware, OrderArg, PagesKept, PolicyArg, Sim, Simulate, WorkloadArg,
+};
 
 /// Where a Linux process's memory is, what it costs, and why.
 #[derive(Debug, Parser)]
@@ -146,6 +152,9 @@ pub(crate) enum Command {
     ///   pagewise syscalls 1234 --for 5s
     #[command(verbatim_doc_comment)]
     Syscalls(Syscalls),
+    /// Simulate caches, TLBs or page replacement on what a program accesses: where no counter tells, or in another machine
+    #[command(subcommand)]
+    Sim(Sim),
     /// Try on this machine what is said about memory: experiments that judge themselves
     ///
     /// Examples:

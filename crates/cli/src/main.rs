@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         Command::Fragmentation(args) => commands::fragmentation::run(&args, &look),
         Command::Doctor(args) => commands::doctor::run(&args, &look),
         Command::Syscalls(args) => commands::syscalls::run(args, &look),
+        Command::Sim(args) => commands::sim::run(args, &look),
         Command::Lab(args) => commands::lab::run(args, &look),
         Command::LabRun(args) => commands::lab::run_once(args),
         Command::LabTouch { bytes } => commands::lab::touch(bytes),

@@ -7,7 +7,7 @@ pub struct Field {
     pub name: &'static str,
     /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`, `meminfo`, `vmstat`;
     /// `hugepages stats` for `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`;
-    /// `stat` for what runs of commands are measured by; `pagewise` for what else we compute.
+    /// `stat` for what runs of commands are measured by; `sim` for what simulators count; `pagewise` for what else we compute.
     pub source: &'static str,
     /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the form of what is no number.
     pub unit: &'static str,
@@ -951,6 +951,92 @@ fields! {
             "";
         "usual" "flag" ""
             "Whether stat counts it unless told otherwise."
+            "";
+    }
+    "sim" {
+        "accesses" "count" ""
+            "Accesses to memory that a simulator was fed with: loads, stores, and instructions that do both, which count as a read."
+            "Instruction fetches are not among them.";
+        "reads" "count" ""
+            "Simulated accesses that read."
+            "One that reads and then writes the same bytes is a read.";
+        "writes" "count" ""
+            "Simulated accesses that write without reading."
+            "";
+        "l1d_misses" "count" ""
+            "Simulated accesses with a line that the first level of cache did not hold."
+            "One that lies in two lines counts once, as in cachegrind; counters of CPUs count lines that were filled, prefetched ones too.";
+        "l1d_misses_by_reads" "count" ""
+            "Those of them that read."
+            "";
+        "l1d_misses_by_writes" "count" ""
+            "Those of them that write."
+            "Writes allocate a line as reads do.";
+        "l1d_miss_rate" "share" ""
+            "Simulated misses of the first level of cache by accesses."
+            "";
+        "l2_misses" "count" ""
+            "Simulated lines that neither level of cache held."
+            "No prefetcher brings lines here, as those of CPUs do.";
+        "l2_miss_rate" "share" ""
+            "Simulated misses of the second level by all accesses, not by what the first level missed."
+            "";
+        "dtlb_misses" "count" ""
+            "Simulated accesses with a page that the first level of TLB did not hold."
+            "Not page walks: most are found in the second level. Events of CPUs called dTLB misses are often walks.";
+        "dtlb_miss_rate" "share" ""
+            "Simulated misses of the first level of TLB by accesses."
+            "";
+        "stlb_misses" "count" ""
+            "Simulated page walks: pages that no level of TLB held."
+            "All memory is taken to be in pages of one size.";
+        "stlb_misses_by_reads" "count" ""
+            "Page walks for accesses that read."
+            "In the program's order; a CPU may let a load overtake a store.";
+        "stlb_misses_by_writes" "count" ""
+            "Page walks for accesses that write."
+            "In the program's order; a CPU may let a load overtake a store.";
+        "stlb_miss_rate" "share" ""
+            "Simulated page walks by accesses."
+            "";
+        "dtlb_entries" "count" ""
+            "How many pages the first level of TLB for data holds."
+            "A hypervisor may have cpuid say what is not so.";
+        "dtlb_ways" "count" ""
+            "How many pages of a set it holds."
+            "";
+        "stlb_entries" "count" ""
+            "How many pages the second level of TLB holds, if all were of this size."
+            "It is shared with instructions, and often with other sizes.";
+        "stlb_ways" "count" ""
+            "How many pages of a set it holds."
+            "";
+        "prefetched" "count" ""
+            "Pages that the page walker's prefetcher put in before they were asked for."
+            "An assumption: makers of CPUs say little of it.";
+        "policy" "text" ""
+            "How what is replaced is chosen."
+            "CPUs have policies of their own, near tree-PLRU.";
+        "refaults" "count" ""
+            "Simulated faults on pages that were reclaimed before: major faults."
+            "The first use of a page is none of them.";
+        "refaults_by_reads" "count" ""
+            "Those of them that read."
+            "";
+        "refaults_by_writes" "count" ""
+            "Those of them that write."
+            "";
+        "times_lru" "ratio" ""
+            "Refaults by those of LRU."
+            "LRU is not the least that can be: a loop larger than memory is its worst case.";
+        "written_back" "count" ""
+            "Reclaimed pages that had to be written first, since they were changed."
+            "";
+        "unknown_lines" "count" ""
+            "Lines of a trace that are no access, no instruction and no words of valgrind's."
+            "";
+        "cut_off" "flag" ""
+            "Whether there were more accesses than were taken."
             "";
     }
     "pagewise" {

@@ -22,6 +22,7 @@ pub mod reading;
 pub mod registry;
 pub mod report;
 pub mod settings;
+pub mod simulated;
 pub mod snapshot;
 pub mod thp;
 pub mod units;

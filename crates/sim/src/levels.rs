@@ -75,6 +75,11 @@ impl Levels {
         };
     }
 
+    /// Whether there is a second level.
+    pub fn has_second(&self) -> bool {
+        self.second.is_some()
+    }
+
     /// What was counted so far.
     pub fn counts(&self) -> Counts {
         let prefetched = self.prefetcher.as_ref().map_or(0, |prefetcher| prefetcher.made);

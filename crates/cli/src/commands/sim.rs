@@ -1,0 +1,146 @@
+//! `pagewise sim`: accesses from a command, a trace or a workload, through simulators, to a report.
+
+mod feed;
+mod hardware;
+
+use std::process::ExitCode;
+
+use pagewise_analysis::simulated;
+use pagewise_model::simulated::{
+    CacheRun, Replacement, ReplacementRun, Simulation, Split, TlbRun, Translation,
+};
+use pagewise_model::{Absent, Bytes, Reading};
+use pagewise_sim::geometry::PageSize;
+use pagewise_sim::replacement::{self, Memory};
+use pagewise_sim::{Levels, Policy, Unfit};
+use pagewise_view::text::Units;
+
+use crate::args::{PagesKept, Sim, Simulate};
+use crate::look::Look;
+use crate::output::emit;
+use crate::plan::Usage;
+use hardware::Machine;
+
+/// Simulates, reports, and passes on the exit code of a command that was run to its end.
+pub(crate) fn run(args: Sim, look: &Look) -> anyhow::Result<ExitCode> {
+    match args {
+        Sim::Tlb(args) => {
+            let machine = Machine::of(&args.hardware);
+            let simulators = Simulators::new(&machine, &machine.policies[..1], &PageSize::ALL)?;
+            simulate(args, &machine, simulators, simulated::tlb, look)
+        }
+        Sim::Cache(args) => {
+            let machine = Machine::of(&args.hardware);
+            let simulators = Simulators::new(&machine, &machine.policies, &[PageSize::Base])?;
+            simulate(args, &machine, simulators, simulated::cache, look)
+        }
+        Sim::Pages(args) => keep_pages(args, look),
+    }
+}
+
+fn simulate(
+    args: Simulate,
+    machine: &Machine,
+    mut simulators: Simulators,
+    report: fn(&Simulation) -> pagewise_model::Report,
+    look: &Look,
+) -> anyhow::Result<ExitCode> {
+    let fed = feed::run(args.feed, &mut |block| simulators.play(block))?;
+    let simulation = Simulation {
+        stream: fed.stream,
+        cpu: machine.model(),
+        caches: simulators.caches(),
+        translations: simulators.translations(machine),
+    };
+    emit(&report(&simulation), &args.output, look, Units::Human)?;
+    Ok(fed.exit)
+}
+
+/// Caches by policy, and TLBs by size of page.
+struct Simulators {
+    caches: Vec<(Policy, Levels)>,
+    tlbs: Vec<(PageSize, Reading<Levels>)>,
+}
+
+impl Simulators {
+    fn new(
+        machine: &Machine,
+        policies: &[Policy],
+        pages: &[PageSize],
+    ) -> anyhow::Result<Simulators> {
+        let caches = |policy: &Policy| Ok((*policy, Levels::caches(&machine.caches, *policy)?));
+        let caches: Result<_, Unfit> = policies.iter().map(caches).collect();
+        let tlbs = pages.iter().map(|page| (*page, machine.tlb(*page))).collect();
+        Ok(Simulators { caches: caches.map_err(|unfit| Usage(unfit.to_string()))?, tlbs })
+    }
+
+    fn play(&mut self, block: &[pagewise_sim::Access]) {
+        self.caches.iter_mut().for_each(|(_, levels)| levels.play(block));
+        self.tlbs
+            .iter_mut()
+            .filter_map(|(_, tlb)| tlb.as_mut().ok())
+            .for_each(|tlb| tlb.play(block));
+    }
+
+    fn caches(&self) -> Vec<CacheRun> {
+        let run = |(policy, levels): &(Policy, Levels)| CacheRun {
+            policy: policy.name().to_owned(),
+            l1d: split(levels.counts().first),
+            l2: if levels.has_second() {
+                Ok(split(levels.counts().last))
+            } else {
+                Err(Absent::NotCollected("no second level was simulated".into()))
+            },
+        };
+        self.caches.iter().map(run).collect()
+    }
+
+    fn translations(&self, machine: &Machine) -> Vec<Translation> {
+        let run = |(page, tlb): &(PageSize, Reading<Levels>)| Translation {
+            page: Bytes(page.bytes()),
+            tlb: tlb.as_ref().map_err(Clone::clone).and_then(|levels| {
+                let counts = levels.counts();
+                let (first, second) = machine.levels(*page)?;
+                Ok(TlbRun {
+                    first,
+                    second,
+                    dtlb: split(counts.first),
+                    stlb: split(counts.last),
+                    prefetcher: machine
+                        .prefetcher(*page)
+                        .map(|model| (hardware::next_page(model), counts.prefetched)),
+                })
+            }),
+        };
+        self.tlbs.iter().map(run).collect()
+    }
+}
+
+fn keep_pages(args: PagesKept, look: &Look) -> anyhow::Result<ExitCode> {
+    let frames = usize::try_from(args.memory / args.page.max(1)).unwrap_or(usize::MAX);
+    let memory = |policy: &replacement::Replacement| Memory::new(frames, args.page, *policy);
+    let memories: Result<Vec<Memory>, Unfit> =
+        replacement::Replacement::ALL.iter().map(memory).collect();
+    let mut memories = memories.map_err(|unfit| Usage(unfit.to_string()))?;
+    let fed = feed::run(args.feed, &mut |block| {
+        memories.iter_mut().for_each(|memory| memory.play(block));
+    })?;
+    let run = |(policy, memory): (&replacement::Replacement, &Memory)| ReplacementRun {
+        policy: policy.name().to_owned(),
+        back: split(memory.counts().back),
+        written: memory.counts().written,
+    };
+    let kept = Replacement {
+        stream: fed.stream,
+        memory: Bytes(args.memory),
+        page: Bytes(args.page),
+        pages: memories.first().map_or(0, |memory| memory.counts().first),
+        policies: replacement::Replacement::ALL.iter().zip(&memories).map(run).collect(),
+    };
+    emit(&simulated::pages_kept(&kept), &args.output, look, Units::Human)?;
+    Ok(fed.exit)
+}
+
+fn split(counts: pagewise_sim::Split) -> Split {
+    Split { reads: counts.reads, writes: counts.writes }
+}
