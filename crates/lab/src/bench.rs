@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use pagewise_measure::probe::{Options, Probe, Whose};
 use pagewise_model::lab::{Measured, Run};
-use pagewise_model::{Absent, Bytes, Counter, Pid, Reading};
-use pagewise_proc::{ProcRoot, smaps};
+use pagewise_model::process::Statm;
+use pagewise_model::{Absent, Bytes, Counter, PageSize, Pid, Reading, Smaps};
+use pagewise_proc::{ProcRoot, smaps, stat};
 use pagewise_sys::launch::Usage;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
@@ -188,13 +189,30 @@ impl Bench {
     /// # Errors
     /// [`LabError::Failed`] where it cannot be read.
     pub fn memory(&self, counter: Counter) -> Result<f64, LabError> {
-        let root = ProcRoot::live();
-        let text = root.read(Pid(std::process::id()), "smaps_rollup");
-        let text = text.map_err(|error| LabError::Failed(error.to_string()))?;
-        let unread = || LabError::Failed("smaps_rollup does not read as it should".to_owned());
-        let read = smaps::parse_rollup(&text).ok_or_else(unread)?;
-        let bytes = read.get(counter).map_err(|why| LabError::Failed(why.to_string()))?;
-        Ok(count(bytes))
+        let read = smaps::parse_rollup(&own_file("smaps_rollup")?);
+        counted(&read.ok_or_else(|| unreadable("smaps_rollup"))?, counter)
+    }
+
+    /// A counter of `smaps` of the mapping that has an address, in bytes. Mappings alike beside each other are one.
+    ///
+    /// # Errors
+    /// [`LabError::Failed`] where it cannot be read, or nothing is mapped there.
+    pub fn memory_at(&self, address: u64, counter: Counter) -> Result<f64, LabError> {
+        let mappings = smaps::parse(&own_file("smaps")?).mappings;
+        let found = mappings.iter().find(|mapping| mapping.range.contains(address));
+        let read = found.and_then(|mapping| mapping.smaps.as_ref().ok());
+        counted(read.ok_or_else(|| unreadable("smaps"))?, counter)
+    }
+
+    /// What `statm` says of this process: VIRT, RES, SHR and DATA.
+    ///
+    /// # Errors
+    /// [`LabError::Failed`] where it cannot be read.
+    pub fn columns(&self) -> Result<Statm, LabError> {
+        let page = PageSize::new(pagewise_sys::system::page_size());
+        let page = page.ok_or_else(|| unreadable("the page size"))?;
+        let text = own_file("statm")?;
+        stat::parse_statm(&text, page).map_err(|error| LabError::Failed(error.to_string()))
     }
 
     /// What `getrusage` says of this process.
@@ -206,6 +224,20 @@ impl Bench {
 /// Moves a process into a cgroup: what it touches from now on counts there.
 pub(crate) fn join(cgroup: &Path, process: u32) -> Result<(), LabError> {
     fs::write(cgroup.join("cgroup.procs"), process.to_string()).while_("cannot join the cgroup")
+}
+
+/// A file of this process in `/proc`.
+fn own_file(name: &str) -> Result<Vec<u8>, LabError> {
+    let text = ProcRoot::live().read(Pid(std::process::id()), name);
+    text.map_err(|error| LabError::Failed(error.to_string()))
+}
+
+fn unreadable(name: &str) -> LabError {
+    LabError::Failed(format!("{name} does not read as it should"))
+}
+
+fn counted(read: &Smaps, counter: Counter) -> Result<f64, LabError> {
+    read.get(counter).map(count).map_err(|why| LabError::Failed(why.to_string()))
 }
 
 /// The counters that a run opens where its experiment declares them.

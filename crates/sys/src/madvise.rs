@@ -26,6 +26,8 @@ pub enum Advice {
     Mergeable = libc::MADV_MERGEABLE,
     /// May be freed when memory is short; keeps its bytes until then, or until it is written (Linux 4.5).
     Free = libc::MADV_FREE,
+    /// Fill page tables as reading would: a file is read (Linux 5.14).
+    PopulateRead = 22,
     /// Fill page tables as writing would (Linux 5.14).
     PopulateWrite = 23,
     /// Not used soon (Linux 5.4). On a part of a huge page it splits it.
