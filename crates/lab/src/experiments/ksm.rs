@@ -1,0 +1,153 @@
+//! Pages with the same bytes, offered to the kernel for merging: one stays, everyone has it, and who writes gets a copy.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pagewise_measure::pin::Pinned;
+use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::report::{Scale, Unit};
+use pagewise_model::{Bytes, Counter, Pid};
+use pagewise_proc::ProcRoot;
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::mapping::{Mapping, Wanted};
+
+use super::Experiment;
+use crate::bench::count;
+use crate::error::While;
+use crate::results::Explained;
+use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+
+/// See [`ABOUT`].
+pub(super) struct Ksm;
+
+const SETTINGS: &str = "/sys/kernel/mm/ksm";
+
+static ABOUT: About = About {
+    name: "ksm",
+    question: "What does merging pages alike save, and what does it cost who writes them?",
+    expectation: "A kernel thread reads the pages that were offered, and maps those alike to one page, read only. RES does not \
+        show it, PSS does. A page must be seen unchanged in one round to be merged in the next. Writing a merged page is a \
+        page fault that copies it, as after fork. Pages of which there is one each are read for nothing.",
+    figures: "",
+    needs: &[Need::Root, Need::ChangeSystem, Need::File("/sys/kernel/mm/ksm/run")],
+    parameters: &[Parameter {
+        name: "mib",
+        meaning: "how much memory is offered, in MiB",
+        values: [16, 128, 512],
+    }],
+    quantities: &[
+        Quantity { name: "merged", unit: Unit::Bytes, meaning: "pages of the process that are merged" },
+        Quantity { name: "rss", unit: Unit::Bytes, meaning: "its resident memory" },
+        Quantity { name: "pss", unit: Unit::Bytes, meaning: "its PSS" },
+        Quantity { name: "rewritten", unit: Unit::Bytes, meaning: "its PSS, after every page was written again" },
+        Quantity { name: "minflt", unit: Unit::Count, meaning: "page faults of writing every page again" },
+        Quantity { name: "wall", unit: Unit::Nanos, meaning: "time to write every page again" },
+        Quantity { name: "merging", unit: Unit::Nanos, meaning: "how long the kernel was given to merge" },
+    ],
+    arms: &["not offered", "all different", "all alike"],
+    runs: [3, 5, 5],
+    timed: false,
+    memory: |parameters| Bytes::mib(parameters.get("mib")),
+};
+
+/// Rounds until all is merged that can be: the first notes checksums, the second merges what kept its own. One may be under way.
+const ROUNDS: u64 = 4;
+
+/// A round takes as long as there is memory to read; this is given up on.
+const LONGEST: Duration = Duration::from_secs(40);
+
+impl Experiment for Ksm {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        let (length, page) = (bench.size("mib") << 20, bench.page());
+        let mapping = Mapping::map(&Wanted { length, ..Wanted::default() }).while_("cannot map memory")?;
+        // A huge page would have to be split first.
+        mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
+        fill(&mapping, page, arm == "all different");
+        let begin = Instant::now();
+        if arm != "not offered" {
+            mapping.advise(0..length, Advice::Mergeable).while_("MADV_MERGEABLE")?;
+            merge(bench)?;
+        }
+        bench.each("merging", begin, 1);
+        bench.record("merged", count(merged()?) * count(page as u64));
+        bench.record("rss", bench.memory_at(mapping.start(), Counter::Rss)?);
+        bench.record("pss", bench.memory_at(mapping.start(), Counter::Pss)?);
+        stop(bench)?;
+        let _pinned = Pinned::here()?;
+        bench.measure(|| mapping.touch(page - 1..length, page))?;
+        bench.record("rewritten", bench.memory_at(mapping.start(), Counter::Pss)?);
+        Ok(())
+    }
+
+    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+        let all = results.parameter("mib") * f64::from(1 << 20);
+        let faults = |arm| results.value("minflt", arm);
+        let late = "the kernel's thread had too little CPU time to read all pages";
+        let pages = results.median("merged", "all alike").unwrap_or(f64::NAN) / count(pagewise_sys::system::page_size());
+        vec![
+            results.claim("Pages alike are merged", "").near(all, 0.02, results.value("merged", "all alike")).because(late),
+            results.claim("Pages of which there is one each are not", "").at_most(0.02 * all, results.value("merged", "all different")),
+            results.claim("RES does not show it", "").near(all, 0.05, results.value("rss", "all alike")),
+            results.claim("PSS does", "").at_most(0.1 * all, results.value("pss", "all alike")).because(late),
+            results.claim("Writing a merged page is a fault", "").near(pages, 0.02, faults("all alike")),
+            results.claim("writing one of one's own is none", "").at_most(0.02 * pages, faults("not offered")),
+            results.claim("and takes many times less", "").more_than(3.0, results.ratio("wall", "all alike", "not offered")),
+            results.claim("Afterwards every page is one's own again", "").near(all, 0.05, results.value("rewritten", "all alike")),
+        ]
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        vec![
+            Plot::Bars { quantity: "pss".into(), scale: Scale::Linear },
+            Plot::Bars { quantity: "wall".into(), scale: Scale::Log },
+        ]
+    }
+}
+
+/// Writes each page: its number, or the same in each.
+fn fill(mapping: &Mapping, page: usize, different: bool) {
+    for (number, at) in (0..mapping.len()).step_by(page).enumerate() {
+        let number = if different { number + 1 } else { 1 };
+        for (place, byte) in number.to_ne_bytes().into_iter().enumerate() {
+            mapping.write(at + place, byte);
+        }
+    }
+}
+
+/// Has the kernel's thread work as fast as it can, for some rounds.
+fn merge(bench: &Bench) -> Result<(), LabError> {
+    for (setting, value) in [("sleep_millisecs", "1"), ("pages_to_scan", "5000"), ("run", "1")] {
+        bench.journal().set(&Path::new(SETTINGS).join(setting), value)?;
+    }
+    let begin = Instant::now();
+    let last = rounds()? + ROUNDS;
+    while rounds()? < last && begin.elapsed() < LONGEST {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Ends that, so that what is written stays as it is. What is merged stays merged.
+fn stop(bench: &Bench) -> Result<(), LabError> {
+    bench.journal().set(&Path::new(SETTINGS).join("run"), "0")
+}
+
+fn rounds() -> Result<u64, LabError> {
+    let text = fs::read_to_string(Path::new(SETTINGS).join("full_scans")).while_("cannot read full_scans")?;
+    text.trim().parse().map_err(|_| LabError::Failed("full_scans is no number".to_owned()))
+}
+
+/// Pages of this process that are merged.
+fn merged() -> Result<u64, LabError> {
+    let text = ProcRoot::live().read(Pid(std::process::id()), "ksm_stat");
+    let text = text.map_err(|error| LabError::Failed(error.to_string()))?;
+    let read = pagewise_proc::ksm::parse(&text);
+    let read = read.ok_or_else(|| LabError::Failed("ksm_stat does not read as it should".to_owned()))?;
+    Ok(read.merging_pages)
+}
