@@ -11,6 +11,7 @@ mod cgroup;
 mod environment;
 mod error;
 mod experiments;
+mod files;
 mod journal;
 mod needs;
 mod outline;

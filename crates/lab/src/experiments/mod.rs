@@ -17,6 +17,7 @@ experiments! {
     stack_vs_heap StackVsHeap;
     thp_advise ThpAdvise;
     thp_bloat ThpBloat;
+    readahead Readahead;
     ksm Ksm;
     tlb_shootdown TlbShootdown;
 }

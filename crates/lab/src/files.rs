@@ -1,0 +1,47 @@
+//! Files to map: with room on the disk, or with bytes in it, and out of the page cache when wanted.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+
+use crate::LabError;
+use crate::error::While;
+
+/// A file of zeros that nobody else can open: its name is gone. It has its room on the disk, so that touching it where it is
+/// mapped cannot fail for want of that (SIGBUS).
+pub(crate) fn allocated(folder: &Path, bytes: usize) -> Result<File, LabError> {
+    let path = folder.join(format!("allocated-{}", std::process::id()));
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(&path);
+    let file = file.while_(format!("cannot make {}", path.display()))?;
+    fs::remove_file(&path).while_("cannot remove a file")?;
+    fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)
+        .while_(format!("no room for {bytes} bytes in {}", folder.display()))?;
+    Ok(file)
+}
+
+/// A file whose every page begins with 1 and lies on the disk: made once, for all runs of an experiment.
+pub(crate) fn written(folder: &Path, bytes: usize, page: usize) -> Result<File, LabError> {
+    let path = folder.join("written");
+    let open = || OpenOptions::new().read(true).write(true).open(&path);
+    if fs::metadata(&path).is_ok_and(|there| there.len() == bytes as u64) {
+        return open().while_(format!("cannot open {}", path.display()));
+    }
+    let mut content = vec![0; page];
+    content[0] = 1;
+    let write = || {
+        let mut file = BufWriter::new(File::create(&path)?);
+        (0..bytes / page).try_for_each(|_| file.write_all(&content))?;
+        file.flush()?;
+        open()
+    };
+    write().while_(format!("cannot write {}", path.display()))
+}
+
+/// Takes a file out of the page cache, and no other: what is dirty is written first, since only clean pages go.
+pub(crate) fn drop_cached(file: &File) -> Result<(), LabError> {
+    file.sync_all().while_("cannot sync a file")?;
+    fadvise(file, 0, None, Advice::DontNeed).while_("POSIX_FADV_DONTNEED")
+}
