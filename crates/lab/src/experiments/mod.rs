@@ -14,6 +14,7 @@ macro_rules! experiments {
 }
 
 experiments! {
+    first_touch FirstTouch;
     stack_vs_heap StackVsHeap;
     thp_advise ThpAdvise;
     thp_bloat ThpBloat;

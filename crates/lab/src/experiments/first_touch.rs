@@ -1,0 +1,279 @@
+//! The life of a mapping, for each kind of memory: reserved, read, written, shared with a child by fork, dropped. After each
+//! step, what the usual columns say.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pagewise_measure::pin::Pinned;
+use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::report::{Scale, Unit};
+use pagewise_model::process::Statm;
+use pagewise_model::{Bytes, Counter};
+use pagewise_sys::fork::fork;
+use pagewise_sys::launch::Usage;
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::mapping::{Mapping, Wanted};
+
+use super::Experiment;
+use crate::bench::count;
+use crate::error::While;
+use crate::files;
+use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+
+/// See [`ABOUT`].
+pub(super) struct FirstTouch;
+
+const PRIVATE: &str = "private anonymous";
+const SHARED: &str = "shared anonymous";
+const PRIVATE_FILE: &str = "private file";
+const SHARED_FILE: &str = "shared file";
+
+static ABOUT: About = About {
+    name: "first-touch",
+    question: "When does reserved memory become real, in which column is it seen, and who has it after fork?",
+    expectation: "Reserving makes VIRT alone, and DATA where it is private. Reading private anonymous memory maps the page of \
+        zeros, which counts nowhere; reading any other kind brings pages, seen in RES and SHR: shared anonymous memory is a \
+        file of tmpfs. Writing a private page of a file copies it: it becomes anonymous, and leaves SHR. A child of fork has \
+        the private pages too, and copies those that it writes; what it writes to shared ones its parent sees. A dropped page \
+        is zero again, or what the file says, or what was written to what is shared.",
+    figures: "50 MiB touched of shared anonymous memory: 50 MiB in RES and in SHR",
+    needs: &[],
+    parameters: &[Parameter {
+        name: "mib",
+        meaning: "how much is reserved, in MiB",
+        values: [16, 50, 50],
+    }],
+    quantities: &[
+        Quantity { name: "virt", unit: Unit::Bytes, meaning: "VIRT, once it is reserved" },
+        Quantity { name: "data", unit: Unit::Bytes, meaning: "DATA, once it is reserved" },
+        Quantity { name: "reserved", unit: Unit::Bytes, meaning: "RES, once it is reserved" },
+        Quantity { name: "read", unit: Unit::Bytes, meaning: "RES, once every page was read" },
+        Quantity { name: "written", unit: Unit::Bytes, meaning: "RES, once every page was written" },
+        Quantity { name: "read_shr", unit: Unit::Bytes, meaning: "SHR, once every page was read" },
+        Quantity { name: "written_shr", unit: Unit::Bytes, meaning: "SHR, once every page was written" },
+        Quantity { name: "forked", unit: Unit::Bytes, meaning: "PSS of it, once there is a child" },
+        Quantity { name: "copied", unit: Unit::Bytes, meaning: "PSS of it, once the child wrote a quarter" },
+        Quantity { name: "seen", unit: Unit::Bytes, meaning: "of what the child wrote, what its parent sees" },
+        Quantity { name: "dropped", unit: Unit::Bytes, meaning: "RES, once it was dropped" },
+        Quantity { name: "kept", unit: Unit::Bytes, meaning: "what reads after that as it was written" },
+        Quantity { name: "read_minflt", unit: Unit::Count, meaning: "page faults of reading every page" },
+        Quantity { name: "write_minflt", unit: Unit::Count, meaning: "page faults of writing every page" },
+    ],
+    arms: &[PRIVATE, SHARED, PRIVATE_FILE, SHARED_FILE],
+    runs: [3, 5, 5],
+    timed: false,
+    memory: |parameters| Bytes::mib(3 * parameters.get("mib")),
+};
+
+/// What parent and child tell each other, in a page that they share, in this order: the child may write, it wrote, it may end.
+const WRITE: u8 = 1;
+const WROTE: u8 = 2;
+const END: u8 = 3;
+
+/// What the child writes.
+const CHILDS: u8 = 7;
+
+/// One after the other, as the curves have them.
+#[derive(Clone, Copy)]
+enum Stage {
+    Reserved = 1,
+    Read,
+    Written,
+    Forked,
+    Dropped,
+}
+
+/// A mapping, and what there was before it.
+struct Life<'b> {
+    bench: &'b mut Bench,
+    mapping: Mapping,
+    page: usize,
+    before: Statm,
+}
+
+impl Life<'_> {
+    /// VIRT, RES, SHR and DATA since before, in bytes.
+    fn columns(&self) -> Result<[f64; 4], LabError> {
+        let (now, before) = (self.bench.columns()?, self.before);
+        let of = |column: fn(&Statm) -> Bytes| count(column(&now).0) - count(column(&before).0);
+        Ok([of(|s| s.size), of(|s| s.resident), of(|s| s.shared), of(|s| s.data)])
+    }
+
+    fn pss(&self) -> Result<f64, LabError> {
+        self.bench.memory_at(self.mapping.start(), Counter::Pss)
+    }
+
+    /// Ends a stage: notes its columns as points of curves.
+    fn stage(&mut self, stage: Stage) -> Result<[f64; 4], LabError> {
+        let columns = self.columns()?;
+        let pss = self.pss()?;
+        let x = f64::from(stage as u8);
+        for (name, value) in [("RES", columns[1]), ("SHR", columns[2]), ("PSS", pss)] {
+            self.bench.point(name, x, value);
+        }
+        Ok(columns)
+    }
+
+    /// Every page.
+    fn all(&self) -> std::ops::Range<usize> {
+        0..self.mapping.len()
+    }
+
+    fn reserve(&mut self) -> Result<(), LabError> {
+        let [virt, res, _, data] = self.stage(Stage::Reserved)?;
+        self.bench.record("virt", virt);
+        self.bench.record("data", data);
+        self.bench.record("reserved", res);
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), LabError> {
+        let faults = faults();
+        self.mapping.look(self.all(), self.page);
+        self.bench.record("read_minflt", count(self::faults() - faults));
+        let [_, res, shr, _] = self.stage(Stage::Read)?;
+        self.bench.record("read", res);
+        self.bench.record("read_shr", shr);
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), LabError> {
+        let faults = faults();
+        self.mapping.touch(self.all(), self.page);
+        self.bench.record("write_minflt", count(self::faults() - faults));
+        let [_, res, shr, _] = self.stage(Stage::Written)?;
+        self.bench.record("written", res);
+        self.bench.record("written_shr", shr);
+        Ok(())
+    }
+
+    /// A child writes a quarter, and stays until its parent has looked.
+    fn fork(&mut self) -> Result<(), LabError> {
+        let talk = Wanted { length: self.page, shared: true, ..Wanted::default() };
+        let talk = Mapping::map(&talk).while_("cannot map a page")?;
+        let quarter = (0..self.mapping.len() / 4).step_by(self.page);
+        let (mapping, quarters) = (&self.mapping, quarter.clone());
+        let child = fork(|| {
+            wait_for(&talk, WRITE);
+            quarters.for_each(|at| mapping.write(at, CHILDS));
+            talk.write(0, WROTE);
+            wait_for(&talk, END);
+            0
+        });
+        let child = child.while_("cannot fork")?;
+        self.stage(Stage::Forked)?;
+        let forked = self.pss()?;
+        talk.write(0, WRITE);
+        wait_for(&talk, WROTE);
+        let copied = self.pss()?;
+        let seen = quarter.filter(|at| self.mapping.read(*at) == CHILDS).count();
+        talk.write(0, END);
+        child.wait().while_("cannot wait for the child")?;
+        self.bench.record("forked", forked);
+        self.bench.record("copied", copied);
+        self.bench.record("seen", count((seen * self.page) as u64));
+        Ok(())
+    }
+
+    fn forget(&mut self) -> Result<(), LabError> {
+        self.mapping.touch(self.all(), self.page);
+        self.mapping.advise(self.all(), Advice::DontNeed).while_("MADV_DONTNEED")?;
+        let [_, res, _, _] = self.stage(Stage::Dropped)?;
+        self.bench.record("dropped", res);
+        let kept = self.all().step_by(self.page).filter(|at| self.mapping.read(*at) == 1).count();
+        self.bench.record("kept", count((kept * self.page) as u64));
+        Ok(())
+    }
+}
+
+/// Waits for a word of the other side; not for ever, should that be gone.
+fn wait_for(talk: &Mapping, word: u8) {
+    let begin = Instant::now();
+    while talk.read(0) != word && begin.elapsed() < Duration::from_secs(20) {
+        thread::sleep(Duration::from_micros(100));
+    }
+}
+
+fn faults() -> u64 {
+    Usage::of_this_thread().minor_faults
+}
+
+impl Experiment for FirstTouch {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        let (length, page) = (bench.size("mib") << 20, bench.page());
+        let file = match arm.ends_with("file") {
+            true => Some(files::allocated(bench.folder(), length)?),
+            false => None,
+        };
+        // Each CPU keeps a part of the count that statm shows.
+        let _pinned = Pinned::here()?;
+        let shared = arm.starts_with("shared");
+        let wanted = Wanted { length, shared, file: file.as_ref(), ..Wanted::default() };
+        // Reading brings pages of this program too: all but what is new is read before.
+        let other = Mapping::map(&wanted).while_("cannot map memory")?;
+        bench.memory_at(other.start(), Counter::Pss)?;
+        bench.columns()?;
+        drop(other);
+        let before = bench.columns()?;
+        let mapping = Mapping::map(&wanted).while_("cannot map memory")?;
+        // Base pages, so that a touch is a page.
+        mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
+        let mut life = Life { bench, mapping, page, before };
+        life.reserve()?;
+        life.read()?;
+        life.write()?;
+        life.fork()?;
+        life.forget()
+    }
+
+    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+        let all = results.parameter("mib") * f64::from(1 << 20);
+        let pages = all / count(pagewise_sys::system::page_size());
+        let little = 0.05 * all;
+        let says = |text, quantity, arm, expected| {
+            let value = results.value(quantity, arm);
+            let asked = results.claim(text, "");
+            if expected == 0.0 { asked.at_most(little, value) } else { asked.near(expected, 0.05, value) }
+        };
+        let touched = "50 MiB touched: 50 MiB in RES and in SHR";
+        vec![
+            says("Reserving makes VIRT", "virt", PRIVATE, all),
+            says("and DATA, where it is private", "data", PRIVATE, all),
+            says("but not where it is shared", "data", SHARED, 0.0),
+            says("and nothing resident", "reserved", PRIVATE, 0.0),
+            says("Reading private anonymous memory brings nothing", "read", PRIVATE, 0.0),
+            says("though every page is a fault: the page of zeros is mapped", "read_minflt", PRIVATE, pages),
+            says("Reading shared anonymous memory brings pages", "read", SHARED, all),
+            says("Written private anonymous memory is in RES", "written", PRIVATE, all),
+            says("and not in SHR", "written_shr", PRIVATE, 0.0),
+            results.claim("Written shared anonymous memory is in RES", touched).near(all, 0.05, results.value("written", SHARED)),
+            results.claim("and in SHR", touched).near(all, 0.05, results.value("written_shr", SHARED)),
+            says("A private page of a file is in SHR when it was read", "read_shr", PRIVATE_FILE, all),
+            says("and leaves SHR when it is written: a copy, and anonymous", "written_shr", PRIVATE_FILE, 0.0),
+            says("A shared page of a file stays in SHR", "written_shr", SHARED_FILE, all),
+            says("After fork parent and child have half of each private page", "forked", PRIVATE, 0.5 * all),
+            says("and what the child writes each has a copy of", "copied", PRIVATE, 0.625 * all),
+            says("of which the parent sees nothing", "seen", PRIVATE, 0.0),
+            says("A child has shared pages only once it touches them", "forked", SHARED, all),
+            says("and shares them then, copying nothing", "copied", SHARED, 0.875 * all),
+            says("so that the parent sees what it wrote", "seen", SHARED, 0.25 * all),
+            says("Dropped pages are in RES no more", "dropped", SHARED, 0.0),
+            says("private ones are zeros when read again", "kept", PRIVATE, 0.0),
+            says("private ones of a file are what the file says", "kept", PRIVATE_FILE, 0.0),
+            says("shared ones are what was written", "kept", SHARED, all),
+        ]
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        let curve = |name: &'static str| Plot::Curves {
+            curve: name.into(),
+            x: ("reserved, read, written, forked, dropped".into(), Unit::Count, Scale::Linear),
+            y: (name.into(), Unit::Bytes, Scale::Linear),
+        };
+        vec![curve("RES"), curve("SHR"), curve("PSS")]
+    }
+}
