@@ -18,6 +18,7 @@ experiments! {
     stack_vs_heap StackVsHeap;
     thp_advise ThpAdvise;
     thp_bloat ThpBloat;
+    mem_access MemAccess;
     readahead Readahead;
     ksm Ksm;
     tlb_shootdown TlbShootdown;
