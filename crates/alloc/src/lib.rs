@@ -12,6 +12,7 @@ pub mod pages;
 #[cfg(all(feature = "os", target_pointer_width = "64", target_endian = "little"))]
 pub mod persistent;
 pub mod ring;
+mod shelf;
 pub mod source;
 pub mod stack;
 pub mod tlsf;
@@ -22,6 +23,9 @@ pub use discipline::{Allocator, Discipline};
 pub use fifo::Fifo;
 pub use pages::Pages;
 pub use ring::Ring;
+#[cfg(feature = "os")]
+pub use shelf::Malloc;
+pub use shelf::{Shelf, Slot};
 #[cfg(feature = "os")]
 pub use source::Os;
 pub use source::{Block, Source};

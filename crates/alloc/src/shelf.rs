@@ -1,0 +1,197 @@
+//! A pool with its live blocks, for programs that may not hold unsafe code: experiments put any pool to work with it.
+//!
+//! Invariant: what a slot holds is a live block of the shelf's pool, and nobody else has it.
+//!
+//! ```text
+//! slots  [ block 7 | none | block 9 | ... ]        pool  [ ..7.. | ...9.. ]
+//!            └──────────────────┴──────────────────────────┴────────┘
+//! ```
+
+use core::alloc::Layout;
+use core::fmt;
+use core::ptr::NonNull;
+
+use crate::{Allocator, Discipline};
+
+/// Room for a block on a [`Shelf`].
+#[derive(Debug, Default)]
+pub struct Slot(Option<(NonNull<u8>, Layout)>);
+
+/// A pool whose blocks may be freed in any order, and its live blocks, each in a slot. Those that are left are freed with it.
+///
+/// ```
+/// use core::alloc::Layout;
+/// use pagewise_alloc::{Os, Shelf, Slot, Tlsf};
+///
+/// let mut slots = [const { Slot::EMPTY }; 2];
+/// let mut shelf = Shelf::new(Tlsf::<Os>::new(Os), &mut slots);
+/// assert!(shelf.put(0, Layout::new::<u64>()) && shelf.put(1, Layout::new::<[u8; 100]>()));
+/// assert!(shelf.put(0, Layout::new::<u8>()), "the old block was freed");
+/// ```
+pub struct Shelf<'s, A: Allocator> {
+    slots: &'s mut [Slot],
+    pool: A,
+}
+
+impl Slot {
+    /// Without a block.
+    pub const EMPTY: Slot = Slot(None);
+}
+
+impl<'s, A: Allocator> Shelf<'s, A> {
+    /// An empty shelf. What the slots held is forgotten: another shelf's blocks are that shelf's.
+    pub fn new(pool: A, slots: &'s mut [Slot]) -> Shelf<'s, A> {
+        const { assert!(!matches!(A::FREES, Discipline::Lifo), "a stack frees in no order but one") };
+        slots.fill_with(Slot::default);
+        Shelf { slots, pool }
+    }
+
+    /// Frees the block of a slot, and puts another there, whose first byte it writes. `false` where there is no memory: then
+    /// the slot is empty.
+    ///
+    /// # Panics
+    /// Where there is no such slot.
+    #[inline]
+    pub fn put(&mut self, slot: usize, layout: Layout) -> bool {
+        self.free(slot);
+        let Some(block) = self.pool.allocate(layout) else { return false };
+        if layout.size() > 0 {
+            // SAFETY: the block has a byte, and is ours alone. Volatile, so that it is written.
+            unsafe { block.write_volatile(1) };
+        }
+        self.slots[slot] = Slot(Some((block, layout)));
+        true
+    }
+
+    /// Frees the block of a slot, where it has one.
+    ///
+    /// # Panics
+    /// Where there is no such slot.
+    #[inline]
+    pub fn free(&mut self, slot: usize) {
+        if let Some((block, layout)) = self.slots[slot].0.take() {
+            // SAFETY: by the invariant the block is live and this pool's; it was taken out, and may be freed in any order.
+            unsafe { self.pool.free(block, layout) };
+        }
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+}
+
+impl<A: Allocator> Drop for Shelf<'_, A> {
+    fn drop(&mut self) {
+        (0..self.slots.len()).for_each(|slot| self.free(slot));
+    }
+}
+
+impl<A: Allocator> fmt::Debug for Shelf<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(A::NAME).field("slots", &self.slots.len()).finish_non_exhaustive()
+    }
+}
+
+/// The C library's allocator, to compare pools with.
+#[cfg(feature = "os")]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Malloc;
+
+#[cfg(feature = "os")]
+// SAFETY: blocks of the C library are aligned as asked, do not overlap, and stay until freed.
+unsafe impl Allocator for Malloc {
+    const NAME: &'static str = "malloc";
+    const FREES: Discipline = Discipline::Any;
+
+    #[inline]
+    fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
+        let start = if layout.align() <= align_of::<libc::max_align_t>() {
+            // SAFETY: the call takes a number.
+            unsafe { libc::malloc(layout.size()) }
+        } else {
+            // SAFETY: the alignment of a layout is a power of two, and the size is made a multiple of it.
+            unsafe { libc::aligned_alloc(layout.align(), layout.pad_to_align().size()) }
+        };
+        // Seen by nobody, a block would not be made at all.
+        NonNull::new(core::hint::black_box(start).cast())
+    }
+
+    #[inline]
+    unsafe fn free(&mut self, block: NonNull<u8>, _: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { libc::free(block.as_ptr().cast()) };
+    }
+
+    fn check(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::*;
+
+    /// Blocks of static memory; it counts those that are live.
+    struct Counting<'c> {
+        live: &'c Cell<isize>,
+        left: usize,
+    }
+
+    // SAFETY: only for layouts of no size, whose blocks may have one address.
+    unsafe impl Allocator for Counting<'_> {
+        const NAME: &'static str = "counting";
+        const FREES: Discipline = Discipline::Any;
+
+        fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
+            assert_eq!(layout.size(), 0);
+            self.left = self.left.checked_sub(1)?;
+            self.live.set(self.live.get() + 1);
+            Some(NonNull::dangling())
+        }
+
+        unsafe fn free(&mut self, _: NonNull<u8>, _: Layout) {
+            self.live.set(self.live.get() - 1);
+        }
+
+        fn check(&self) {}
+    }
+
+    #[test]
+    fn each_block_is_freed_once() {
+        let (live, none) = (Cell::new(0), Layout::new::<()>());
+        let mut slots = [const { Slot::EMPTY }; 3];
+        let mut shelf = Shelf::new(Counting { live: &live, left: 4 }, &mut slots);
+        assert!(shelf.put(0, none) && shelf.put(1, none) && shelf.put(1, none));
+        shelf.free(0);
+        shelf.free(0);
+        assert_eq!(live.get(), 1);
+        assert!(shelf.put(2, none) && !shelf.put(1, none), "it frees before it finds no memory");
+        assert_eq!(live.get(), 1);
+        drop(shelf);
+        assert_eq!(live.get(), 0);
+    }
+
+    #[test]
+    fn a_shelf_that_was_forgotten_leaves_nothing_to_the_next() {
+        let (live, none) = (Cell::new(0), Layout::new::<()>());
+        let mut slots = [Slot::EMPTY];
+        let mut shelf = Shelf::new(Counting { live: &live, left: 1 }, &mut slots);
+        assert!(shelf.put(0, none));
+        core::mem::forget(shelf);
+        drop(Shelf::new(Counting { live: &live, left: 0 }, &mut slots));
+        assert_eq!(live.get(), 1);
+    }
+
+    #[test]
+    #[cfg(feature = "os")]
+    fn malloc_aligns() {
+        let mut slots = [const { Slot::EMPTY }; 2];
+        let mut shelf = Shelf::new(Malloc, &mut slots);
+        assert!(shelf.put(0, Layout::from_size_align(1, 1 << 10).unwrap()));
+        assert!(shelf.put(1, Layout::new::<u64>()));
+        let aligned =
+            shelf.slots[0].0.is_some_and(|(block, _)| block.addr().get().is_multiple_of(1 << 10));
+        assert!(aligned && shelf.slots() == 2);
+    }
+}
