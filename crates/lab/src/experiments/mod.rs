@@ -15,6 +15,7 @@ macro_rules! experiments {
 
 experiments! {
     first_touch FirstTouch;
+    aslr Aslr;
     stack_vs_heap StackVsHeap;
     thp_advise ThpAdvise;
     thp_bloat ThpBloat;
