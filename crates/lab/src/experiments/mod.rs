@@ -23,6 +23,7 @@ experiments! {
     readahead Readahead;
     ksm Ksm;
     tlb_shootdown TlbShootdown;
+    page_source PageSource;
 }
 
 /// An experiment.
