@@ -12,6 +12,7 @@ mod environment;
 mod error;
 mod experiments;
 mod files;
+mod histogram;
 mod journal;
 mod needs;
 mod outline;

@@ -18,6 +18,7 @@ experiments! {
     aslr Aslr;
     stack_vs_heap StackVsHeap;
     thp_advise ThpAdvise;
+    cow_fork CowFork;
     thp_bloat ThpBloat;
     mem_access MemAccess;
     readahead Readahead;

@@ -1,0 +1,254 @@
+//! Copy on write: a child of `fork` has all memory of its parent as it was, and only pages that are written afterwards are
+//! copied. Databases take snapshots so.
+
+use std::hint::black_box;
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::report::{Scale, Unit};
+use pagewise_model::{Bytes, Counter};
+use pagewise_sys::fork::{Child, fork};
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::region::Region;
+
+use super::Experiment;
+use crate::bench::{count, nanos};
+use crate::error::While;
+use crate::histogram::Histogram;
+use crate::results::Explained;
+use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+
+/// See [`ABOUT`].
+pub(super) struct CowFork;
+
+const HUGE: usize = 2 << 20;
+
+static ABOUT: About = About {
+    name: "cow-fork",
+    question: "What does a snapshot by fork cost, when it is taken and afterwards?",
+    expectation: "fork copies page tables, not pages: with huge pages there are 512 times fewer entries to copy. Both have every \
+        page read-only then; the first write of either is a fault that copies the page, so that memory grows by what is \
+        written while the snapshot lives, and writes are slower for so long. Since Linux 5.8 a write to a huge page that is \
+        shared so splits it and copies 4 KiB; before, it copied 2 MiB.",
+    figures: "here: 2.4 to 2.8 µs for each page of 4 KiB that is written after a fork",
+    needs: &[Need::Thp],
+    parameters: &[Parameter {
+        name: "mib",
+        meaning: "the memory of the parent, in MiB",
+        values: [64, 256, 2048],
+    }],
+    quantities: &[
+        Quantity { name: "first", unit: Unit::Nanos, meaning: "the first write to a page after the fork" },
+        Quantity { name: "second", unit: Unit::Nanos, meaning: "the second write to the same pages" },
+        Quantity { name: "times", unit: Unit::Number, meaning: "how many times the second write the first takes" },
+        Quantity { name: "fork", unit: Unit::Nanos, meaning: "fork itself, for each MiB of the parent" },
+        Quantity { name: "faults", unit: Unit::Number, meaning: "page faults for each page that was written" },
+        Quantity { name: "copied", unit: Unit::Bytes, meaning: "memory that was copied, for each page that was written" },
+        Quantity { name: "quiet", unit: Unit::Nanos, meaning: "a write of a busy server, clock included" },
+        Quantity { name: "busy", unit: Unit::Nanos, meaning: "the same while a snapshot is read" },
+        Quantity { name: "slower", unit: Unit::Number, meaning: "how many times a quiet write that takes" },
+        Quantity { name: "slowest", unit: Unit::Nanos, meaning: "what one write in a thousand takes longer than then" },
+        Quantity { name: "grown", unit: Unit::Share, meaning: "by which share of itself the memory of both grew then" },
+        Quantity { name: "changed", unit: Unit::Count, meaning: "snapshots that were not as memory was at the fork" },
+    ],
+    arms: &["4 KiB pages", "huge pages"],
+    runs: [5, 7, 7],
+    timed: true,
+    memory: |parameters| Bytes::mib(2 * parameters.get("mib") + 16),
+};
+
+/// What a page holds when the snapshot is taken, and what is written to it afterwards.
+const OLD: u8 = 1;
+const NEW: u8 = 2;
+
+/// One page in so many is written after the first fork.
+const WRITTEN: usize = 4;
+
+/// What the parent tells the child, a byte each, in memory that they share.
+const READ: usize = 0;
+const END: usize = 1;
+
+/// No snapshot lives longer, whatever happens to its parent.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// Memory whose bytes are all old, in pages of the kind that is wanted.
+fn memory(length: usize, page: usize, huge: bool) -> Result<Region, LabError> {
+    let mut memory = Region::map(length, HUGE).while_("cannot map memory")?;
+    let advice = if huge { Advice::HugePage } else { Advice::NoHugePage };
+    memory.advise(advice).while_("madvise")?;
+    memory.bytes().iter_mut().step_by(page).for_each(|byte| *byte = OLD);
+    Ok(memory)
+}
+
+/// A process that has the memory as it is now.
+struct Snapshot {
+    told: Mapping,
+    child: Child,
+}
+
+impl Snapshot {
+    /// Forks a child that reads all memory when it is told to, and ends, when it is told to, with 1 where it found something
+    /// new.
+    fn take(memory: &mut Region, page: usize) -> io::Result<Snapshot> {
+        let told = Mapping::map(&Wanted { length: page, shared: true, ..Wanted::default() })?;
+        let wait = |what| {
+            let begin = Instant::now();
+            while told.read(what) == 0 && begin.elapsed() < LONGEST {
+                thread::sleep(Duration::from_micros(200));
+            }
+        };
+        let child = fork(|| {
+            wait(READ);
+            let is_old = memory.bytes().iter().step_by(page).all(|byte| *byte == OLD);
+            wait(END);
+            u8::from(!is_old)
+        })?;
+        Ok(Snapshot { told, child })
+    }
+
+    fn read(&self) {
+        self.told.write(READ, 1);
+    }
+
+    /// Ends it: 1 where it found something new, else 0.
+    fn end(self) -> Result<f64, LabError> {
+        self.told.write(READ, 1);
+        self.told.write(END, 1);
+        self.child.wait().map(f64::from).while_("cannot wait for the child")
+    }
+}
+
+/// Writes a byte to each of some pages; says how many nanoseconds one took.
+fn write(memory: &mut Region, pages: &[usize], byte: u8) -> f64 {
+    let bytes = memory.bytes();
+    let begin = Instant::now();
+    pages.iter().for_each(|at| bytes[*at] = byte);
+    black_box(bytes);
+    nanos(begin) / count(pages.len() as u64)
+}
+
+/// The pages that a busy server writes to, one after the other: four in five writes go to a fifth of the pages.
+fn requests(length: usize, page: usize) -> Vec<usize> {
+    let mut random = fastrand::Rng::with_seed(2);
+    let pages = length / page;
+    let mut request = || {
+        let favourite = random.u8(..5) > 0;
+        let place = random.usize(..if favourite { pages.div_ceil(5) } else { pages });
+        // Favourites lie everywhere: a step that has no divisor with the number of pages visits all.
+        place * 7919 % pages * page
+    };
+    (0..pages).map(|_| request()).collect()
+}
+
+/// Serves requests that come one by one: notes how long each took.
+fn serve(memory: &mut Region, requests: &[usize], byte: u8) -> (f64, Histogram) {
+    let mut times = Histogram::new();
+    let bytes = memory.bytes();
+    let begin = Instant::now();
+    for at in requests {
+        let begin = Instant::now();
+        bytes[*at] = byte;
+        black_box(&mut *bytes);
+        times.note(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+    (nanos(begin) / count(requests.len() as u64), times)
+}
+
+impl Experiment for CowFork {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        let (length, page, huge) = (bench.size("mib") << 20, bench.page(), arm == "huge pages");
+        let not_as_it_was = pages_written_after_a_fork(bench, memory(length, page, huge)?)?
+            + requests_during_a_snapshot(bench, memory(length, page, huge)?)?;
+        bench.record("changed", not_as_it_was);
+        Ok(())
+    }
+
+    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+        let both = ABOUT.arms.iter().copied();
+        let claims = both.flat_map(|arm| {
+            [
+                results
+                    .claim(format!("{arm}: each page that is written after the fork is one fault"), "only pages written are copied")
+                    .near(1.0, 0.02, results.value("faults", arm)),
+                results
+                    .claim(format!("{arm}: it copies one base page"), "2 MiB before Linux 5.8")
+                    .near(count(pagewise_sys::system::page_size()), 0.02, results.value("copied", arm)),
+                results
+                    .claim(format!("{arm}: the first write takes longer than the second"), "2.4 to 2.8 µs for a page")
+                    .at_least(2.0, results.value("times", arm)),
+                results
+                    .claim(format!("{arm}: the snapshot stays as memory was at the fork"), "")
+                    .at_most(0.0, results.value("changed", arm)),
+                results
+                    .claim(format!("{arm}: while there is a snapshot, a server that writes is slower"), "")
+                    .at_least(1.1, results.value("slower", arm)),
+            ]
+        });
+        let cheaper = results
+            .claim("To fork takes less time with huge pages", "a 512th of the page-table entries")
+            .more_than(2.0, results.ratio("fork", "4 KiB pages", "huge pages"))
+            .because("of a small parent, fork is dominated by what is not its page tables");
+        claims.chain([cheaper]).collect()
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        let bars = |quantity: &'static str| Plot::Bars { quantity: quantity.into(), scale: Scale::Linear };
+        let slower = Plot::Curves {
+            curve: "one write in n during a snapshot".into(),
+            x: ("n".into(), Unit::Count, Scale::Log),
+            y: ("takes longer than".into(), Unit::Nanos, Scale::Log),
+        };
+        vec![bars("fork"), bars("first"), slower]
+    }
+}
+
+/// Forks, then writes to some pages twice. Returns whether the snapshot changed.
+fn pages_written_after_a_fork(bench: &mut Bench, mut memory: Region) -> Result<f64, LabError> {
+    let (length, page) = (memory.bytes().len(), bench.page());
+    let mut pages: Vec<usize> = (0..length).step_by(page).collect();
+    fastrand::Rng::with_seed(1).shuffle(&mut pages);
+    pages.truncate(pages.len() / WRITTEN);
+    let all = count(pages.len() as u64);
+
+    let begin = Instant::now();
+    let snapshot = Snapshot::take(&mut memory, page).while_("cannot fork")?;
+    bench.record("fork", nanos(begin) / count((length >> 20) as u64));
+
+    let (own, faults) = (bench.memory(Counter::PrivateDirty)?, bench.usage().minor_faults);
+    let first = write(&mut memory, &pages, NEW);
+    bench.record("faults", count(bench.usage().minor_faults - faults) / all);
+    // What was copied is ours alone; all else is still the child's too.
+    bench.record("copied", (bench.memory(Counter::PrivateDirty)? - own) / all);
+    let second = write(&mut memory, &pages, NEW);
+    bench.record("first", first);
+    bench.record("second", second);
+    bench.record("times", first / second);
+    snapshot.end()
+}
+
+/// Serves requests without a snapshot, and then while one is read. Returns whether it changed.
+fn requests_during_a_snapshot(bench: &mut Bench, mut memory: Region) -> Result<f64, LabError> {
+    let requests = requests(memory.bytes().len(), bench.page());
+    let (quiet, _) = serve(&mut memory, &requests, OLD);
+    let snapshot = Snapshot::take(&mut memory, bench.page()).while_("cannot fork")?;
+    let own = bench.memory(Counter::PrivateDirty)?;
+    snapshot.read();
+    let (busy, times) = serve(&mut memory, &requests, NEW);
+    let grown = bench.memory(Counter::PrivateDirty)? - own;
+    bench.record("grown", grown / count(memory.bytes().len() as u64));
+    bench.record("quiet", quiet);
+    bench.record("busy", busy);
+    bench.record("slower", busy / quiet);
+    bench.record("slowest", count(times.percentile(0.999)));
+    for (one_in, time) in times.tail() {
+        bench.point("one write in n during a snapshot", one_in, time);
+    }
+    snapshot.end()
+}
