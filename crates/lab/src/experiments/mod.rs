@@ -24,6 +24,7 @@ experiments! {
     readahead Readahead;
     ksm Ksm;
     tlb_shootdown TlbShootdown;
+    fault_avoidance FaultAvoidance;
     page_source PageSource;
 }
 

@@ -1,0 +1,249 @@
+//! What it costs to write to memory for the first time where every nanosecond counts, and what can be done about it before.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use pagewise_alloc::{Os, Stack};
+use pagewise_model::Bytes;
+use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::report::{Scale, Unit};
+use pagewise_sys::heap::{HeapBlock, Tuning, tune};
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::region::Region;
+use pagewise_sys::thp::{Allowed, allow};
+use rustix::mm::{MlockAllFlags, mlockall};
+
+use super::Experiment;
+use crate::bench::{count, nanos};
+use crate::error::While;
+use crate::histogram::Histogram;
+use crate::results::Explained;
+use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+
+/// See [`ABOUT`].
+pub(super) struct FaultAvoidance;
+
+const HUGE: usize = 2 << 20;
+
+static ABOUT: About = About {
+    name: "fault-avoidance",
+    question: "How are page faults kept out of a path where latency counts?",
+    expectation: "malloc and mmap promise memory; a page of it comes with the first write, by a page fault. Whatever writes \
+        before the path begins takes the faults out of it: populating, locking, touching, values instead of zeros. What only \
+        reserves does not: Vec::with_capacity, and vec![0; n], which is calloc. Memory that was freed faults again, unless \
+        the heap was told to keep it (M_TRIM_THRESHOLD -1, M_MMAP_MAX 0). A huge page is one fault for 512 pages. Locked \
+        pages (mlockall) also stay when memory is short; the others can be swapped out again.",
+    figures: "here, for each page of 4 KiB: touch 1.5 µs, MADV_POPULATE_WRITE 1.2 µs, huge pages 0.6 µs",
+    needs: &[],
+    parameters: &[Parameter {
+        name: "mib",
+        // glibc maps a block on its own when it is larger than 32 MiB, whatever it was given back before.
+        meaning: "how much memory the path writes to for the first time, in MiB; more than 32",
+        values: [40, 64, 512],
+    }],
+    quantities: &[
+        Quantity { name: "p50", unit: Unit::Nanos, meaning: "the median time to fill a page for the first time" },
+        Quantity { name: "p99.9", unit: Unit::Nanos, meaning: "what one page in a thousand takes longer than" },
+        Quantity { name: "longest", unit: Unit::Nanos, meaning: "the slowest page" },
+        Quantity { name: "faults", unit: Unit::Number, meaning: "page faults in the path, for each page" },
+        Quantity { name: "minflt", unit: Unit::Count, meaning: "page faults in the path" },
+        Quantity { name: "before", unit: Unit::Nanos, meaning: "what was done before the path, for each page" },
+    ],
+    arms: &[
+        "malloc",
+        "Vec::with_capacity",
+        "vec![0; n]",
+        "malloc, freed before",
+        "vec![1; n]",
+        "calloc and touch",
+        "MAP_POPULATE",
+        "MADV_POPULATE_WRITE",
+        "mlockall",
+        "pool",
+        "mallopt, freed before",
+        "huge pages",
+    ],
+    runs: [5, 7, 7],
+    timed: true,
+    memory: |parameters| Bytes::mib(2 * parameters.get("mib")),
+};
+
+/// Those that promise memory and do not bring it.
+const PROMISES: &[&str] = &["malloc", "Vec::with_capacity", "vec![0; n]", "malloc, freed before"];
+
+/// Those that bring it before.
+const REMEDIES: &[&str] = &[
+    "vec![1; n]",
+    "calloc and touch",
+    "MAP_POPULATE",
+    "MADV_POPULATE_WRITE",
+    "mlockall",
+    "pool",
+    "mallopt, freed before",
+];
+
+/// Those of which a curve is drawn: the others are like one of them.
+const DRAWN: &[&str] = &["malloc", "vec![1; n]", "MADV_POPULATE_WRITE", "pool", "mallopt, freed before", "huge pages"];
+
+/// Memory that was got in some way, as the path fills it: page after page.
+enum Memory {
+    Heap(HeapBlock),
+    Mapped(Mapping),
+    Huge(Region),
+    /// It grows into what it reserved.
+    Growing(Vec<u8>),
+    Values(Vec<u8>),
+    Pool(Stack<Os>),
+}
+
+/// Gets memory in the way that a condition says, and does before what it does before.
+fn get(arm: &str, length: usize, page: usize) -> Result<Memory, LabError> {
+    let malloc = || HeapBlock::malloc(length).while_("malloc");
+    let map = |populate| {
+        let wanted = Wanted { length, populate, ..Wanted::default() };
+        Mapping::map(&wanted).while_("cannot map memory")
+    };
+    let used_before = |mut block: HeapBlock| block.touch(page);
+    Ok(match arm {
+        "Vec::with_capacity" => Memory::Growing(Vec::with_capacity(length)),
+        "vec![0; n]" => Memory::Values(vec![0; length]),
+        "vec![1; n]" => Memory::Values(vec![1; length]),
+        "calloc and touch" => {
+            let mut block = HeapBlock::calloc(length).while_("calloc")?;
+            block.touch(page);
+            Memory::Heap(block)
+        }
+        "MAP_POPULATE" => Memory::Mapped(map(true)?),
+        "MADV_POPULATE_WRITE" => {
+            let mapping = map(false)?;
+            mapping.advise(0..length, Advice::PopulateWrite).while_("MADV_POPULATE_WRITE")?;
+            Memory::Mapped(mapping)
+        }
+        "mlockall" => {
+            // From now on whatever is mapped is populated and stays.
+            mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).while_("mlockall")?;
+            Memory::Mapped(map(false)?)
+        }
+        "pool" => {
+            // A stack keeps the memory of frames that were popped.
+            let mut stack = Stack::unguarded(Os);
+            stack.scope(|scope| scope.alloc_slice_with(length, |_| 1_u8).len());
+            Memory::Pool(stack)
+        }
+        "mallopt, freed before" => {
+            tune(Tuning::TrimThreshold, -1).while_("M_TRIM_THRESHOLD")?;
+            tune(Tuning::MmapMax, 0).while_("M_MMAP_MAX")?;
+            used_before(malloc()?);
+            Memory::Heap(malloc()?)
+        }
+        "malloc, freed before" => {
+            used_before(malloc()?);
+            Memory::Heap(malloc()?)
+        }
+        "huge pages" => {
+            let mut region = Region::map(length, HUGE).while_("cannot map memory")?;
+            region.advise(Advice::HugePage).while_("MADV_HUGEPAGE")?;
+            Memory::Huge(region)
+        }
+        _ => Memory::Heap(malloc()?),
+    })
+}
+
+/// The path: fills all of it, page after page, and notes how long each page took.
+fn fill(memory: &mut Memory, length: usize, page: usize, times: &mut Histogram) {
+    let mut each = |fill: &mut dyn FnMut(usize)| {
+        for at in (0..length).step_by(page) {
+            let begin = Instant::now();
+            fill(at);
+            times.note(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        }
+    };
+    match memory {
+        Memory::Heap(block) => each(&mut |at| block.fill(at..at + page, 2)),
+        Memory::Mapped(mapping) => each(&mut |at| mapping.fill_part(at..at + page, 2)),
+        Memory::Huge(region) => {
+            let bytes = region.bytes();
+            each(&mut |at| bytes[at..at + page].fill(2));
+        }
+        Memory::Growing(bytes) => each(&mut |at| bytes.resize(at + page, 2)),
+        Memory::Values(bytes) => each(&mut |at| bytes[at..at + page].fill(2)),
+        Memory::Pool(stack) => stack.scope(|scope| {
+            each(&mut |_| _ = black_box(scope.alloc_slice_with(page, |_| 2_u8)));
+        }),
+    }
+}
+
+impl Experiment for FaultAvoidance {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        let (length, page) = (bench.size("mib") << 20, bench.page());
+        let pages = count((length / page) as u64);
+        // Where the system has huge pages for everybody, nobody else would take a fault for each page.
+        let allowed = if arm == "huge pages" { Allowed::All } else { Allowed::None };
+        allow(allowed).while_("PR_SET_THP_DISABLE")?;
+        let mut times = Histogram::new();
+        let begin = Instant::now();
+        let mut memory = get(arm, length, page)?;
+        bench.record("before", nanos(begin) / pages);
+        let faults = bench.usage().minor_faults;
+        bench.measure(|| fill(&mut memory, length, page, &mut times))?;
+        let faults = bench.usage().minor_faults - faults;
+        bench.record("faults", count(faults) / pages);
+        bench.record("p50", count(times.percentile(0.5)));
+        bench.record("p99.9", count(times.percentile(0.999)));
+        bench.record("longest", count(times.longest()));
+        if DRAWN.contains(&arm) {
+            for (one_in, time) in times.tail() {
+                bench.point("one page in n", one_in, time);
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+        let faults = |arm| results.value("faults", arm);
+        let promises = PROMISES.iter().map(|arm| {
+            let text = format!("{arm} only promises: each page is a fault in the path");
+            results.claim(text, "").near(1.0, 0.05, faults(arm))
+        });
+        let remedies = REMEDIES.iter().map(|arm| {
+            let text = format!("{arm} takes the faults out of the path");
+            results
+                .claim(text, "no fault")
+                .at_most(0.01, faults(arm))
+                .because("locking takes RLIMIT_MEMLOCK, and mallopt glibc")
+        });
+        let faster = |quantity, of| {
+            let text = format!("Without faults {of} is faster (MADV_POPULATE_WRITE)");
+            results
+                .claim(text, "1.5 µs for a page that is touched")
+                .more_than(1.5, results.ratio(quantity, "malloc", "MADV_POPULATE_WRITE"))
+        };
+        let times = [
+            faster("p50", "the median page"),
+            faster("p99.9", "the slowest page in a thousand")
+                .because("a timer or another process interrupts both; with few pages that is one in a thousand"),
+        ];
+        let huge = results
+            .claim("With huge pages one page in 512 is a fault", "0.6 µs for a page, the zeroing shared")
+            .at_most(0.01, faults("huge pages"))
+            .because("huge pages are switched off, or memory is too fragmented for them");
+        promises.chain(remedies).chain(times).chain([huge]).collect()
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        vec![
+            Plot::Bars { quantity: "p50".into(), scale: Scale::Log },
+            Plot::Bars { quantity: "p99.9".into(), scale: Scale::Log },
+            Plot::Curves {
+                curve: "one page in n".into(),
+                x: ("n".into(), Unit::Count, Scale::Log),
+                y: ("takes longer than".into(), Unit::Nanos, Scale::Log),
+            },
+        ]
+    }
+}
