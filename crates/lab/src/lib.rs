@@ -16,6 +16,7 @@ mod histogram;
 mod journal;
 mod needs;
 mod outline;
+mod replacement;
 mod results;
 pub mod runner;
 

@@ -47,6 +47,18 @@ impl Results<'_> {
         Some(Estimate { value: ratio.median, interval: ratio.interval, unit: Unit::Number })
     }
 
+    /// How many times the median of one quantity that of another is, in one condition.
+    pub fn times(&self, over: &str, under: &str, arm: &str) -> Option<Estimate> {
+        let arm = self.0.arm(arm)?;
+        let ratio = ratio_of_medians(&arm.values(over), &arm.values(under))?;
+        Some(Estimate { value: ratio.median, interval: ratio.interval, unit: Unit::Number })
+    }
+
+    /// All values of a quantity in a condition, a run each.
+    pub fn values(&self, quantity: &str, arm: &str) -> Vec<f64> {
+        self.0.arm(arm).map(|arm| arm.values(quantity)).unwrap_or_default()
+    }
+
     /// The points of a curve in a condition, each the median over its runs.
     pub fn curve(&self, curve: &str, arm: &str) -> Vec<(f64, f64)> {
         self.0.arm(arm).map(|arm| median_curve(arm, curve)).unwrap_or_default()

@@ -23,6 +23,7 @@ experiments! {
     mem_access MemAccess;
     readahead Readahead;
     ksm Ksm;
+    latency_ladder LatencyLadder;
     tlb_shootdown TlbShootdown;
     fault_avoidance FaultAvoidance;
     page_source PageSource;

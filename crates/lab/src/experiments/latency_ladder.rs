@@ -1,0 +1,434 @@
+//! How long memory takes to answer, from registers to the disk: a pointer chase, whose next address is known only when the
+//! last one has come, over more and more memory.
+
+use std::fs::{File, OpenOptions};
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Instant;
+
+use pagewise_measure::cache::{Cache, caches};
+use pagewise_measure::pin::Pinned;
+use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::report::{Label, Scale, Unit};
+use pagewise_model::{Absent, Bytes};
+use pagewise_sys::chase::Chase;
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::region::Region;
+
+use super::Experiment;
+use crate::bench::{count, nanos};
+use crate::error::While;
+use crate::replacement::{POLICIES, misses, unexplained};
+use crate::results::Explained;
+use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+
+/// See [`ABOUT`].
+pub(super) struct LatencyLadder;
+
+const HUGE: usize = 2 << 20;
+
+static ABOUT: About = About {
+    name: "latency-ladder",
+    question: "How long does it take to get a word from a register, each cache, memory, and the disk?",
+    expectation: "Each level is larger and slower than the one before; what is chased through fits one of them, and the curve \
+        has a step where it outgrows it. A page that the TLB does not know costs a walk of the page tables first: one line in \
+        each of many pages is slower than as many lines side by side, and huge pages put that off. Which line a full set gives \
+        up shows in which sequences of lines miss: models of policies say how often each would, the times say which is right.",
+    figures: "i7-6800K's elder (i5-750): L1 4 cycles, 0.8 ns; L2 11, 1.9 ns; L3 31, 15 ns; RAM 100+, 40+ ns; disk 5 ms. \
+        Elsewhere a 12-way L1 was LRU of three groups of 4-way tree-PLRU, by timing alone, in 6 of 6 runs",
+    needs: &[],
+    parameters: &[
+        Parameter { name: "mib", meaning: "the largest memory that is chased through, in MiB", values: [128, 512, 1024] },
+        Parameter { name: "disk", meaning: "the file that is read from the disk, in MiB", values: [16, 64, 1024] },
+        Parameter { name: "reads", meaning: "how often the disk is asked", values: [100, 500, 2000] },
+        Parameter { name: "sequences", meaning: "how many sequences tell policies apart", values: [48, 96, 192] },
+    ],
+    quantities: &[
+        Quantity { name: "l1", unit: Unit::Number, meaning: "nanoseconds for a word of the first level" },
+        Quantity { name: "l2", unit: Unit::Number, meaning: "nanoseconds for a word of the second" },
+        Quantity { name: "l3", unit: Unit::Number, meaning: "nanoseconds for a word of the third" },
+        Quantity { name: "ram", unit: Unit::Number, meaning: "nanoseconds for a word of memory" },
+        Quantity { name: "disk", unit: Unit::Nanos, meaning: "a page of the disk, past the page cache" },
+        Quantity { name: "cycle", unit: Unit::Number, meaning: "nanoseconds of a cycle: what a register takes" },
+        Quantity { name: "l1_cycles", unit: Unit::Number, meaning: "cycles for a word of the first level" },
+        Quantity { name: "l1_reach", unit: Unit::Bytes, meaning: "the most memory that answers like the first level" },
+        Quantity { name: "l2_reach", unit: Unit::Bytes, meaning: "the most memory that answers like the second" },
+        Quantity { name: "dense", unit: Unit::Number, meaning: "nanoseconds for one of 8192 lines side by side" },
+        Quantity { name: "spread", unit: Unit::Number, meaning: "nanoseconds for one of 8192 lines in a page each" },
+        Quantity { name: "ways", unit: Unit::Count, meaning: "lines of one set that fit the first level" },
+        Quantity { name: POLICIES[0].0, unit: Unit::Share, meaning: "what LRU leaves unexplained of the times" },
+        Quantity { name: POLICIES[1].0, unit: Unit::Share, meaning: "what FIFO leaves unexplained" },
+        Quantity { name: POLICIES[2].0, unit: Unit::Share, meaning: "what random replacement leaves unexplained" },
+        Quantity { name: POLICIES[3].0, unit: Unit::Share, meaning: "what a tree of bits leaves unexplained" },
+        Quantity { name: POLICIES[4].0, unit: Unit::Share, meaning: "what LRU of groups of four, each a tree, leaves unexplained" },
+        Quantity { name: POLICIES[5].0, unit: Unit::Share, meaning: "what a tree of four groups, each LRU, leaves unexplained" },
+        Quantity { name: POLICIES[6].0, unit: Unit::Share, meaning: "what a bit for each way leaves unexplained" },
+        Quantity { name: POLICIES[7].0, unit: Unit::Share, meaning: "what ages of two bits leave unexplained" },
+    ],
+    arms: &["4 KiB pages", "huge pages"],
+    runs: [3, 5, 5],
+    timed: true,
+    // The memory, the order in which it is chased, and the page cache of the file.
+    memory: |parameters| Bytes::mib(parameters.get("mib") * 9 / 8 + parameters.get("disk") + 8),
+};
+
+/// Steps that are timed together, and how often: the fastest counts, since nothing makes memory faster than it is.
+const STEPS: usize = 20_000;
+const TRIES: usize = 5;
+
+/// The least memory that is chased through.
+const SMALLEST: usize = 4 << 10;
+
+/// Lines that a chase over pages and one side by side have: they fit the second level, their pages no TLB of the first.
+const LINES: usize = 8192;
+
+/// Nanoseconds for one of `steps` of some work, of the fastest try.
+fn fastest(steps: usize, mut work: impl FnMut(usize)) -> f64 {
+    let mut once = || {
+        let begin = Instant::now();
+        work(steps);
+        nanos(begin) / count(steps as u64)
+    };
+    (0..TRIES).map(|_| once()).fold(f64::INFINITY, f64::min)
+}
+
+/// Nanoseconds of a cycle: a rotation and an addition, each of which waits for the last, and which nothing folds into one.
+fn cycle() -> f64 {
+    const CYCLES: f64 = 2.0;
+    let chain = |steps| {
+        let (mut x, y) = black_box((1_u64, 0x9e37_79b9_7f4a_7c15));
+        for _ in 0..steps {
+            x = x.rotate_left(7).wrapping_add(y);
+        }
+        black_box(x);
+    };
+    fastest(STEPS, chain) / CYCLES
+}
+
+/// Nanoseconds for a step of a chase through these places, which has gone round once, or far enough.
+fn step(region: &mut Region, places: &[usize]) -> f64 {
+    const FAR: usize = 200_000;
+    let Some(mut chase) = Chase::link(region, places) else { return 0.0 };
+    chase.walk(places.len().min(FAR));
+    fastest(STEPS, |steps| chase.walk(steps))
+}
+
+/// Numbers from one to another, half a power of two apart.
+fn half_powers(least: usize, most: usize) -> impl Iterator<Item = usize> {
+    let powers = std::iter::successors(Some(least), |n| n.checked_mul(2));
+    powers.flat_map(|n| [n, n + n / 2]).take_while(move |n| *n <= most)
+}
+
+/// Memory to chase through, and where what is measured goes.
+struct Ladder<'b> {
+    bench: &'b mut Bench,
+    region: Region,
+    line: usize,
+    random: fastrand::Rng,
+}
+
+impl Ladder<'_> {
+    /// Nanoseconds for a line of so much memory, in no order.
+    fn latency(&mut self, size: usize) -> f64 {
+        let mut places: Vec<usize> = (0..size).step_by(self.line).collect();
+        self.random.shuffle(&mut places);
+        step(&mut self.region, &places)
+    }
+
+    /// Chases through more and more memory.
+    fn climb(&mut self, levels: &[Cache]) {
+        let most = self.region.bytes().len();
+        let mut curve: Vec<(usize, f64)> = Vec::new();
+        for size in half_powers(SMALLEST, most) {
+            let latency = self.latency(size);
+            self.bench.point("latency", count(size as u64), latency);
+            curve.push((size, latency));
+        }
+        let last = curve.last().map_or(f64::NAN, |point| point.1);
+        self.bench.record("ram", last);
+        let mut known = Vec::new();
+        for (quantity, level) in [("l1", 1), ("l2", 2), ("l3", 3)] {
+            match levels.iter().find(|cache| cache.level == level) {
+                Some(cache) if in_memory(cache.size) <= most => {
+                    let latency = self.latency(in_memory(cache.size) / 2);
+                    self.bench.record(quantity, latency);
+                    known.push(latency);
+                }
+                _ => {
+                    let why = format!("the kernel tells of no cache of level {level} that the memory outgrows");
+                    self.bench.missing(quantity, Absent::NotSupported(why.into()));
+                }
+            }
+        }
+        // A level ends where the answer is nearer to the next one's than to its own, by ratios.
+        for (quantity, pair) in ["l1_reach", "l2_reach"].into_iter().zip(known.windows(2)) {
+            let between = (pair[0] * pair[1]).sqrt();
+            let reach = curve.iter().take_while(|(_, latency)| *latency < between).last();
+            self.bench.record(quantity, reach.map_or(0.0, |(size, _)| count(*size as u64)));
+        }
+    }
+
+    /// Chases through one line in each of more and more pages: what the TLB knows ends before the caches do.
+    fn pages(&mut self) {
+        let page = self.bench.page();
+        let spread = |pages: usize, line: usize, random: &mut fastrand::Rng| {
+            // Another line in each page, or all would lie in one set of the cache.
+            let place = |n: usize| n * page + n * line % page;
+            let mut places: Vec<usize> = (0..pages).map(place).collect();
+            random.shuffle(&mut places);
+            places
+        };
+        let most = (self.region.bytes().len() / page).min(2 * LINES);
+        for pages in half_powers(8, most) {
+            let places = spread(pages, self.line, &mut self.random);
+            self.bench.point("one line in each page", count(pages as u64), step(&mut self.region, &places));
+        }
+        let places = spread(LINES.min(most), self.line, &mut self.random);
+        let latency = step(&mut self.region, &places);
+        self.bench.record("spread", latency);
+        let dense = self.latency(LINES * self.line);
+        self.bench.record("dense", dense);
+    }
+
+    /// Which places of a set there are, and what the first level replaces: sequences of a few more lines than it has ways.
+    fn replacement(&mut self, first: &Cache) {
+        let Some(ways) = first.ways.map(usize::from).filter(|ways| (2..=32).contains(ways)) else {
+            return;
+        };
+        // Lines that lie this far apart are of one set.
+        let span = in_memory(first.size) / ways;
+        let latency = |ladder: &mut Self, lines: usize| {
+            let set = ladder.random.usize(..span / ladder.line) * ladder.line;
+            let mut places: Vec<usize> = (0..lines).map(|n| n * span + set).collect();
+            ladder.random.shuffle(&mut places);
+            step(&mut ladder.region, &places)
+        };
+        let curve: Vec<(usize, f64)> = (1..=2 * ways).map(|lines| (lines, latency(self, lines))).collect();
+        let between = (curve[0].1 * curve[curve.len() - 1].1).sqrt();
+        let fit = curve.iter().take_while(|(_, latency)| *latency < between).last();
+        self.bench.record("ways", fit.map_or(0.0, |(lines, _)| count(*lines as u64)));
+        for (lines, latency) in curve {
+            self.bench.point("lines of one set", count(lines as u64), latency);
+        }
+        let (sequences, times) = self.sequences(ways, span);
+        for (name, policy) in POLICIES {
+            let missed: Vec<f64> = sequences.iter().map(|lines| misses(*policy, ways, lines)).collect();
+            self.bench.record(name, unexplained(&missed, &times));
+        }
+    }
+
+    /// Sequences of lines of one set, and how long an access of each takes.
+    fn sequences(&mut self, ways: usize, span: usize) -> (Vec<Vec<usize>>, Vec<f64>) {
+        // A line holds as many places, one for each visit: the chase goes on elsewhere each time.
+        let visits = self.line / Chase::PLACE;
+        let sequence = |ladder: &mut Self, n: usize| {
+            let lines = ways + 1 + n % ways.div_ceil(2);
+            let mut left: Vec<usize> = (0..lines).flat_map(|line| [line; 4]).collect();
+            ladder.random.shuffle(&mut left);
+            left.dedup();
+            let set = ladder.random.usize(..span / ladder.line) * ladder.line;
+            let mut seen = vec![0; lines];
+            let place = |line: &usize| {
+                seen[*line] += 1;
+                *line * span + set + (seen[*line] - 1) % visits * Chase::PLACE
+            };
+            let places: Vec<usize> = left.iter().map(place).collect();
+            (left, step(&mut ladder.region, &places))
+        };
+        (0..self.bench.size("sequences")).map(|n| sequence(self, n)).unzip()
+    }
+}
+
+fn in_memory(bytes: Bytes) -> usize {
+    usize::try_from(bytes.0).unwrap_or(usize::MAX)
+}
+
+/// Reads pages of a file in no order, past the page cache; the median of the nanoseconds.
+fn disk(folder: &Path, length: usize, reads: u64, page: usize) -> io::Result<f64> {
+    let path = folder.join("ladder");
+    let mut file = File::create(&path)?;
+    let piece = vec![7; 1 << 20];
+    for _ in 0..length >> 20 {
+        file.write_all(&piece)?;
+    }
+    file.sync_all()?;
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path)?;
+    // O_DIRECT reads to memory that is aligned as the disk wants it.
+    let mut buffer = Region::map(page, page)?;
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut read = |_| {
+        let at = random.usize(..length / page) * page;
+        let begin = Instant::now();
+        file.read_exact_at(buffer.bytes(), at as u64)?;
+        Ok(nanos(begin))
+    };
+    let mut times = (0..reads.max(1)).map(&mut read).collect::<io::Result<Vec<f64>>>()?;
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+impl Experiment for LatencyLadder {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        let _pinned = Pinned::here()?;
+        let (page, length) = (bench.page(), bench.size("disk") << 20);
+        match disk(bench.folder(), length, bench.parameter("reads"), page) {
+            Ok(time) => bench.record("disk", time),
+            Err(error) => bench.missing("disk", Absent::NotSupported(format!("O_DIRECT: {error}").into())),
+        }
+        let mut region = Region::map(bench.size("mib") << 20, HUGE).while_("cannot map memory")?;
+        let advice = if arm == "huge pages" { Advice::HugePage } else { Advice::NoHugePage };
+        region.advise(advice).while_("madvise")?;
+        region.bytes().iter_mut().step_by(page).for_each(|byte| *byte = 1);
+        let levels = caches().unwrap_or_default();
+        let line = levels.first().map_or(64, |cache| in_memory(cache.line));
+        let before = cycle();
+        let mut ladder = Ladder { bench, region, line, random: fastrand::Rng::with_seed(4) };
+        if let Some(first) = levels.first() {
+            ladder.replacement(first);
+            let l1 = ladder.latency(in_memory(first.size) / 2);
+            let now = before.min(cycle());
+            ladder.bench.record("cycle", now);
+            ladder.bench.record("l1_cycles", l1 / now);
+        }
+        ladder.pages();
+        ladder.climb(&levels);
+        Ok(())
+    }
+
+    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+        let arm = "4 KiB pages";
+        let levels = caches().unwrap_or_default();
+        let size = |level: u8| {
+            let cache = levels.iter().find(|cache| cache.level == level);
+            cache.map_or(f64::NAN, |cache| count(cache.size.0))
+        };
+        let slower = |claim: &'static str, source: &'static str, least, over, under| {
+            results.claim(claim, source).more_than(least, results.times(over, under, arm))
+        };
+        const VIRTUAL: &str = "a virtual machine may be told of other caches than its CPU has, and shares the last one";
+        vec![
+            results
+                .claim("The first level takes some cycles", "4 cycles")
+                .near(4.0, 0.5, results.value("l1_cycles", arm)),
+            slower("The second level is slower than the first", "11 cycles against 4", 2.0, "l2", "l1"),
+            slower("The third is slower than the second", "31 cycles against 11", 1.5, "l3", "l2").because(VIRTUAL),
+            slower("Memory is slower than the third", "40+ ns against 15", 1.5, "ram", "l3").because(VIRTUAL),
+            results
+                .claim("Memory takes tens of nanoseconds", "40+ ns")
+                .at_least(40.0, results.value("ram", arm)),
+            slower("The disk is slower than memory by hundreds of times", "5 ms against 40 ns", 100.0, "disk", "ram"),
+            results
+                .claim("The first step is where the kernel says that L1 ends", "a step at the size of L1")
+                .near(size(1), 0.5, results.value("l1_reach", arm))
+                .because(VIRTUAL),
+            results
+                .claim("The second is where L2 ends", "a step at the size of L2")
+                .near(size(2), 0.6, results.value("l2_reach", arm))
+                .because(VIRTUAL),
+            slower("Lines in a page each are slower than side by side: the TLB does not reach", "", 1.2, "spread", "dense"),
+            results
+                .claim("With huge pages it reaches farther", "the same lines, in a 512th of the pages")
+                .more_than(1.1, results.ratio("spread", arm, "huge pages"))
+                .because("where the host has no huge pages for a guest's, the TLB holds them in pieces of 4 KiB"),
+            policy(results, arm),
+        ]
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        let curve = |curve: &'static str, x: &'static str, unit, scale| Plot::Curves {
+            curve: curve.into(),
+            x: (x.into(), unit, scale),
+            y: ("nanoseconds".into(), Unit::Number, Scale::Log),
+        };
+        vec![
+            curve("latency", "memory", Unit::Bytes, Scale::Log),
+            curve("one line in each page", "pages", Unit::Count, Scale::Log),
+            curve("lines of one set", "lines", Unit::Count, Scale::Linear),
+        ]
+    }
+}
+
+/// So many times what the best policy leaves unexplained the next must leave, or it is not decided.
+const MARGIN: f64 = 1.5;
+
+/// What the first level does with a full set.
+fn policy(results: &Results<'_>, arm: &str) -> Claim {
+    let asked = results.claim("A full set of L1 gives up a line by a tree of bits, or groups of them", "in 6 of 6 runs elsewhere");
+    let mut fits: Vec<(&str, f64)> =
+        POLICIES.iter().filter_map(|(name, _)| Some((*name, results.median(name, arm)?))).collect();
+    fits.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let [(best, left), (next, more), ..] = fits[..] else {
+        return asked.holds("tree-PLRU or a kind of it", None).because("the kernel does not say how many ways L1 has");
+    };
+    let runs = results.values(best, arm);
+    let wins = (0..runs.len()).filter(|run| {
+        let others = fits[1..].iter().filter_map(|(name, _)| results.values(name, arm).get(*run).copied());
+        others.fold(f64::INFINITY, f64::min) > runs[*run]
+    });
+    let measured = format!(
+        "{best}, in {} of {} runs: it leaves {:.1} % of the differences in time unexplained, the next, {next}, {:.1} %",
+        wins.count(),
+        runs.len(),
+        left * 100.0,
+        more * 100.0
+    );
+    let decided = more > MARGIN * left && left < 0.5;
+    let found = decided.then(|| (best.contains("tree"), Label::from(measured.clone())));
+    let claim = asked.holds("tree-PLRU or a kind of it", found);
+    if decided { claim } else { Claim { measured: measured.into(), why: "undecided: the margin is too small".into(), ..claim } }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::lab::{Arm, Experiment as Entry, Measured, Run, Verdict};
+
+    use super::*;
+    use crate::Parameters;
+
+    /// What one run after the other left unexplained: of LRU, of a tree, and of all others.
+    fn verdict(runs: &[(f64, f64)]) -> (Verdict, String) {
+        let run = |(lru, tree): &(f64, f64)| {
+            let left = |name: &str| match name {
+                "LRU" => *lru,
+                "tree-PLRU" => *tree,
+                _ => 0.9,
+            };
+            let values = POLICIES.iter().map(|(name, _)| ((*name).into(), Measured(Ok(left(name)))));
+            Run { values: values.collect(), ..Run::default() }
+        };
+        let arm = Arm { name: "arm".into(), runs: runs.iter().map(run).collect(), ..Arm::default() };
+        let entry = crate::outline::outline(&ABOUT, &Parameters::default(), String::new());
+        let claim = policy(&Results(&Entry { arms: vec![arm], ..entry }), "arm");
+        (claim.verdict, claim.measured.to_string())
+    }
+
+    #[test]
+    fn a_policy_is_named_where_its_margin_is_large() {
+        let (verdict, words) = verdict(&[(0.4, 0.01), (0.3, 0.02), (0.1, 0.2)]);
+        assert_eq!(verdict, Verdict::Agrees);
+        assert!(words.starts_with("tree-PLRU, in 2 of 3 runs: it leaves 2.0 %"), "{words}");
+    }
+
+    #[test]
+    fn a_small_margin_and_a_bad_fit_are_undecided() {
+        assert_eq!(verdict(&[(0.12, 0.1), (0.1, 0.12)]).0, Verdict::CannotTell);
+        assert_eq!(verdict(&[(0.85, 0.55), (0.88, 0.57)]).0, Verdict::CannotTell);
+        assert_eq!(verdict(&[]).0, Verdict::CannotTell);
+    }
+
+    #[test]
+    fn another_policy_is_said_to_be_another() {
+        assert_eq!(verdict(&[(0.01, 0.2), (0.01, 0.3)]).0, Verdict::Disagrees);
+    }
+
+    #[test]
+    fn sizes_are_half_a_power_of_two_apart() {
+        assert_eq!(half_powers(8, 30).collect::<Vec<_>>(), [8, 12, 16, 24]);
+    }
+}

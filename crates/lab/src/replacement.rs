@@ -1,0 +1,303 @@
+//! Which line a set of a cache gives up for a new one: models of policies, how often each misses in a sequence of accesses,
+//! and which of them explains best how long the sequences took.
+//!
+//! A model is of one set. It says how many accesses of a sequence miss, when the sequence is gone through again and again.
+
+/// A policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// The line that was used longest ago.
+    Lru,
+    /// The line that was filled longest ago.
+    Fifo,
+    /// Any line.
+    Random,
+    /// A binary tree of bits over the ways: each points away from the half that was used last.
+    TreePlru,
+    /// The group of four ways that was used longest ago, and in it the one that a tree points to.
+    LruOfTrees,
+    /// The group that a tree of four points to, and in it the way that was used longest ago.
+    TreeOfLrus,
+    /// A bit for each way that was used; when all are set, all but the last are cleared. The first way without.
+    BitPlru,
+    /// An age of two bits: new lines are nearly old, used ones young; all age until one is old.
+    Srrip,
+}
+
+/// All of them, as they are called.
+pub(crate) const POLICIES: &[(&str, Policy)] = &[
+    ("LRU", Policy::Lru),
+    ("FIFO", Policy::Fifo),
+    ("random", Policy::Random),
+    ("tree-PLRU", Policy::TreePlru),
+    ("LRU of 4-way tree-PLRU", Policy::LruOfTrees),
+    ("4-way tree-PLRU of LRU", Policy::TreeOfLrus),
+    ("bit-PLRU", Policy::BitPlru),
+    ("SRRIP", Policy::Srrip),
+];
+
+/// Ways of a group, or groups of a tree, where there are groups.
+const FOUR: usize = 4;
+
+/// The age at which SRRIP gives a line up, and that of a new line.
+const OLD: u64 = 3;
+const NEW: u64 = 2;
+
+/// A set of a cache.
+struct Set {
+    policy: Policy,
+    lines: Vec<Option<usize>>,
+    /// When a way was used or filled, its age, or its bit.
+    marks: Vec<u64>,
+    /// The same of groups.
+    groups: Vec<u64>,
+    /// Trees: of a node, whether the right half is the older one. A tree of n ways has the nodes 1 to n - 1.
+    trees: Vec<Vec<bool>>,
+    clock: u64,
+    random: fastrand::Rng,
+}
+
+impl Set {
+    fn new(policy: Policy, ways: usize) -> Set {
+        let groups = ways.div_ceil(FOUR);
+        let tree = |leaves: usize| vec![false; leaves.next_power_of_two().max(2)];
+        Set {
+            policy,
+            lines: vec![None; ways],
+            marks: vec![0; ways],
+            groups: vec![0; groups],
+            trees: match policy {
+                Policy::LruOfTrees => vec![tree(FOUR); groups],
+                Policy::TreeOfLrus => vec![tree(FOUR)],
+                _ => vec![tree(ways)],
+            },
+            clock: 0,
+            random: fastrand::Rng::with_seed(1),
+        }
+    }
+
+    /// Uses a line; whether it missed.
+    fn access(&mut self, line: usize) -> bool {
+        self.clock += 1;
+        if let Some(way) = self.lines.iter().position(|held| *held == Some(line)) {
+            self.used(way, false);
+            return false;
+        }
+        let empty = self.lines.iter().position(Option::is_none);
+        let way = empty.unwrap_or_else(|| self.victim());
+        self.lines[way] = Some(line);
+        self.used(way, true);
+        true
+    }
+
+    /// How many ways a group has under `TreeOfLrus`: there are four.
+    fn per_group(&self) -> usize {
+        self.lines.len().div_ceil(FOUR)
+    }
+
+    fn used(&mut self, way: usize, filled: bool) {
+        match self.policy {
+            Policy::Random => {}
+            Policy::Fifo if !filled => {}
+            Policy::Lru | Policy::Fifo => self.marks[way] = self.clock,
+            Policy::TreePlru => point_away(&mut self.trees[0], way),
+            Policy::LruOfTrees => {
+                self.groups[way / FOUR] = self.clock;
+                point_away(&mut self.trees[way / FOUR], way % FOUR);
+            }
+            Policy::TreeOfLrus => {
+                self.marks[way] = self.clock;
+                let group = way / self.per_group();
+                point_away(&mut self.trees[0], group);
+            }
+            Policy::BitPlru => {
+                self.marks[way] = 1;
+                if self.marks.iter().all(|bit| *bit == 1) {
+                    self.marks.fill(0);
+                    self.marks[way] = 1;
+                }
+            }
+            Policy::Srrip => self.marks[way] = if filled { NEW } else { 0 },
+        }
+    }
+
+    /// The way that is given up. All are full.
+    fn victim(&mut self) -> usize {
+        let ways = self.lines.len();
+        match self.policy {
+            Policy::Lru | Policy::Fifo => oldest(&self.marks),
+            Policy::Random => self.random.usize(..ways),
+            Policy::TreePlru => pointed_to(&self.trees[0], ways),
+            Policy::LruOfTrees => {
+                let group = oldest(&self.groups);
+                let first = group * FOUR;
+                first + pointed_to(&self.trees[group], FOUR.min(ways - first))
+            }
+            Policy::TreeOfLrus => {
+                let size = self.per_group();
+                let first = pointed_to(&self.trees[0], ways.div_ceil(size)) * size;
+                first + oldest(&self.marks[first..(first + size).min(ways)])
+            }
+            Policy::BitPlru => oldest(&self.marks),
+            Policy::Srrip => {
+                let age = self.marks.iter().copied().max().unwrap_or(OLD);
+                self.marks.iter_mut().for_each(|mark| *mark += OLD.saturating_sub(age));
+                self.marks.iter().position(|mark| *mark == OLD).unwrap_or(0)
+            }
+        }
+    }
+}
+
+/// The first of the smallest.
+fn oldest(marks: &[u64]) -> usize {
+    (0..marks.len()).min_by_key(|way| marks[*way]).unwrap_or(0)
+}
+
+/// Turns the nodes above a leaf so that they point to the other half.
+fn point_away(tree: &mut [bool], leaf: usize) {
+    let mut node = leaf + tree.len();
+    while node > 1 {
+        let is_right = node % 2 == 1;
+        node /= 2;
+        tree[node] = !is_right;
+    }
+}
+
+/// The leaf that the nodes lead to. A half without leaves is never older.
+fn pointed_to(tree: &[bool], leaves: usize) -> usize {
+    let (mut node, mut width) = (1, tree.len());
+    while node < tree.len() {
+        width /= 2;
+        let right = 2 * node + 1;
+        let first = right * width - tree.len();
+        node = if tree[node] && first < leaves { right } else { 2 * node };
+    }
+    node - tree.len()
+}
+
+/// Rounds that are gone through before misses are counted, and while they are.
+const WARM: usize = 20;
+const COUNTED: usize = 40;
+
+/// Which share of the accesses misses when a sequence of lines is gone through again and again.
+pub(crate) fn misses(policy: Policy, ways: usize, sequence: &[usize]) -> f64 {
+    let mut set = Set::new(policy, ways);
+    let mut round = || sequence.iter().filter(|line| set.access(**line)).count();
+    (0..WARM).for_each(|_| _ = round());
+    let missed: usize = (0..COUNTED).map(|_| round()).sum();
+    share(missed, COUNTED * sequence.len())
+}
+
+fn share(of: usize, all: usize) -> f64 {
+    crate::bench::count(of as u64) / crate::bench::count(all.max(1) as u64)
+}
+
+/// Which share of the differences between times a straight line through misses leaves unexplained: 0 where each miss costs
+/// the same, 1 where misses say nothing, or more misses take less time.
+pub(crate) fn unexplained(misses: &[f64], times: &[f64]) -> f64 {
+    let mean =
+        |values: &[f64]| values.iter().sum::<f64>() / crate::bench::count(values.len() as u64);
+    let (x, y) = (mean(misses), mean(times));
+    let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
+        misses.iter().zip(times).map(|(a, b)| of(a - x, b - y)).sum()
+    };
+    let (xx, yy, xy) = (sum(&|a, _| a * a), sum(&|_, b| b * b), sum(&|a, b| a * b));
+    if xx * yy > 0.0 && xy > 0.0 { 1.0 - xy * xy / (xx * yy) } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(sequence: &[usize], ways: usize) -> Vec<f64> {
+        POLICIES.iter().map(|(_, policy)| misses(*policy, ways, sequence)).collect()
+    }
+
+    #[test]
+    fn what_fits_never_misses() {
+        let twelve: Vec<usize> = (0..12).chain([3, 3, 0, 7]).collect();
+        assert_eq!(all(&twelve, 12), [0.0; 8]);
+    }
+
+    #[test]
+    fn one_line_too_many_in_turn_always_misses_by_age_and_seldom_by_chance() {
+        let nine: Vec<usize> = (0..9).collect();
+        let share = |policy| misses(policy, 8, &nine);
+        assert_eq!((share(Policy::Lru), share(Policy::Fifo)), (1.0, 1.0));
+        assert!(share(Policy::Random) < 0.5, "{}", share(Policy::Random));
+    }
+
+    #[test]
+    fn use_keeps_a_line_but_in_a_queue() {
+        // 0 is used between any two others, so that only a queue gives it up.
+        let sequence = [0, 1, 0, 2, 0, 3, 0, 4, 0, 5];
+        let misses_zero = |policy| {
+            let mut set = Set::new(policy, 4);
+            (0..50).flat_map(|_| sequence).filter(|line| set.access(*line) && *line == 0).count()
+        };
+        assert_eq!(misses_zero(Policy::Lru), 1);
+        assert_eq!(misses_zero(Policy::TreePlru), 1);
+        assert!(misses_zero(Policy::Fifo) > 10);
+    }
+
+    #[test]
+    fn a_tree_knows_the_older_half_not_the_oldest_line() {
+        let given_up = |policy| {
+            let mut set = Set::new(policy, 4);
+            [0, 1, 2, 3, 0, 4].into_iter().for_each(|line| _ = set.access(line));
+            (0..4).find(|line| !set.lines.contains(&Some(*line)))
+        };
+        assert_eq!((given_up(Policy::Lru), given_up(Policy::TreePlru)), (Some(1), Some(2)));
+        assert_eq!((given_up(Policy::Fifo), given_up(Policy::BitPlru)), (Some(0), Some(1)));
+    }
+
+    #[test]
+    fn a_tree_points_away_from_what_was_used() {
+        let mut tree = vec![false; 4];
+        for (used, next) in [(0, 2), (2, 1), (1, 3), (3, 0)] {
+            point_away(&mut tree, used);
+            assert_eq!(pointed_to(&tree, 4), next);
+        }
+        // Three leaves: beside the third is nothing.
+        point_away(&mut tree, 0);
+        point_away(&mut tree, 2);
+        point_away(&mut tree, 0);
+        assert_eq!(pointed_to(&tree, 3), 2);
+    }
+
+    #[test]
+    fn groups_of_a_tree_with_four_ways_are_one_tree() {
+        let sequence = [0, 1, 2, 3, 4, 0, 2, 5, 1, 3, 0, 4];
+        assert_eq!(
+            misses(Policy::LruOfTrees, 4, &sequence),
+            misses(Policy::TreePlru, 4, &sequence)
+        );
+        assert_eq!(
+            misses(Policy::TreeOfLrus, 4, &sequence),
+            misses(Policy::TreePlru, 4, &sequence)
+        );
+    }
+
+    #[test]
+    fn each_policy_explains_its_own_times_best() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut sequence = |_| (0..60).map(|_| random.usize(..16)).collect();
+        let sequences: Vec<Vec<usize>> = (0..24).map(&mut sequence).collect();
+        let of = |policy| sequences.iter().map(|s| misses(policy, 12, s)).collect();
+        let all: Vec<Vec<f64>> = POLICIES.iter().map(|(_, policy)| of(*policy)).collect();
+        for (truth, missed) in all.iter().enumerate() {
+            let times: Vec<f64> = missed.iter().map(|share| 4.0 + 10.0 * share).collect();
+            for (other, missed) in all.iter().enumerate() {
+                let left = unexplained(missed, &times);
+                assert_eq!(left < 1e-9, truth == other, "{other} leaves {left} of {truth}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_explains_nothing_leaves_all() {
+        assert_eq!(unexplained(&[1.0, 1.0], &[1.0, 2.0]), 1.0);
+        assert_eq!(unexplained(&[1.0, 2.0], &[2.0, 1.0]), 1.0);
+        assert_eq!(unexplained(&[], &[]), 1.0);
+    }
+}
