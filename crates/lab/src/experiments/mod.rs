@@ -27,6 +27,7 @@ experiments! {
     tlb_shootdown TlbShootdown;
     fault_avoidance FaultAvoidance;
     page_source PageSource;
+    allocators Allocators;
 }
 
 /// An experiment.
