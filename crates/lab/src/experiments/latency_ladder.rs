@@ -194,7 +194,7 @@ impl Ladder<'_> {
 
     /// Which places of a set there are, and what the first level replaces: sequences of a few more lines than it has ways.
     fn replacement(&mut self, first: &Cache) {
-        let Some(ways) = first.ways.map(usize::from).filter(|ways| (2..=32).contains(ways)) else {
+        let Some(ways) = first.ways.filter(|ways| (2..=32).contains(ways)) else {
             return;
         };
         // Lines that lie this far apart are of one set.
