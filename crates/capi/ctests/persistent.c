@@ -85,6 +85,7 @@ static void what_is_not_committed_is_undone(void)
         CHECK(pw_persistent_root(&heap, "large") == 0);
     }
     CHECK(pw_persistent_sync(&heap) == 0);
+    CHECK(pw_persistent_set_name(&heap, "texts") == 0 && pw_persistent_set_name(&heap, NULL) == EINVAL);
     CHECK(pw_persistent_close(&heap) == 0);
 }
 

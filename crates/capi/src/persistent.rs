@@ -372,6 +372,21 @@ pub unsafe extern "C" fn pw_persistent_sync(heap: *mut CHeap) -> c_int {
 /// See `pagewise/persistent.h`.
 ///
 /// # Safety
+/// `heap` is NULL, all zero, or open; `text` is NULL or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_persistent_set_name(heap: *mut CHeap, text: *const c_char) -> c_int {
+    call(|| {
+        // SAFETY: as the header says.
+        let name = unsafe { name(text) }?;
+        // SAFETY: as the header says.
+        unsafe { opened(heap) }?.set_name(name);
+        Ok(())
+    })
+}
+
+/// See `pagewise/persistent.h`.
+///
+/// # Safety
 /// `heap` is NULL, all zero, or open; `usage` is NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_persistent_check(heap: *const CHeap, usage: *mut CUsage) -> c_int {

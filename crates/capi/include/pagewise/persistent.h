@@ -141,6 +141,9 @@ int pw_persistent_abort(pw_persistent *heap);
 /* Waits until all that was committed would survive a loss of power, in a heap without PW_PERSISTENT_POWER. */
 int pw_persistent_sync(pw_persistent *heap);
 
+/* Names the heap for `pagewise pools`, not in the file; the first 32 bytes of UTF-8 count. Copied. EINVAL: it is not UTF-8. */
+int pw_persistent_set_name(pw_persistent *heap, const char *name);
+
 /* Walks all that must hold, in the file and beside it. EUCLEAN where it does not. `usage` is NULL or is written. */
 int pw_persistent_check(const pw_persistent *heap, pw_persistent_usage *usage);
 
