@@ -38,7 +38,10 @@ pub(super) struct Header {
     pub(super) previous: Cell<*mut Header>,
     /// How many bytes frames have here, once the ring has left it.
     pub(super) filled: Cell<usize>,
-    block: Block,
+    /// The block's size in bytes; it begins here.
+    size: usize,
+    /// So that no byte here is left to chance.
+    reserved: [usize; 2],
     contents: Touched,
 }
 
@@ -71,7 +74,8 @@ impl BlockRef {
             next: Cell::new(ptr::null_mut()),
             previous: Cell::new(ptr::null_mut()),
             filled: Cell::new(0),
-            block,
+            size: block.size,
+            reserved: [0; 2],
             contents: Touched::new(),
         };
         let place = block.start.cast::<Header>();
@@ -114,12 +118,12 @@ impl BlockRef {
 
     /// Where it ends.
     pub(super) fn end(self) -> usize {
-        self.0.addr().get() + self.block.size
+        self.0.addr().get() + self.size
     }
 
     /// What the source gave.
     pub(super) fn block(self) -> Block {
-        self.block
+        Block { start: self.0.cast(), size: self.size, zeroed: false }
     }
 
     /// The ring begins to put frames here.

@@ -7,9 +7,11 @@
 
 mod build;
 mod installed;
+mod loaded;
 mod mistakes;
 mod persistent;
 mod same;
+mod same_queues;
 mod same_tlsf;
 
 use std::fs;

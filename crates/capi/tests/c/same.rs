@@ -2,9 +2,7 @@
 
 use std::alloc::Layout;
 use std::cell::Cell;
-use std::ffi::{CString, c_char, c_void};
-use std::mem::transmute_copy;
-use std::process::Command;
+use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 
 use pagewise::stack as api;
@@ -13,7 +11,7 @@ use pagewise_alloc::stack::thread::LinkedStack;
 use pagewise_alloc::stack::{Link, Linked, Scope};
 use pagewise_alloc::t_scope;
 
-use crate::build::{C, api as folder, has, run};
+use crate::loaded::InC;
 
 /// `struct library` of `ctests/same/stack.c`.
 #[repr(C)]
@@ -41,51 +39,14 @@ const RESIZE: usize = 2;
 const PUSH: usize = 3;
 const POP: usize = 4;
 
-/// What is compiled of a program of `ctests/same`, in this process.
-pub(crate) struct InC {
-    handle: *mut c_void,
-}
-
-impl InC {
-    /// `None`, with a word, where there is no compiler. `library` is what its inline functions call.
-    pub(crate) fn load<L>(program: &str, library: &L) -> Option<InC> {
-        has("cc").then_some(())?;
-        let folder_of_it = tempfile::tempdir().unwrap();
-        let built = folder_of_it.path().join("same.so");
-        let mut cc = Command::new("cc");
-        cc.args(C).args(["-O2", "-shared", "-fPIC", "-o"]).arg(&built);
-        cc.arg("-I").arg(folder().join("include"));
-        run(cc.arg(folder().join("ctests/same").join(program)));
-        let path = CString::new(built.to_str().unwrap()).unwrap();
-        // SAFETY: the library runs nothing when it is loaded.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(!handle.is_null(), "{path:?} cannot be loaded");
-        let loaded = InC { handle };
-        // SAFETY: the function has this type there.
-        let connect: extern "C" fn(&L) = unsafe { loaded.function(c"connect_to") };
-        connect(library);
-        Some(loaded)
-    }
-
-    /// # Safety
-    /// The function of this name is an `F`.
-    pub(crate) unsafe fn function<F: Copy>(&self, name: &std::ffi::CStr) -> F {
-        // SAFETY: the library stays loaded.
-        let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
-        assert!(!found.is_null() && size_of::<F>() == size_of_val(&found), "{name:?}");
-        // SAFETY: the caller says that it is one, and the sizes were compared.
-        unsafe { transmute_copy(&found) }
-    }
-}
-
-fn in_c() -> Option<InC> {
-    let ours = Library {
+fn load() -> Option<InC> {
+    let library = Library {
         alloc: api::pw_stack_alloc_slow,
         realloc: api::pw_stack_realloc_slow,
         pop: api::pw_stack_pop_slow,
         find: api::pw_t_stack_find,
     };
-    InC::load("stack.c", &ours)
+    InC::load("stack.c", &library)
 }
 
 /// A program of many steps, with frames that fill more than a block.
@@ -144,7 +105,7 @@ const BUFFER: usize = 4 << 20;
 
 #[test]
 fn c_and_rust_leave_the_same_bytes() {
-    let Some(in_c) = in_c() else { return };
+    let Some(in_c) = load() else { return };
     // SAFETY: the function has this type there.
     let run_all: unsafe extern "C" fn(*mut LinkedStack, *const Step, usize) -> i32 =
         unsafe { in_c.function(c"run_all") };
@@ -190,7 +151,7 @@ extern "C" fn allocates_in_rust(_: *mut c_void) {
 
 #[test]
 fn scopes_of_c_and_of_rust_are_on_one_stack_of_the_thread() {
-    let Some(in_c) = in_c() else { return };
+    let Some(in_c) = load() else { return };
     // SAFETY: the function has this type there.
     let allocated_by_c: extern "C" fn() -> *mut c_char =
         unsafe { in_c.function(c"allocated_by_c") };

@@ -9,7 +9,7 @@ use pagewise::tlsf as api;
 use pagewise::tlsf::CTlsf;
 use pagewise_alloc::Block;
 
-use crate::same::InC;
+use crate::loaded::InC;
 
 /// `struct library` of `ctests/same/tlsf.c`.
 #[repr(C)]

@@ -1,0 +1,45 @@
+//! Programs in C that are compiled and loaded into the process of a test.
+
+use std::ffi::{CStr, CString, c_void};
+use std::mem::transmute_copy;
+use std::process::Command;
+
+use crate::build::{C, api as folder, has, run};
+
+/// What is compiled of a file of `ctests/same`, in this process.
+pub(crate) struct InC {
+    handle: *mut c_void,
+}
+
+impl InC {
+    /// A program, connected to what it calls of the library, which is its `struct library`. `None`, with a word, where there
+    /// is no compiler.
+    pub(crate) fn load<L>(source: &str, library: &L) -> Option<InC> {
+        has("cc").then_some(())?;
+        let folder_of_it = tempfile::tempdir().unwrap();
+        let compiled = folder_of_it.path().join("same.so");
+        let mut cc = Command::new("cc");
+        cc.args(C).args(["-O2", "-shared", "-fPIC", "-o"]).arg(&compiled);
+        cc.arg("-I").arg(folder().join("include"));
+        run(cc.arg(folder().join("ctests/same").join(source)));
+        let path = CString::new(compiled.to_str().unwrap()).unwrap();
+        // SAFETY: the library runs nothing when it is loaded.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        assert!(!handle.is_null(), "{path:?} cannot be loaded");
+        let loaded = InC { handle };
+        // SAFETY: the function has this type there.
+        let connect: extern "C" fn(&L) = unsafe { loaded.function(c"connect_to") };
+        connect(library);
+        Some(loaded)
+    }
+
+    /// # Safety
+    /// The function of this name is an `F`.
+    pub(crate) unsafe fn function<F: Copy>(&self, name: &CStr) -> F {
+        // SAFETY: the library stays loaded.
+        let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        assert!(!found.is_null() && size_of::<F>() == size_of_val(&found), "{name:?}");
+        // SAFETY: the caller says that it is one, and the sizes were compared.
+        unsafe { transmute_copy(&found) }
+    }
+}

@@ -1,0 +1,233 @@
+//! FIFO pools and rings of C and of Rust are the same, to the byte.
+
+use std::alloc::Layout;
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, NonNull};
+
+use pagewise::{fifo, ring};
+use pagewise_alloc::ring::Sealed;
+use pagewise_alloc::source::Memory;
+use pagewise_alloc::{Fifo, Ring};
+
+use crate::loaded::InC;
+
+/// A buffer takes back only what was its last, so there is much of it.
+const BUFFER: usize = 64 << 20;
+const PLACES: usize = 600;
+const STEPS: usize = 20_000;
+
+/// Numbers that look random.
+fn numbers(mut seed: u64) -> impl FnMut(usize) -> usize {
+    move |below| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        usize::try_from(seed >> 33).unwrap() % below
+    }
+}
+
+/// Memory at the same address for one pool after the other.
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    fn new() -> Buffer {
+        Buffer(vec![0; BUFFER])
+    }
+
+    fn clear(&mut self) -> Memory {
+        self.0.fill(0);
+        // SAFETY: the buffer is used by one pool after the other.
+        unsafe { Memory::buffer(NonNull::from(&mut self.0[..]).cast(), BUFFER) }
+    }
+
+    /// What is in it, but for the pool itself, which has addresses of functions and the like.
+    fn pages(&self) -> Vec<u8> {
+        self.0[4096..].to_vec()
+    }
+}
+
+fn assert_same(seed: u64, by_c: &[u8], by_rust: &[u8]) {
+    assert!(by_c[..1 << 20].iter().filter(|byte| **byte != 0).count() > 100_000);
+    if by_c != by_rust {
+        let differs = by_c.iter().zip(by_rust).position(|(c, rust)| c != rust);
+        panic!("seed {seed}: they differ at {differs:?}");
+    }
+}
+
+/// `struct library` of `ctests/same/fifo.c`.
+#[repr(C)]
+struct FifoLibrary {
+    alloc: unsafe extern "C" fn(*mut fifo::Raw, usize, usize) -> *mut c_void,
+    zalloc: unsafe extern "C" fn(*mut fifo::Raw, usize, usize) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut fifo::Raw, *mut c_void, usize),
+}
+
+/// Its `struct step`.
+#[repr(C)]
+struct Replace {
+    place: usize,
+    size: usize,
+    align: usize,
+    zeroed: usize,
+    late: usize,
+    fill: usize,
+}
+
+/// Its `struct live`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Live {
+    block: *mut c_void,
+    size: usize,
+}
+
+/// A queue, then disorder, then a queue again.
+fn replacements(seed: u64) -> Vec<Replace> {
+    let mut random = numbers(seed);
+    let step = |at: usize| {
+        let in_order = at / (STEPS / 3) != 1;
+        let place = if in_order { at % PLACES } else { random(PLACES) };
+        let largest = if random(100) == 0 { 100_000 } else { 600 };
+        let powers = if random(8) == 0 { 7 } else { 4 };
+        let (size, align) = (random(largest), 1 << random(powers));
+        let (zeroed, late) = (usize::from(random(4) == 0), usize::from(random(8) == 0));
+        Replace { place, size, align, zeroed, late, fill: at % 255 + 1 }
+    };
+    (0..STEPS).map(step).collect()
+}
+
+/// As `run_all` of the program in C does.
+fn replace_in_rust(pool: &Fifo<Memory>, steps: &[Replace]) {
+    let mut live: Vec<Option<(NonNull<u8>, Layout)>> = vec![None; PLACES];
+    for step in steps {
+        match live[step.place] {
+            // SAFETY: the block is live, and another takes its place.
+            Some((block, layout)) if step.late > 0 => unsafe {
+                pagewise_alloc::fifo::free(block, layout);
+            },
+            // SAFETY: as above.
+            Some((block, layout)) => unsafe { pool.free(block, layout) },
+            None => {}
+        }
+        let layout = Layout::from_size_align(step.size, step.align).unwrap();
+        let block =
+            if step.zeroed > 0 { pool.allocate_zeroed(layout) } else { pool.allocate(layout) };
+        let block = block.unwrap();
+        if step.zeroed == 0 {
+            // SAFETY: the block is as large.
+            unsafe { block.write_bytes(u8::try_from(step.fill).unwrap(), step.size) };
+        }
+        live[step.place] = Some((block, layout));
+    }
+}
+
+#[test]
+fn fifo_pools_of_c_and_of_rust_leave_the_same_bytes() {
+    let library = FifoLibrary {
+        alloc: fifo::pw_fifo_alloc_slow,
+        zalloc: fifo::pw_fifo_zalloc_slow,
+        free: fifo::pw_fifo_free_slow,
+    };
+    let Some(in_c) = InC::load("fifo.c", &library) else { return };
+    // SAFETY: the function has this type there.
+    let run_all: unsafe extern "C" fn(*mut c_void, *mut Live, *const Replace, usize) -> c_int =
+        unsafe { in_c.function(c"run_all") };
+    let mut buffer = Buffer::new();
+    for seed in 0..3 {
+        let steps = replacements(seed);
+        let pool = Fifo::unguarded(buffer.clear()).unwrap().into_raw();
+        let mut live = [Live { block: ptr::null_mut(), size: 0 }; PLACES];
+        // SAFETY: the pool is one of C, too, and the steps and places are as many.
+        let done = unsafe {
+            run_all(pool.as_ptr().cast(), live.as_mut_ptr(), steps.as_ptr(), steps.len())
+        };
+        assert_eq!(done, 1);
+        // SAFETY: it is the pool of above, and given up there.
+        let pool: Fifo<Memory> = unsafe { Fifo::from_raw(pool) };
+        pool.check();
+        let by_c = buffer.pages();
+        std::mem::forget(pool);
+        let pool = Fifo::unguarded(buffer.clear()).unwrap();
+        replace_in_rust(&pool, &steps);
+        assert_same(seed, &by_c, &buffer.pages());
+        std::mem::forget(pool);
+    }
+}
+
+/// `struct library` of `ctests/same/ring.c`.
+#[repr(C)]
+struct RingLibrary {
+    alloc: unsafe extern "C" fn(*mut ring::Raw, usize, usize) -> *mut c_void,
+    open: unsafe extern "C" fn(*mut ring::Raw) -> c_int,
+    seal: unsafe extern "C" fn(*mut ring::Raw) -> *mut ring::RawFrame,
+    release: unsafe extern "C" fn(*mut ring::RawFrame),
+}
+
+/// Its `struct step`.
+#[repr(C)]
+struct Fill {
+    place: usize,
+    blocks: usize,
+    size: usize,
+    align: usize,
+    fill: usize,
+}
+
+fn fills(seed: u64) -> Vec<Fill> {
+    let mut random = numbers(seed);
+    let step = |at: usize| {
+        let place = if at < STEPS / 2 { at % PLACES } else { random(PLACES) };
+        let largest = if random(200) == 0 { 10_000 } else { 100 };
+        let size = random(largest);
+        Fill { place, blocks: random(12), size, align: 1 << random(7), fill: at % 255 + 1 }
+    };
+    (0..STEPS).map(step).collect()
+}
+
+/// As `run_all` of the program in C does.
+fn fill_in_rust(ring: &mut Ring<Memory>, frames: &mut [Option<Sealed>], steps: &[Fill]) {
+    for step in steps {
+        frames[step.place] = None;
+        let frame = ring.open().unwrap();
+        let layout = Layout::from_size_align(step.size, step.align).unwrap();
+        for _ in 0..step.blocks {
+            let block = frame.allocate(layout).unwrap();
+            // SAFETY: the block is as large.
+            unsafe { block.write_bytes(u8::try_from(step.fill).unwrap(), step.size) };
+        }
+        frames[step.place] = Some(frame.seal());
+    }
+}
+
+#[test]
+fn rings_of_c_and_of_rust_leave_the_same_bytes() {
+    let library = RingLibrary {
+        alloc: ring::pw_ring_alloc_slow,
+        open: ring::pw_ring_open,
+        seal: ring::pw_ring_seal,
+        release: ring::pw_ring_release,
+    };
+    let Some(in_c) = InC::load("ring.c", &library) else { return };
+    // SAFETY: the function has this type there.
+    let run_all: unsafe extern "C" fn(
+        *mut c_void,
+        *mut *mut ring::RawFrame,
+        *const Fill,
+        usize,
+    ) -> c_int = unsafe { in_c.function(c"run_all") };
+    let mut buffer = Buffer::new();
+    for seed in 0..3 {
+        let steps = fills(seed);
+        let ring = Ring::unguarded(buffer.clear()).unwrap().into_raw();
+        let mut frames = [ptr::null_mut(); PLACES];
+        // SAFETY: the ring is one of C, too, and the steps and places are as many.
+        let done = unsafe {
+            run_all(ring.as_ptr().cast(), frames.as_mut_ptr(), steps.as_ptr(), steps.len())
+        };
+        assert_eq!(done, 1);
+        let by_c = buffer.pages();
+        let mut ring = Ring::unguarded(buffer.clear()).unwrap();
+        let mut frames: Vec<Option<Sealed>> = (0..PLACES).map(|_| None).collect();
+        fill_in_rust(&mut ring, &mut frames, &steps);
+        ring.check();
+        assert_same(seed, &by_c, &buffer.pages());
+    }
+}
