@@ -37,6 +37,8 @@
 //!
 //! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8: nothing else.
 
+#[cfg(feature = "allocator-api2")]
+mod api;
 mod boxed;
 mod guard;
 mod page;

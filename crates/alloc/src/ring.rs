@@ -34,6 +34,8 @@
 //! A frame costs what lies between it and a line of the cache, and 24 bytes if it is of several blocks; a block 64 bytes of
 //! its 64 KiB to 1 MiB.
 
+#[cfg(feature = "allocator-api2")]
+mod api;
 mod atomic;
 mod block;
 mod core;

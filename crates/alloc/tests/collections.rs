@@ -8,7 +8,7 @@ use allocator_api2::alloc::Allocator;
 use allocator_api2::boxed::Box;
 use allocator_api2::vec::Vec;
 use hashbrown::HashMap;
-use pagewise_alloc::{Os, Stack, t_scope};
+use pagewise_alloc::{Fifo, Os, Ring, Stack, t_scope};
 
 /// How much they hold: Miri takes its time.
 const MANY: u64 = if cfg!(miri) { 60 } else { 2000 };
@@ -38,6 +38,22 @@ fn collections_live_in_a_stack_and_in_a_scope() {
         stack.check();
     }
     t_scope(|scope| use_collections(&*scope));
+}
+
+#[test]
+fn collections_live_in_a_fifo_pool() {
+    for pool in [Fifo::guarded(Os), Fifo::unguarded(Os)].map(Option::unwrap) {
+        use_collections(&pool);
+        pool.check();
+    }
+}
+
+#[test]
+fn collections_live_in_a_frame_that_is_open() {
+    for mut ring in [Ring::guarded(Os), Ring::unguarded(Os)].map(Option::unwrap) {
+        use_collections(&ring.open().unwrap());
+        ring.check();
+    }
 }
 
 #[test]

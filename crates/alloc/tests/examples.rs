@@ -4,6 +4,10 @@
 mod pages;
 #[path = "../examples/persistent.rs"]
 mod persistent;
+#[path = "../examples/fifo.rs"]
+mod fifo;
+#[path = "../examples/ring.rs"]
+mod ring;
 #[path = "../examples/stack.rs"]
 mod stack;
 #[path = "../examples/tlsf.rs"]
@@ -17,6 +21,16 @@ fn the_example_of_pages_runs() {
 #[test]
 fn the_example_of_the_persistent_heap_runs() {
     assert_eq!(persistent::main(), Ok(()));
+}
+
+#[test]
+fn the_example_of_the_fifo_pool_runs() {
+    fifo::main();
+}
+
+#[test]
+fn the_example_of_the_ring_runs() {
+    ring::main();
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! FIFO pools as allocators of collections.
+//!
+//! ```
+//! use allocator_api2::boxed::Box;
+//! use pagewise_alloc::{Fifo, Os};
+//! use std::collections::VecDeque;
+//!
+//! let pool = Fifo::new(Os).expect("a page of memory");
+//! let mut queue = VecDeque::new();
+//! for job in 0..1000_u64 {
+//!     queue.push_back(Box::new_in(job, &pool));
+//!     if queue.len() > 10 {
+//!         queue.pop_front();
+//!     }
+//! }
+//! assert_eq!(*queue[0], 990);
+//! ```
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use allocator_api2::alloc::{AllocError, Allocator};
+
+use super::Fifo;
+use crate::source::Source;
+
+/// What a block is for a collection: no larger than asked for.
+fn slice(block: Option<NonNull<u8>>, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+    Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
+}
+
+impl<S: Source> Fifo<S> {
+    /// Gives a block another size, and another alignment where that is asked for.
+    ///
+    /// # Safety
+    /// As for [`Fifo::reallocate`].
+    unsafe fn reshape(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
+        if new.align() <= old.align() {
+            // SAFETY: as the caller promises.
+            return unsafe { self.reallocate(block, old, new.size()) };
+        }
+        let moved = Fifo::allocate(self, new)?;
+        // SAFETY: both are as large as the smaller of the two, and do not overlap.
+        unsafe { moved.copy_from_nonoverlapping(block, old.size().min(new.size())) };
+        // SAFETY: as the caller promises.
+        unsafe { self.free(block, old) };
+        Some(moved)
+    }
+}
+
+// SAFETY: blocks stay where they are until they are freed, also when the pool moves; what is freed has its layout.
+unsafe impl<S: Source> Allocator for &Fifo<S> {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        slice(Fifo::allocate(self, layout), layout)
+    }
+
+    fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        slice(Fifo::allocate_zeroed(self, layout), layout)
+    }
+
+    unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller promises the same.
+        unsafe { self.free(block, layout) };
+    }
+
+    unsafe fn grow(
+        &self,
+        block: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: the caller promises the same.
+        slice(unsafe { self.reshape(block, old, new) }, new)
+    }
+
+    unsafe fn shrink(
+        &self,
+        block: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: the caller promises the same.
+        slice(unsafe { self.reshape(block, old, new) }, new)
+    }
+}
