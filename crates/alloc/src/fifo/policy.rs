@@ -12,12 +12,14 @@ pub struct Policy {
     pub replace: bool,
     /// Fills holes where blocks are freed in no order.
     pub holes: bool,
+    /// Has blocks that are freed in no order wait for requests of their size.
+    pub shelf: bool,
 }
 
 /// All of them.
 impl Default for Policy {
     fn default() -> Policy {
-        Policy { spare: true, replace: true, holes: true }
+        Policy { spare: true, replace: true, holes: true, shelf: true }
     }
 }
 
@@ -38,6 +40,10 @@ impl Policy {
 
     pub(super) fn fills_holes(self) -> bool {
         self.chosen().holes
+    }
+
+    pub(super) fn has_shelf(self) -> bool {
+        self.chosen().shelf
     }
 }
 

@@ -341,7 +341,7 @@ impl<S: Source> Pool<S> {
 
     /// Has freed blocks wait for requests, if there is memory for that.
     fn open_shelf(&self) {
-        if self.hot.guarded.get() {
+        if self.hot.guarded.get() || !self.policy.has_shelf() {
             return;
         }
         let block = self.shelf_memory.get().or_else(|| self.take(Shelf::LAYOUT));

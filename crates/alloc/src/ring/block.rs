@@ -141,6 +141,11 @@ impl BlockRef {
         self.users.fetch_sub(rest, Ordering::AcqRel) == rest
     }
 
+    /// Counts a frame at once, not when the block is left.
+    pub(super) fn add_user(self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// A frame that began or ended here was released. Whether it was the last: then the block is the caller's.
     #[inline(always)]
     pub(super) fn give_up(self) -> bool {

@@ -236,8 +236,12 @@ impl<S: Source> Core<S> {
         debug_assert!(self.is_open(), "a frame is open");
         hot.start.set(ptr::null_mut());
         hot.end.set(0);
-        hot.frames.set(hot.frames.get() + 1);
         let block = NonNull::new(hot.block.get()).expect("an open frame is in a block");
+        if self.policy.counts_late() {
+            hot.frames.set(hot.frames.get() + 1);
+        } else {
+            BlockRef::of(block).add_user();
+        }
         match NonNull::new(hot.record.get()) {
             None => Sealed::short(block),
             Some(record) => self.seal_long(record, block),
@@ -393,7 +397,8 @@ impl<S: Source> Core<S> {
     }
 
     fn new_block(&self, need: usize) -> Option<BlockRef> {
-        let usual = (self.held.get() / 4).next_power_of_two().clamp(SMALLEST, LARGEST);
+        let largest = if self.policy.grows() { LARGEST } else { SMALLEST };
+        let usual = (self.held.get() / 4).next_power_of_two().clamp(SMALLEST, largest);
         let size = usual.max(need.checked_add(2 * LINE)?);
         let block = self.source.take(Layout::from_size_align(size, LINE).ok()?)?;
         self.held.set(self.held.get() + block.size);
@@ -483,7 +488,7 @@ impl<S: Source> Core<S> {
                 "next is in the block"
             );
             assert_eq!(hot.limit.get(), block.end(), "the limit is where the block ends");
-            let is_own = hot.frames.get() >= block.released();
+            let is_own = hot.frames.get() >= block.released() || !self.policy.counts_late();
             assert!(is_own, "more frames were released than were sealed");
         } else {
             assert!(hot.next.get().is_null() && !self.is_open(), "a frame is open in no block");

@@ -8,20 +8,38 @@ use super::block::LINE;
 pub struct Policy {
     /// Frames begin at lines of the cache, so that who fills one does not wait for who reads the one before.
     pub apart: bool,
+    /// The counter of a block is touched when the ring leaves it, not for each frame.
+    pub late: bool,
+    /// Blocks grow with the ring, up to 1 MiB.
+    pub grow: bool,
 }
 
 /// All of them.
 impl Default for Policy {
     fn default() -> Policy {
-        Policy { apart: true }
+        Policy { apart: true, late: true, grow: true }
     }
 }
 
 impl Policy {
+    /// Known when it is compiled, but for benchmarks.
+    #[inline(always)]
+    fn chosen(self) -> Policy {
+        if cfg!(feature = "ablation") { self } else { Policy::default() }
+    }
+
     /// What a frame's address is a multiple of.
     #[inline(always)]
     pub(super) fn frame_align(self) -> usize {
-        let chosen = if cfg!(feature = "ablation") { self } else { Policy::default() };
-        if chosen.apart { LINE } else { align_of::<usize>() }
+        if self.chosen().apart { LINE } else { align_of::<usize>() }
+    }
+
+    #[inline(always)]
+    pub(super) fn counts_late(self) -> bool {
+        self.chosen().late
+    }
+
+    pub(super) fn grows(self) -> bool {
+        self.chosen().grow
     }
 }

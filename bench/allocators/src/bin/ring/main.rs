@@ -1,6 +1,8 @@
 //! Rings: lists that one thread builds and another walks and releases. Batches of a million nodes of 8 bytes, and messages
 //! of 8 nodes of 32.
 
+#[cfg(feature = "ablation")]
+mod ablation;
 mod makers;
 mod queue;
 
@@ -110,6 +112,10 @@ fn main() {
         if only.as_ref().is_none_or(|only| only == name) {
             race();
         }
+    }
+    #[cfg(feature = "ablation")]
+    if only.is_none_or(|only| only == "ablation") {
+        ablation::ablation();
     }
 }
 

@@ -1,6 +1,9 @@
 //! FIFO: 4096 live blocks of 16 to 512 bytes, the oldest replaced; the same with zeroed memory; and 100,000 live blocks
 //! replaced at random, which the pool is not made for.
 
+#[cfg(feature = "ablation")]
+mod ablation;
+
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -143,15 +146,47 @@ impl<P: Pool> Live<P> {
     }
 
     fn replace_any(&mut self) {
-        for _ in 0..RANDOM_STEPS {
-            let at = below(RANDOM_LIVE, &mut self.seed);
-            self.replace(at, P::allocate);
-        }
+        (0..RANDOM_STEPS).for_each(|_| self.replace_one());
+    }
+
+    /// Replaces a block at random.
+    #[inline(always)]
+    fn replace_one(&mut self) {
+        let at = below(self.blocks.len(), &mut self.seed);
+        self.replace(at, P::allocate);
     }
 
     /// Bytes that are alive.
     fn bytes(&self) -> usize {
         self.blocks.iter().map(|(_, size)| *size as usize).sum()
+    }
+}
+
+#[cfg(feature = "ablation")]
+impl Live<Fifo<Os>> {
+    fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn replace_at(&mut self, at: usize) {
+        self.replace(at, <Fifo<Os> as Pool>::allocate);
+    }
+
+    fn push(&mut self) {
+        let block = self.next_block(<Fifo<Os> as Pool>::allocate);
+        self.blocks.push(block);
+    }
+
+    /// Frees all, the oldest first.
+    fn pop_all(&mut self) {
+        for (block, size) in self.blocks.drain(..) {
+            // SAFETY: it is live, and used no more.
+            unsafe { Pool::free(&self.pool, block, layout(size)) };
+        }
+    }
+
+    fn held(&self) -> usize {
+        self.pool.held()
     }
 }
 
@@ -220,4 +255,6 @@ fn main() {
     any(&mut ours);
     let ratio = ours.pool.held() as f64 / ours.bytes() as f64;
     verdict(ratio <= 1.5, &format!("pagewise holds <= 1.5x the live memory: {ratio:.2}x"));
+    #[cfg(feature = "ablation")]
+    ablation::ablation();
 }
