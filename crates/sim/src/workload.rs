@@ -45,7 +45,7 @@ const WORD: u16 = 8;
 /// One access of so many writes.
 const WRITE_EVERY: u64 = 8;
 
-/// Where regions begin: page-aligned for every size of page, as no program's memory begins at 0.
+/// Where regions begin: page-aligned for every size of page, as no program's memory begins at 0. One that does not fit behind goes on at 0.
 const REGION: u64 = 1 << 40;
 
 impl MemAccess {
@@ -54,27 +54,22 @@ impl MemAccess {
         MemAccess { bytes: 1 << 30, rounds: 1 << 20, window: 512, passes: 16, order }
     }
 
-    /// How many accesses it makes.
-    pub const fn accesses(&self) -> u64 {
-        self.rounds.saturating_mul(self.window).saturating_mul(self.passes)
-    }
-
-    /// Makes the stream, a pass a block.
+    /// Makes the stream, a pass a block. A region smaller than a window is one.
     pub fn play(&self, sink: Sink<'_>) {
-        let lines = self.bytes / LINE;
-        let last = lines.saturating_sub(self.window).max(1);
+        let lines = (self.bytes / LINE).max(1);
+        let window = self.window.clamp(1, lines);
         let mut chance = fastrand::Rng::with_seed(match self.order {
             Order::Random { seed } => seed,
             Order::Sequential => 0,
         });
-        let mut pass = vec![Access::default(); usize::try_from(self.window).unwrap_or(0)];
+        let mut pass = vec![Access::default(); usize::try_from(window).unwrap_or(0)];
         for round in 0..self.rounds {
             let first = match self.order {
-                Order::Random { .. } => chance.u64(..last),
-                Order::Sequential => round.wrapping_mul(self.window) % lines.max(1),
+                Order::Random { .. } => chance.u64(..(lines - window).max(1)),
+                Order::Sequential => round % (lines / window) * window,
             };
             for (access, number) in pass.iter_mut().zip(0_u64..) {
-                let address = REGION + (first + number) * LINE;
+                let address = REGION.wrapping_add((first + number) * LINE);
                 *access = match number % WRITE_EVERY {
                     0 => Access::write(address, WORD),
                     _ => Access::read(address, WORD),
@@ -101,7 +96,7 @@ impl Uniform {
     pub fn play(&self, sink: Sink<'_>) {
         let words = (self.bytes / u64::from(WORD)).max(1);
         let mut chance = fastrand::Rng::with_seed(self.seed);
-        let place = || REGION + chance.u64(..words) * u64::from(WORD);
+        let place = || REGION.wrapping_add(chance.u64(..words) * u64::from(WORD));
         in_blocks(self.accesses, place, sink);
     }
 }
@@ -121,14 +116,50 @@ pub struct Chase {
 }
 
 impl Chase {
-    /// Makes the stream.
+    /// Makes the stream. Takes no memory, however large the region.
     pub fn play(&self, sink: Sink<'_>) {
-        let places = u32::try_from(self.bytes / self.stride.max(1)).unwrap_or(u32::MAX).max(1);
-        let mut order: Vec<u32> = (0..places).collect();
-        fastrand::Rng::with_seed(self.seed).shuffle(&mut order);
-        let mut ring = order.iter().cycle();
-        let place = || REGION + ring.next().map_or(0, |place| u64::from(*place)) * self.stride;
+        let stride = self.stride.max(1);
+        let order = Shuffle::new((self.bytes / stride).max(1), self.seed);
+        let mut numbers = (0..order.count).cycle();
+        let at = |number| REGION.wrapping_add(order.at(number) * stride);
+        let place = || numbers.next().map_or(REGION, at);
         in_blocks(self.accesses, place, sink);
+    }
+}
+
+/// The numbers below `count` in an order without a pattern, each once.
+#[derive(Clone, Copy, Debug)]
+struct Shuffle {
+    count: u64,
+    /// Numbers of so many bits are mixed: the fewest that hold `count`.
+    bits: u32,
+    factors: [u64; 3],
+}
+
+impl Shuffle {
+    fn new(count: u64, seed: u64) -> Shuffle {
+        let mut chance = fastrand::Rng::with_seed(seed);
+        let bits = (u64::BITS - (count - 1).leading_zeros()).max(1);
+        // Odd factors can be undone, so no two numbers get the same place.
+        Shuffle { count, bits, factors: std::array::from_fn(|_| chance.u64(..) | 1) }
+    }
+
+    /// Where a number goes. One that is mixed to none of ours is mixed on until it is, as in a walk along its cycle.
+    fn at(&self, number: u64) -> u64 {
+        let mut place = self.mixed(number);
+        while place >= self.count {
+            place = self.mixed(place);
+        }
+        place
+    }
+
+    /// Each step can be undone: so this is one of the orders of all numbers of so many bits.
+    fn mixed(&self, number: u64) -> u64 {
+        let mask = u64::MAX >> (u64::BITS - self.bits);
+        self.factors.iter().fold(number, |number, factor| {
+            let multiplied = number.wrapping_mul(*factor).wrapping_add(factor >> 1) & mask;
+            multiplied ^ multiplied >> self.bits.div_ceil(2)
+        })
     }
 }
 
@@ -141,5 +172,56 @@ fn in_blocks(accesses: u64, mut place: impl FnMut() -> u64, sink: Sink<'_>) {
         block[..some].iter_mut().for_each(|access| *access = Access::read(place(), WORD));
         sink(&block[..some]);
         left -= some as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn addresses(play: impl Fn(Sink<'_>)) -> Vec<u64> {
+        let mut addresses = Vec::new();
+        play(&mut |block| addresses.extend(block.iter().map(|access| access.address - REGION)));
+        addresses
+    }
+
+    proptest! {
+        #[test]
+        fn a_chase_comes_to_each_place_once_before_any_comes_again(
+            places in 1..3000_u64,
+            stride in 1..300_u64,
+            seed in any::<u64>(),
+        ) {
+            let chase = Chase { bytes: places * stride, stride, accesses: 2 * places, seed };
+            let all = addresses(|sink| chase.play(sink));
+            let (first, again) = all.split_at(all.len() / 2);
+            prop_assert_eq!(first, again);
+            let mut sorted = first.to_vec();
+            sorted.sort_unstable();
+            prop_assert!(sorted.into_iter().eq((0..places).map(|place| place * stride)));
+        }
+
+        #[test]
+        fn windows_lie_in_their_region(
+            bytes in 0..100_000_u64,
+            window in 0..600_u64,
+            random in any::<bool>(),
+        ) {
+            let order = if random { Order::Random { seed: 1 } } else { Order::Sequential };
+            let work = MemAccess { bytes, rounds: 20, window, passes: 2, order };
+            let all = addresses(|sink| work.play(sink));
+            prop_assert!(all.iter().all(|address| *address < bytes.max(LINE)));
+        }
+    }
+
+    #[test]
+    fn neighbours_in_a_chase_are_seldom_neighbours_in_memory() {
+        let chase = Chase { bytes: 1 << 20, stride: 1, accesses: 1 << 20, seed: 7 };
+        let all = addresses(|sink| chase.play(sink));
+        let near = all.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 1000).count();
+        // A pair of any two places is so near twice in 1049 times.
+        assert!((1_000..3_500).contains(&near), "{near}");
     }
 }
