@@ -6,6 +6,7 @@ use pagewise_model::Bytes;
 use pagewise_model::report::Unit;
 
 use crate::LabError;
+use crate::machine::KERNEL;
 
 /// What an experiment is.
 #[derive(Debug)]
@@ -51,6 +52,10 @@ pub enum Need {
     File(&'static str),
     /// A program.
     Program(&'static str),
+    /// A kernel that a virtual machine can boot.
+    Kernel,
+    /// A C compiler and a C library to link with statically.
+    StaticC,
 }
 
 /// A size that can be set.
@@ -143,6 +148,8 @@ impl Need {
             }
             Need::File(path) => path.to_owned(),
             Need::Program(name) => format!("the program {name}"),
+            Need::Kernel => format!("a kernel to boot: /boot/vmlinuz*, or what {KERNEL} names"),
+            Need::StaticC => "cc and a static C library".to_owned(),
         }
     }
 }

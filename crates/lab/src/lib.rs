@@ -14,6 +14,7 @@ mod experiments;
 mod files;
 mod histogram;
 mod journal;
+mod machine;
 mod needs;
 mod outline;
 mod replacement;

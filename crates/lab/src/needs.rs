@@ -5,6 +5,7 @@ use std::path::Path;
 use pagewise_model::Absent;
 
 use crate::about::Need;
+use crate::machine;
 
 /// What there is to run experiments with.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ fn is_met(need: Need, given: &Given) -> bool {
         Need::ChangeSystem => given.change_system,
         Need::File(path) => Path::new(path).exists(),
         Need::Program(name) => in_path(name),
+        Need::Kernel => machine::kernel().is_some(),
+        Need::StaticC => machine::links_statically(),
     }
 }
 

@@ -19,6 +19,7 @@ experiments! {
     stack_vs_heap StackVsHeap;
     thp_advise ThpAdvise;
     cow_fork CowFork;
+    thp_compaction ThpCompaction;
     thp_bloat ThpBloat;
     mem_access MemAccess;
     readahead Readahead;
@@ -61,4 +62,39 @@ impl std::fmt::Debug for dyn Experiment {
 pub fn find(name: &str) -> Result<&'static dyn Experiment, LabError> {
     let found = EXPERIMENTS.iter().find(|experiment| experiment.about().name == name);
     found.copied().ok_or_else(|| LabError::NoSuchExperiment(name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::lab::Verdict;
+
+    use super::*;
+    use crate::outline::outline;
+    use crate::{Parameters, Size};
+
+    #[test]
+    fn who_measured_nothing_can_tell_nothing() {
+        for experiment in EXPERIMENTS {
+            let about = experiment.about();
+            let parameters = Parameters::of(about, Size::Quick, &[]).unwrap();
+            let claims = experiment.judge(&Results(&outline(about, &parameters, String::new())));
+            assert!(!claims.is_empty(), "{}", about.name);
+            for claim in claims {
+                assert_eq!(claim.verdict, Verdict::CannotTell, "{}: {}", about.name, claim.text);
+            }
+        }
+    }
+
+    #[test]
+    fn pictures_are_of_what_is_measured() {
+        for experiment in EXPERIMENTS {
+            let about = experiment.about();
+            for plot in experiment.plots() {
+                if let Plot::Bars { quantity, .. } = &plot {
+                    let known = about.quantities.iter().any(|row| *quantity == row.name);
+                    assert!(known, "{}: {quantity}", about.name);
+                }
+            }
+        }
+    }
 }

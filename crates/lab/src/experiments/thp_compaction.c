@@ -1,0 +1,150 @@
+/* The only program of a small virtual machine: it fragments the machine's memory, maps some more, and says what the kernel
+ * did for that. What the kernel's command line sets (fragmented=1 and so on) comes as its environment.
+ *
+ *   before:     all memory but some, touched in the order in which it lies
+ *               |####|####|####|####|....|      # held, . free
+ *   fragmented: every other page given back
+ *               |#.#.|#.#.|#.#.|#.#.|....|      half is free, and only the rest in pieces of more than one page
+ */
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB ((size_t)1 << 20)
+#define HUGE (2 * MIB)
+/* The order of a huge page of 512 base pages. */
+#define HUGE_ORDER 9
+/* What is not fragmented: pages for the kernel itself, and some huge ones. */
+#define SPARED (48 * MIB)
+
+static const char *counters[] = {"thp_fault_alloc", "thp_fault_fallback", "compact_stall", "compact_success",
+                                 "pgmigrate_success"};
+#define COUNTERS (sizeof counters / sizeof *counters)
+
+static void end(const char *why) {
+    if (why)
+        printf("failed %s\n", why);
+    fflush(stdout);
+    sync();
+    /* QEMU ends instead of booting again. */
+    reboot(RB_AUTOBOOT);
+    for (;;)
+        pause();
+}
+
+static void set(const char *path, const char *value) {
+    int file = open(path, O_WRONLY);
+    if (file < 0 || write(file, value, strlen(value)) < 0)
+        end(path);
+    close(file);
+}
+
+/* Free blocks that can be huge pages as they are: "Node 0, zone DMA32 25 13 .." counts blocks of 1, 2, 4 .. pages. */
+static unsigned long whole_huge_pages(void) {
+    char line[512];
+    unsigned long huge = 0;
+    int at;
+    FILE *file = fopen("/proc/buddyinfo", "r");
+    while (file && fgets(line, sizeof line, file)) {
+        at = 0;
+        sscanf(line, "Node %*u, zone %*s %n", &at);
+        char *next = line + at;
+        for (int order = 0; *next && *next != '\n'; order++) {
+            unsigned long blocks = strtoul(next, &next, 10);
+            next += strspn(next, " ");
+            if (order >= HUGE_ORDER)
+                huge += blocks << (order - HUGE_ORDER);
+        }
+    }
+    if (file)
+        fclose(file);
+    return huge;
+}
+
+static void count(unsigned long *into) {
+    char name[64];
+    unsigned long number;
+    FILE *file = fopen("/proc/vmstat", "r");
+    while (file && fscanf(file, "%63s %lu", name, &number) == 2)
+        for (size_t i = 0; i < COUNTERS; i++)
+            if (!strcmp(name, counters[i]))
+                into[i] = number;
+    if (file)
+        fclose(file);
+}
+
+static char *map(size_t length, int advice) {
+    char *memory = mmap(NULL, length + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        end("mmap");
+    /* From the first boundary of a huge page. */
+    memory += -(uintptr_t)memory % HUGE;
+    if (madvise(memory, length, advice))
+        end("madvise");
+    return memory;
+}
+
+static void fragment(size_t page) {
+    struct sysinfo machine;
+    sysinfo(&machine);
+    size_t length = (machine.freeram - SPARED) / HUGE * HUGE;
+    char *held = map(length, MADV_NOHUGEPAGE);
+    for (size_t at = 0; at < length; at += page)
+        held[at] = 1;
+    for (size_t at = page; at < length; at += 2 * page)
+        madvise(held + at, page, MADV_DONTNEED);
+}
+
+static int is_set(const char *name) {
+    const char *value = getenv(name);
+    return value && *value == '1';
+}
+
+int main(void) {
+    unsigned long before[COUNTERS] = {0}, after[COUNTERS] = {0};
+    struct timespec begin, done;
+    size_t wanted = getenv("wanted") ? strtoul(getenv("wanted"), NULL, 10) * MIB : 0;
+
+    /* Nowhere else may it do what it does. */
+    if (getpid() != 1)
+        return 1;
+    mkdir("/proc", 0755), mkdir("/sys", 0755), mkdir("/dev", 0755);
+    mount("proc", "/proc", "proc", 0, NULL);
+    mount("sysfs", "/sys", "sysfs", 0, NULL);
+    mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
+    if (!freopen("/dev/ttyS1", "w", stdout))
+        end("ttyS1");
+
+    set("/sys/kernel/mm/transparent_hugepage/enabled", "madvise");
+    set("/sys/kernel/mm/transparent_hugepage/defrag", is_set("compact") ? "madvise" : "never");
+    /* Nobody but the faults of this program makes huge pages. */
+    set("/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs", "3600000");
+
+    /* Nor does a thread of the kernel compact memory meanwhile. */
+    set("/proc/sys/vm/compaction_proactiveness", "0");
+
+    if (is_set("fragmented"))
+        fragment(sysconf(_SC_PAGESIZE));
+    printf("predicted %lu\n", whole_huge_pages());
+    char *memory = map(wanted, is_set("huge") ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    count(before);
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    memset(memory, 1, wanted);
+    clock_gettime(CLOCK_MONOTONIC, &done);
+    count(after);
+    for (size_t i = 0; i < COUNTERS; i++)
+        printf("%s %lu\n", counters[i], after[i] - before[i]);
+    /* A nanosecond is an instruction here. */
+    printf("work %lld\n", (done.tv_sec - begin.tv_sec) * 1000000000LL + done.tv_nsec - begin.tv_nsec);
+    printf("done 1\n");
+    end(NULL);
+}
