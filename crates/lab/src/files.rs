@@ -45,3 +45,34 @@ pub(crate) fn drop_cached(file: &File) -> Result<(), LabError> {
     file.sync_all().while_("cannot sync a file")?;
     fadvise(file, 0, None, Advice::DontNeed).while_("POSIX_FADV_DONTNEED")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn an_allocated_file_has_room_and_no_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = allocated(folder.path(), 1 << 20).unwrap();
+        let found = file.metadata().unwrap();
+        assert_eq!((found.len(), found.nlink()), (1 << 20, 0));
+        assert!(found.blocks() * 512 >= 1 << 20);
+    }
+
+    #[test]
+    fn a_file_is_written_once_and_again_where_its_size_is_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let changed = |bytes| {
+            let file = written(folder.path(), bytes, 1 << 10).unwrap();
+            drop_cached(&file).unwrap();
+            let content = fs::read(folder.path().join("written")).unwrap();
+            assert!(content.len() == bytes && content.chunks(1 << 10).all(|page| page[0] == 1));
+            file.metadata().unwrap().modified().unwrap()
+        };
+        let first = changed(8 << 10);
+        assert_eq!(first, changed(8 << 10));
+        changed(16 << 10);
+    }
+}

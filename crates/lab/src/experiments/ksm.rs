@@ -151,3 +151,22 @@ fn merged() -> Result<u64, LabError> {
     let read = read.ok_or_else(|| LabError::Failed("ksm_stat does not read as it should".to_owned()))?;
     Ok(read.merging_pages)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn pages_are_all_alike_or_all_different() {
+        let page = 1 << 16;
+        for (different, kinds) in [(false, 1), (true, 8)] {
+            let mapping = Mapping::map(&Wanted { length: 8 * page, ..Wanted::default() }).unwrap();
+            fill(&mapping, page, different);
+            let content = |first| (first..first + page).map(|at| mapping.read(at)).collect::<Vec<_>>();
+            let seen: BTreeSet<_> = (0..mapping.len()).step_by(page).map(content).collect();
+            assert_eq!(seen.len(), kinds);
+        }
+    }
+}
