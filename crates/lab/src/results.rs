@@ -185,7 +185,7 @@ impl Asked {
             None => (String::new(), Verdict::CannotTell, NOT_MEASURED),
             Some(estimate) => {
                 let measured = match estimate.interval {
-                    Some(Interval { low, high }) if low < high => {
+                    Some(Interval { low, high }) if words(low) != words(high) => {
                         format!("{} ({} to {})", words(estimate.value), words(low), words(high))
                     }
                     _ => words(estimate.value),
