@@ -1,11 +1,11 @@
 //! The examples run.
 
+#[path = "../examples/fifo.rs"]
+mod fifo;
 #[path = "../examples/pages.rs"]
 mod pages;
 #[path = "../examples/persistent.rs"]
 mod persistent;
-#[path = "../examples/fifo.rs"]
-mod fifo;
 #[path = "../examples/ring.rs"]
 mod ring;
 #[path = "../examples/stack.rs"]

@@ -208,6 +208,7 @@ impl Lab<'_> {
     fn output(&self, mut command: Command) -> Result<Vec<u8>, Name> {
         let words = |error: io::Error| Name::from(error.to_string().as_str());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("RUST_BACKTRACE", "0");
         let mut child = command.process_group(0).spawn().map_err(words)?;
         let [out, err] = [child.stdout.take().map(reader), child.stderr.take().map(reader)];
         let deadline = Instant::now() + LONGEST[self.plan.size as usize];

@@ -28,8 +28,8 @@ pub fn on(path: &Path) -> io::Result<()> {
     }
     let magic = header.len() - MAGIC.len();
     header[magic..].copy_from_slice(MAGIC);
+    // The kernel reads it from the page cache, and has the file's blocks on the disk before it goes on.
     file.write_all_at(&header, 0)?;
-    file.sync_all()?;
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path ends with NUL.
     let done = unsafe { libc::swapon(path.as_ptr(), 0) };

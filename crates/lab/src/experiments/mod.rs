@@ -29,6 +29,10 @@ experiments! {
     fault_avoidance FaultAvoidance;
     page_source PageSource;
     allocators Allocators;
+    compete Compete;
+    overcommit Overcommit;
+    oom Oom;
+    ipc Ipc;
 }
 
 /// An experiment.

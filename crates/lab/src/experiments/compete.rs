@@ -1,0 +1,201 @@
+//! A program whose memory does not fit: alone in too little of it, or beside another program that wants as much. Each page
+//! that is not there must be read from the disk, where it had to be written before.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::time::Instant;
+
+use pagewise_model::Bytes;
+use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::report::{Scale, Unit};
+use pagewise_sys::fork::{Child, fork};
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::mapping::{Mapping, Wanted};
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::Experiment;
+use crate::bench::{count, join};
+use crate::error::While;
+use crate::{About, Bench, LabError, Need, Parameter, Parameters, Quantity, Results};
+
+/// See [`ABOUT`].
+pub(super) struct Compete;
+
+static ABOUT: About = About {
+    name: "compete",
+    question: "What does a program pay when its memory does not fit, or when another program wants it too?",
+    expectation: "Pages that do not fit go to the swap file, those of a shared file to the file. Who touches pages at random, all \
+        equally often, finds the share limit / set of them in memory, whatever the kernel chooses to keep; each other touch is a \
+        major fault: n × (1 - limit / set) in all. A competitor takes pages away from the program as it takes them from the \
+        competitor. Blocks written are counted where a page of a file becomes dirty; what goes to swap is on nobody's account.",
+    figures: "256 MiB for 400 MiB touched 50,000 times: 18,172 ± 48 major faults where 18,000 are predicted; beside a competitor run \
+        time explodes, majflt and oublock rise, most for file-backed mappings",
+    needs: &[Need::Root, Need::Cgroup, Need::ChangeSystem],
+    parameters: &[
+        Parameter { name: "set", meaning: "what the program touches, in MiB", values: [200, 400, 3200] },
+        Parameter { name: "limit", meaning: "what it may have in memory where that is too little, in MiB", values: [128, 256, 2048] },
+        Parameter { name: "touches", meaning: "how often it touches a page", values: [20_000, 50_000, 400_000] },
+        Parameter { name: "beside", meaning: "and how often beside a competitor", values: [2_000, 20_000, 400_000] },
+    ],
+    quantities: &[
+        Quantity { name: "majflt", unit: Unit::Count, meaning: "page faults that waited for the disk" },
+        Quantity { name: "touch", unit: Unit::Nanos, meaning: "time for a touch" },
+        Quantity { name: "oublock", unit: Unit::Count, meaning: "blocks of 512 bytes that became dirty" },
+        Quantity { name: "dirtied", unit: Unit::Share, meaning: "writes that made a page dirty" },
+        Quantity { name: "inblock", unit: Unit::Count, meaning: "blocks of 512 bytes that were read" },
+    ],
+    arms: &["alone", "too little memory", "competitor", "file, alone", "file, competitor"],
+    runs: [3, 5, 5],
+    timed: false,
+    memory: |parameters| room(parameters),
+};
+
+/// Memory that is enough for the program, and not for two.
+fn room(parameters: &Parameters) -> Bytes {
+    Bytes::mib(parameters.get("set") * 5 / 4)
+}
+
+/// Each so many touches write, the others read.
+const WRITES: usize = 8;
+
+/// What `getrusage` counts, in bytes.
+const BLOCK: u64 = 512;
+
+impl Experiment for Compete {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        let [set, limit] = ["set", "limit"].map(|name| bench.size(name) << 20);
+        let touches = bench.size(if arm.ends_with("competitor") { "beside" } else { "touches" });
+        let limit = if arm == "too little memory" { limit } else { set * 5 / 4 };
+        if !arm.ends_with("alone") {
+            let swap = make_file(bench, "swap", 2 * set)?.1;
+            bench.journal().swap_on(&swap)?;
+        }
+        let file = if arm.starts_with("file") { Some(make_file(bench, "data", set)?.0) } else { None };
+        let cgroup = bench.make_cgroup(Bytes(limit as u64), true)?;
+        let cgroup = cgroup.ok_or_else(|| LabError::Failed("there is no cgroup".to_owned()))?;
+        join(&cgroup, std::process::id())?;
+        let memory = Memory::map(set, bench.page(), file.as_ref())?;
+        memory.fill();
+        let competitor = arm.ends_with("competitor").then(|| Competitor::start(set, bench.page()));
+        let _competitor = competitor.transpose()?;
+        let dirty = bench.usage().blocks_out;
+        let begin = Instant::now();
+        bench.measure(|| memory.touch_at_random(touches))?;
+        bench.each("touch", begin, touches as u64);
+        let dirtied = (bench.usage().blocks_out - dirty) * BLOCK / bench.page() as u64;
+        bench.record("dirtied", count(dirtied) / count((touches / WRITES).max(1) as u64));
+        Ok(())
+    }
+
+    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+        let [set, limit] = ["set", "limit"].map(|name| results.parameter(name));
+        let [touches, beside] = ["touches", "beside"].map(|name| results.parameter(name));
+        let value = |quantity, arm| results.value(quantity, arm);
+        let rise = "beside a competitor majflt and oublock rise, most for file-backed mappings";
+        vec![
+            results
+                .claim(
+                    "With too little memory, n × (1 - limit / set) touches wait for the disk",
+                    "18,172 ± 48 where 18,000 are predicted",
+                )
+                .near(touches * (1.0 - limit / set), 0.02, value("majflt", "too little memory")),
+            results
+                .claim("With enough, next to none do", "")
+                .at_most(touches / 1000.0, value("majflt", "alone")),
+            results
+                .claim("Beside a competitor many do, though the program alone would have enough", rise)
+                .at_least(beside / 10.0, value("majflt", "competitor")),
+            results
+                .claim("and its time explodes", "run time explodes")
+                .more_than(10.0, results.ratio("touch", "competitor", "alone")),
+            results
+                .claim("Pages of a file, taken away in between, become dirty again and again", rise)
+                .at_least(0.5, value("dirtied", "file, competitor")),
+            results
+                .claim("Pages that go to swap are on nobody's account", "")
+                .at_most(0.01, value("dirtied", "competitor")),
+        ]
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        let bars = |quantity: &'static str, scale| Plot::Bars { quantity: quantity.into(), scale };
+        vec![bars("majflt", Scale::Linear), bars("touch", Scale::Log), bars("oublock", Scale::Linear)]
+    }
+}
+
+/// A file without holes.
+fn make_file(bench: &Bench, name: &str, length: usize) -> Result<(File, std::path::PathBuf), LabError> {
+    let path = bench.folder().join(name);
+    let make = || {
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(true).open(&path)?;
+        fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
+        Ok::<_, std::io::Error>(file)
+    };
+    Ok((make().while_(format!("cannot make {}", path.display()))?, path))
+}
+
+/// What a program touches.
+struct Memory {
+    mapping: Mapping,
+    page: usize,
+}
+
+impl Memory {
+    /// Each page for itself: no huge pages, which the kernel would split when it takes them away, and no reading ahead, which
+    /// would bring megabytes for each page of a file that is missing.
+    fn map(length: usize, page: usize, file: Option<&File>) -> Result<Memory, LabError> {
+        let wanted = Wanted { length, file, shared: file.is_some(), no_reserve: true, ..Wanted::default() };
+        let mapping = Mapping::map(&wanted).while_("cannot map memory")?;
+        mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
+        mapping.advise(0..length, Advice::Random).while_("madvise")?;
+        Ok(Memory { mapping, page })
+    }
+
+    /// Writes each page once.
+    fn fill(&self) {
+        self.mapping.touch(0..self.mapping.len(), self.page);
+    }
+
+    fn touch_at_random(&self, times: usize) {
+        let mut random = fastrand::Rng::new();
+        for time in 0..times {
+            let at = random.usize(0..self.mapping.len() / self.page) * self.page;
+            let byte = self.mapping.read(at);
+            if time % WRITES == 0 {
+                self.mapping.write(at, byte.wrapping_add(1));
+            }
+        }
+    }
+}
+
+/// Another program that wants as much memory, in the cgroup of who starts it.
+struct Competitor(Child);
+
+impl Competitor {
+    /// Starts it; it has been through all of its memory when this returns.
+    fn start(length: usize, page: usize) -> Result<Competitor, LabError> {
+        let (mut ready, mut tell) = std::io::pipe().while_("cannot make a pipe")?;
+        let child = fork(move || {
+            let Ok(memory) = Memory::map(length, page, None) else { return 1 };
+            memory.fill();
+            let _ = tell.write_all(&[0]);
+            loop {
+                memory.touch_at_random(1000);
+            }
+        });
+        let competitor = Competitor(child.while_("cannot start a competitor")?);
+        ready.read_exact(&mut [0]).while_("the competitor has no memory")?;
+        Ok(competitor)
+    }
+}
+
+impl Drop for Competitor {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}

@@ -1,0 +1,159 @@
+//! How much memory may be asked for: the kernel gives addresses, not memory, and three modes decide how many it gives.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::report::{Scale, Unit};
+use pagewise_model::{Absent, Bytes};
+use pagewise_proc::meminfo;
+use pagewise_sys::mapping::{Mapping, Wanted};
+
+use super::Experiment;
+use crate::bench::count;
+use crate::error::While;
+use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+
+/// See [`ABOUT`].
+pub(super) struct Overcommit;
+
+static ABOUT: About = About {
+    name: "overcommit",
+    question: "How much memory may a program ask for, and what does MAP_NORESERVE change?",
+    expectation: "Memory is not there before it is touched, so that more can be given away than there is. Mode 0 refuses what is \
+        obviously too much, one mapping larger than memory and swap; several that are too much together it grants, and with \
+        MAP_NORESERVE any. Mode 1 refuses nothing but what has no addresses. Mode 2 adds up what was promised to all programs \
+        (Committed_AS) and stops at CommitLimit: a program then hears of it when it asks, not when it touches; MAP_NORESERVE \
+        changes nothing.",
+    figures: "",
+    needs: &[Need::Root, Need::ChangeSystem, Need::File("/proc/sys/vm/overcommit_memory")],
+    parameters: &[Parameter {
+        name: "room",
+        meaning: "what all programs may still ask for in mode 2, at least, in MiB: others run meanwhile",
+        values: [4000, 4000, 4000],
+    }],
+    quantities: &[
+        Quantity { name: "largest", unit: Unit::Bytes, meaning: "the largest mapping that is granted" },
+        Quantity { name: "noreserve", unit: Unit::Bytes, meaning: "the largest with MAP_NORESERVE" },
+        Quantity { name: "two", unit: Unit::Count, meaning: "how many mappings are granted of two, each 3/4 of the largest" },
+        Quantity { name: "machine", unit: Unit::Bytes, meaning: "memory and swap of the machine" },
+        Quantity { name: "promised", unit: Unit::Share, meaning: "the largest, of what CommitLimit leaves" },
+    ],
+    arms: &["mode 0", "mode 1", "mode 2"],
+    runs: [3, 5, 5],
+    timed: false,
+    // Nothing is touched.
+    memory: |_| Bytes::mib(1),
+};
+
+/// Many times the memory of any machine: as much as there are addresses for.
+const NO_LIMIT: f64 = 16.0;
+
+impl Experiment for Overcommit {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        let page = bench.page();
+        let mode = arm.trim_start_matches("mode ");
+        if mode == "2" {
+            leave_room(bench, Bytes::mib(bench.parameter("room")))?;
+        }
+        bench.journal().set(&setting("memory"), mode)?;
+        let left = memory("CommitLimit")?.saturating_sub(memory("Committed_AS")?);
+        let granted = largest(page, false);
+        bench.record("largest", count(granted));
+        bench.record("noreserve", count(largest(page, true)));
+        bench.record("two", count(granted_of_two(granted / 4 * 3, page)));
+        bench.record("machine", count(memory("MemTotal")? + memory("SwapTotal")?));
+        match mode {
+            "2" => bench.record("promised", count(granted) / count(left.max(1))),
+            _ => bench.missing("promised", Absent::NotCollected("this mode adds nothing up".into())),
+        }
+        Ok(())
+    }
+
+    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+        let machine = results.median("machine", "mode 0").unwrap_or(f64::NAN);
+        let value = |quantity, arm| results.value(quantity, arm);
+        vec![
+            results
+                .claim("Mode 0 grants one mapping up to memory and swap", "")
+                .near(machine, 0.01, value("largest", "mode 0")),
+            results
+                .claim("and two that are too much together", "")
+                .at_least(2.0, value("two", "mode 0")),
+            results
+                .claim("and any with MAP_NORESERVE", "touching it may kill the process when memory is short")
+                .at_least(NO_LIMIT * machine, value("noreserve", "mode 0")),
+            results
+                .claim("Mode 1 grants what there are addresses for", "")
+                .at_least(NO_LIMIT * machine, value("largest", "mode 1")),
+            results
+                .claim("Mode 2 grants what is left of CommitLimit", "")
+                .near(1.0, 0.05, value("promised", "mode 2")),
+            results
+                .claim("and no two that are too much together", "")
+                .at_most(1.0, value("two", "mode 2")),
+            results
+                .claim("MAP_NORESERVE changes nothing in mode 2", "")
+                .the_same(0.05, results.times("noreserve", "largest", "mode 2")),
+        ]
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        let bars = |quantity: &'static str| Plot::Bars { quantity: quantity.into(), scale: Scale::Log };
+        vec![bars("largest"), bars("noreserve")]
+    }
+}
+
+/// A setting of how much may be promised.
+fn setting(name: &str) -> PathBuf {
+    Path::new("/proc/sys/vm").join(format!("overcommit_{name}"))
+}
+
+/// A line of `/proc/meminfo`, in bytes.
+fn memory(line: &str) -> Result<u64, LabError> {
+    let text = fs::read("/proc/meminfo").while_("cannot read /proc/meminfo")?;
+    let value = meminfo::parse(&text, line).map_err(|why| LabError::Failed(why.to_string()))?;
+    Ok(value.0)
+}
+
+/// Raises the limit of mode 2 where it leaves too little to other programs. It is a share of memory or a size; who writes one
+/// sets the other to 0, so that only the one in force is written and put back.
+fn leave_room(bench: &Bench, room: Bytes) -> Result<(), LabError> {
+    let needed = memory("Committed_AS")? + room.0;
+    if memory("CommitLimit")? >= needed {
+        return Ok(());
+    }
+    if fs::read_to_string(setting("kbytes")).is_ok_and(|text| text.trim() != "0") {
+        return bench.journal().set(&setting("kbytes"), &(needed >> 10).to_string());
+    }
+    let percent = (needed * 100).div_ceil(memory("MemTotal")?);
+    bench.journal().set(&setting("ratio"), &percent.to_string())
+}
+
+/// The largest mapping that is granted, to the page. Each is given back at once: in mode 2 it is missing to others meanwhile.
+fn largest(page: usize, no_reserve: bool) -> u64 {
+    let (mut granted, mut refused) = (0, (1 << 47) / page);
+    while refused - granted > 1 {
+        let pages = granted.midpoint(refused);
+        match map(pages * page, no_reserve) {
+            Some(_) => granted = pages,
+            None => refused = pages,
+        }
+    }
+    (granted * page) as u64
+}
+
+/// How many of two mappings of this size are granted.
+fn granted_of_two(length: u64, page: usize) -> u64 {
+    let length = usize::try_from(length).unwrap_or(usize::MAX) / page * page;
+    let both = [map(length, false), map(length, false)];
+    both.iter().flatten().count() as u64
+}
+
+fn map(length: usize, no_reserve: bool) -> Option<Mapping> {
+    Mapping::map(&Wanted { length, no_reserve, ..Wanted::default() }).ok()
+}
