@@ -10,7 +10,6 @@ const CELLS: usize = ((u64::BITS - BITS) as usize + 1) << BITS;
 pub(crate) struct Histogram {
     cells: Vec<u64>,
     all: u64,
-    sum: u128,
     longest: u64,
 }
 
@@ -19,21 +18,14 @@ impl Histogram {
     pub(crate) fn new() -> Histogram {
         let mut cells = vec![1; CELLS];
         cells.fill(0);
-        Histogram { cells, all: 0, sum: 0, longest: 0 }
+        Histogram { cells, all: 0, longest: 0 }
     }
 
     /// Notes a time.
     pub(crate) fn note(&mut self, time: u64) {
         self.cells[cell(time)] += 1;
         self.all += 1;
-        self.sum += u128::from(time);
         self.longest = self.longest.max(time);
-    }
-
-    /// The mean of all times; 0 of none.
-    pub(crate) fn mean(&self) -> f64 {
-        let sum = u64::try_from(self.sum).unwrap_or(u64::MAX);
-        crate::bench::count(sum) / crate::bench::count(self.all.max(1))
     }
 
     /// The longest time.
@@ -99,7 +91,7 @@ mod tests {
             let found = histogram.percentile(share);
             assert!(found >= time && found - time <= time / 64, "{share}: {found}");
         }
-        assert_eq!((histogram.longest(), histogram.mean()), (1_000_000, 500_500.0));
+        assert_eq!(histogram.longest(), 1_000_000);
         assert_eq!(
             histogram.tail().iter().map(|point| point.0).collect::<Vec<_>>(),
             [1.0, 10.0, 100.0, 1000.0]

@@ -252,3 +252,22 @@ fn requests_during_a_snapshot(bench: &mut Bench, mut memory: Region) -> Result<f
     }
     snapshot.end()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn four_writes_in_five_go_to_a_fifth_of_the_pages() {
+        const PAGE: usize = 4096;
+        let mut writes: BTreeMap<usize, usize> = BTreeMap::new();
+        requests(1000 * PAGE, PAGE).into_iter().for_each(|at| *writes.entry(at).or_default() += 1);
+        assert!(writes.keys().all(|at| at % PAGE == 0 && *at < 1000 * PAGE));
+        let mut often: Vec<usize> = writes.into_values().collect();
+        often.sort_by(|a, b| b.cmp(a));
+        let favourites: usize = often[..200].iter().sum();
+        assert!((800..900).contains(&favourites), "{favourites} of 1000");
+    }
+}
