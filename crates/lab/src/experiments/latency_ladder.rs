@@ -321,7 +321,7 @@ impl Experiment for LatencyLadder {
             cache.map_or(f64::NAN, |cache| count(cache.size.0))
         };
         let first = levels.iter().find(|cache| cache.level == 1);
-        let ways = first.and_then(|cache| cache.ways).map_or(f64::NAN, f64::from);
+        let ways = first.and_then(|cache| cache.ways).map_or(f64::NAN, |ways| crate::bench::count(ways as u64));
         let tlb = results.median("tlb_reach", arm);
         let slower = |claim: &'static str, source: &'static str, least, over, under| {
             results.claim(claim, source).more_than(least, results.times(over, under, arm))
