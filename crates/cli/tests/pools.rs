@@ -5,11 +5,12 @@
 mod fixture;
 
 use std::alloc::Layout;
+use std::collections::VecDeque;
 use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pagewise_alloc::{Os, Stack, Tlsf};
+use pagewise_alloc::{Fifo, Os, Ring, Stack, Tlsf};
 use serde_json::Value;
 
 use fixture::{json, number, pagewise};
@@ -150,4 +151,60 @@ fn a_process_without_pools_is_told_so() {
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("no pools of pagewise's"), "{error}");
+}
+
+/// A number of the one pool that lives is this, or less far from it than `within`.
+fn assert_about(report: &Value, key: &str, expected: u64, within: u64) {
+    let value = number(living(report), key);
+    assert!(value.abs_diff(expected) <= within, "{key}: {value}, not {expected}");
+}
+
+/// A FIFO pool tells of its progress when a page is left, unless it is guarded: then of each block.
+#[test]
+fn a_running_queue_is_read_to_two_pages() {
+    let _turn = alone();
+    let layout = Layout::from_size_align(104, 8).unwrap();
+    for (pool, within) in [(Fifo::unguarded(Os), 2 << 16), (Fifo::guarded(Os), 0)] {
+        let pool = pool.unwrap();
+        pool.set_name("queue");
+        let mut queue = VecDeque::new();
+        for _ in 0..50_000 {
+            queue.push_back(pool.allocate(layout).unwrap());
+            if queue.len() > 5000 {
+                // SAFETY: it came from there with this layout and is used no more.
+                unsafe { pool.free(queue.pop_front().unwrap(), layout) };
+            }
+        }
+        let report = report("pools");
+        assert_eq!(living(&report)["kind"], "fifo");
+        assert_eq!(living(&report)["name"], "queue");
+        assert_about(&report, "requested", 50_000 * 104, within);
+        assert_about(&report, "returned", 45_000 * 104, within);
+        assert_about(&report, "pool_live", 5000 * 104, within);
+        assert_about(&report, "requests", 50_000, within / 104);
+        for block in queue {
+            // SAFETY: as above.
+            unsafe { pool.free(block, layout) };
+        }
+    }
+}
+
+/// A ring tells of its progress when a block is left, and counts frames where they are shorter.
+#[test]
+fn a_running_ring_is_read_to_two_blocks() {
+    let _turn = alone();
+    let mut ring = Ring::unguarded(Os).unwrap();
+    ring.set_name("jobs");
+    let kept: Vec<_> =
+        (0..10_000).map(|_| ring.message(|frame| frame.alloc([0_u8; 640]))).collect();
+    for _ in 0..10_000 {
+        ring.message(|frame| frame.alloc([0_u8; 640]));
+    }
+    let report = report("pools");
+    assert_eq!(living(&report)["name"], "jobs");
+    // Blocks are of 64 KiB to 1 MiB, and the longer the more there are.
+    assert_about(&report, "requested", 20_000 * 640, 2 << 20);
+    assert_about(&report, "pool_live", 10_000 * 640, 2 << 20);
+    assert_about(&report, "requests", 20_000, (2 << 20) / 640);
+    drop(kept);
 }
