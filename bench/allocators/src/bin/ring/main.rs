@@ -129,9 +129,10 @@ fn batches() {
 
 fn messages() {
     let title = "messages of 8 nodes of 32 bytes (a unit: a message)";
-    let results = race(title, 101, runners!(contended, 4, 20_000, 8, AHEAD, 2 * AHEAD * 256));
+    let results = race(title, 15, runners!(contended, 4, 400_000, 8, AHEAD, 2 * AHEAD * 256));
     results.goal_of_best("pagewise", 1.0, &["floor"]);
-    verdict(results.time("pagewise") <= 120.0, "pagewise <= 120 ns a message");
+    // 120 ns where memory that is there took 74.
+    results.goal("pagewise", 1.62, "floor: memory that is there");
 }
 
 fn messages_alone() {
