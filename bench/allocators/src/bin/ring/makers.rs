@@ -116,28 +116,29 @@ impl<const WORDS: usize> Maker<WORDS> for Ring<Os> {
 /// A `Bump` for each list; those that were walked are reset, come back, and are used again.
 #[derive(Default)]
 pub(crate) struct Bumps {
-    free: Vec<Box<Bump>>,
+    /// As `Box` gave them up.
+    free: Vec<*mut Bump>,
 }
 
 impl<const WORDS: usize> Maker<WORDS> for Bumps {
     fn make(&mut self, nodes: usize) -> Item {
-        let bump = self.free.pop().unwrap_or_default();
+        let raw = self.free.pop().unwrap_or_else(|| Box::into_raw(Box::default()));
+        // SAFETY: nobody else has it until it is sent.
+        let bump = unsafe { &*raw };
         let head = write::<WORDS>(nodes, || bump.alloc_layout(node::<WORDS>()).as_ptr());
-        (head, Box::into_raw(bump).cast())
+        (head, raw.cast())
     }
 
     unsafe fn consume((head, bump): Item, back: &Queue) {
         walk(head, |node| _ = black_box(node));
-        // SAFETY: it is the box that `make` gave up.
-        let mut bump = unsafe { Box::from_raw(bump.cast::<Bump>()) };
-        bump.reset();
-        back.push((null_mut(), Box::into_raw(bump).cast()));
+        // SAFETY: it was sent, so that nobody else has it.
+        unsafe { &mut *bump.cast::<Bump>() }.reset();
+        back.push((null_mut(), bump));
     }
 
     fn take_back(&mut self, back: &Queue) {
         while self.free.is_empty() && back.has_some() {
-            // SAFETY: it is the box that `consume` gave up.
-            self.free.push(unsafe { Box::from_raw(back.pop().1.cast()) });
+            self.free.push(back.pop().1.cast());
         }
     }
 }
