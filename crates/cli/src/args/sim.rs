@@ -106,12 +106,12 @@ pub(crate) struct Feed {
     /// Read what valgrind's lackey wrote with --trace-mem=yes; `-` for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "command", help_heading = "Accesses")]
     pub(crate) trace: Option<PathBuf>,
-    /// Stop after so many accesses: by default 1,000,000,000 of a command, which is ended then, 100,000,000 of `random` and
-    /// `chase`, and all of others
+    /// Stop after so many accesses: by default 100,000,000 of a command, which is ended then, and of `random` and `chase`; all of
+    /// others
     #[arg(long, value_name = "N", help_heading = "Accesses")]
     pub(crate) limit: Option<u64>,
-    /// Run this command under valgrind's lackey, which sees every access, at a fiftieth of its speed or so; its children
-    /// are not looked at
+    /// Run this command under valgrind's lackey, which sees every access, hundreds of times slower; its children are not looked
+    /// at
     #[arg(last = true, value_name = "COMMAND", required_unless_present_any = ["workload", "trace"])]
     pub(crate) command: Vec<OsString>,
 }

@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use pagewise_model::Name;
@@ -30,8 +32,8 @@ pub(super) struct Fed {
 /// What accesses go to.
 type Sink<'a> = &'a mut dyn FnMut(&[Access]);
 
-/// Without `--limit`, of a command: a few minutes.
-const OF_A_COMMAND: u64 = 1_000_000_000;
+/// Without `--limit`, of a command: some minutes, for lackey makes a system call for every line that it writes.
+const OF_A_COMMAND: u64 = 100_000_000;
 
 /// Without `--limit`, of a workload that has no end.
 const OF_A_WORKLOAD: u64 = 100_000_000;
@@ -190,6 +192,8 @@ fn follow(
     meter: &mut Meter<'_>,
 ) -> io::Result<()> {
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    /// In less than lackey takes to fill the pipe.
+    const REST: Duration = Duration::from_millis(1);
     let mut piece = vec![0; PIECE];
     let mut ended = false;
     while !meter.cut_off {
@@ -198,7 +202,11 @@ fn follow(
             Ok(0) => ended = child.try_wait()?.is_some(),
             Ok(_) => match pipe.read(&mut piece)? {
                 0 => break,
-                length => meter.take(reader.read(&piece[..length])),
+                length => {
+                    meter.take(reader.read(&piece[..length]));
+                    // Else we would be woken for every line.
+                    thread::sleep(REST);
+                }
             },
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
