@@ -222,7 +222,7 @@ fn timed<T>(time: &mut f64, work: impl FnOnce() -> T) -> T {
 fn lists(how: &str, nodes: usize, rounds: u64, mut full: impl FnMut()) -> Took {
     let mut took = Took::default();
     let Took { build, free } = &mut took;
-    let (mut stack, mut ring, fifo) = (Stack::unguarded(Os), Ring::unguarded(Os), Fifo::new(Os));
+    let (mut stack, mut ring, fifo) = (Stack::unguarded(Os), Ring::unguarded(Os), Fifo::unguarded(Os));
     for _ in 0..rounds {
         match (how, &mut ring, &fifo) {
             ("stack", ..) => stack.scope(|frame| {
