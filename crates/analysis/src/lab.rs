@@ -221,6 +221,7 @@ fn claim_record(claim: &Claim) -> Value {
         ("source".into(), text(&claim.source)),
         ("expected".into(), text(&claim.expected)),
         ("measured".into(), text(&claim.measured)),
+        ("verdict".into(), Value::text(claim.verdict.words())),
         ("agrees".into(), agrees),
         ("why".into(), text(&claim.why)),
     ])
@@ -272,32 +273,38 @@ fn typical(arm: &Arm, quantity: &Quantity) -> Reading<Typical> {
 }
 
 fn experiment_blocks(experiment: &Experiment) -> Vec<Block> {
-    let said = format!("{} {}", experiment.question, experiment.expectation);
-    let title = format!("{}: {}", experiment.name, verdict(experiment));
-    let mut blocks = vec![Block::Text(paragraph(title, said))];
-    if let Some(why) = &experiment.skipped {
-        blocks.push(Block::Text(paragraph("", format!("Skipped: {why}."))));
+    let mut blocks = vec![
+        Block::Part(format!("{}: {}", experiment.name, verdict(experiment)).into()),
+        Block::Facts(said(experiment)),
+    ];
+    if experiment.skipped.is_some() {
         return blocks;
     }
-    if !experiment.figures.is_empty() {
-        blocks
-            .push(Block::Text(paragraph("", format!("Measured before: {}.", experiment.figures))));
+    if !experiment.claims.is_empty() {
+        blocks.push(Block::Claims(experiment.claims.clone()));
     }
-    blocks.extend(experiment.claims.iter().map(|claim| Block::Text(said_of(claim))));
     blocks.extend(experiment.plots.iter().filter_map(|plot| drawn(experiment, plot)));
     blocks.push(Block::Table(numbers(experiment)));
     blocks.extend(failures(experiment).map(Block::Text));
-    blocks.push(Block::Text(paragraph("", format!("Again: {}", experiment.rerun))));
     blocks
 }
 
-/// A claim in a sentence or two.
-fn said_of(claim: &Claim) -> Paragraph {
-    let Claim { text, expected, measured, verdict, why, .. } = claim;
-    let measured = if measured.is_empty() { "nothing" } else { measured };
-    let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
-    let verdict = verdict.words();
-    paragraph("", format!("{verdict}: {text}. Expected: {expected}. Measured: {measured}.{why}"))
+/// What an experiment is about, in words.
+fn said(experiment: &Experiment) -> Facts {
+    let text = |key: &'static str, label: &'static str, text: &Label| {
+        fact(key, label, Value::Text(text.clone()), "").for_people().hidden_if(text.is_empty())
+    };
+    let sizes = experiment.parameters.iter().map(|row| format!("{} {}", row.name, row.value));
+    let sizes = Label::from(sizes.collect::<Vec<_>>().join(", "));
+    let facts = vec![
+        text("question", "question", &experiment.question),
+        text("expectation", "expectation", &experiment.expectation),
+        text("figures", "measured before", &experiment.figures),
+        fact("skipped", "skipped", skipped(experiment), "").hidden_if(experiment.skipped.is_none()),
+        text("sizes", "sizes", &sizes),
+        text("rerun", "run it again", &experiment.rerun),
+    ];
+    Facts { audience: Audience::People, ..facts_of("", "", Shape::List, facts) }
 }
 
 /// Conditions by quantities.

@@ -221,3 +221,44 @@ impl Verdict {
         }
     }
 }
+
+impl Claim {
+    /// What belongs to it, each with its name: without what is empty.
+    pub fn details(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let measured = if self.measured.is_empty() { "nothing" } else { &self.measured };
+        let all = [
+            ("expected", &*self.expected),
+            ("measured", measured),
+            ("source", &*self.source),
+            ("why", &*self.why),
+        ];
+        all.into_iter().filter(|(_, words)| !words.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(verdict: Verdict, measured: &'static str) -> Claim {
+        let text: fn(&'static str) -> Label = Label::from;
+        let (source, why) = (text(""), text(""));
+        Claim {
+            text: text("A"),
+            source,
+            expected: text("1"),
+            measured: text(measured),
+            verdict,
+            why,
+        }
+    }
+
+    #[test]
+    fn a_claim_says_what_it_has_and_that_nothing_was_measured() {
+        let details =
+            |measured| claim(Verdict::Agrees, measured).details().collect::<Vec<_>>().len();
+        assert_eq!((details("2"), details("")), (2, 2));
+        let nothing = claim(Verdict::CannotTell, "");
+        assert!(nothing.details().any(|row| row == ("measured", "nothing")));
+    }
+}

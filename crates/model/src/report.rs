@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::lab::Claim;
 use crate::mapping::AddrRange;
 use crate::{Absent, Name, Reading};
 
@@ -41,8 +42,12 @@ pub enum Block {
     Chart(Chart),
     /// Numbers beside each other, for people only.
     Bars(Bars),
+    /// Claims with what became of them, for people only.
+    Claims(Vec<Claim>),
     /// A paragraph, for people only.
     Text(Paragraph),
+    /// A part begins: what follows up to the next is about this. For people only.
+    Part(Label),
 }
 
 /// Whom a block or a fact is for.

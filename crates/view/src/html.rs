@@ -7,6 +7,7 @@ mod table;
 
 use std::io::{self, Write};
 
+use pagewise_model::lab::{Claim, Verdict};
 use pagewise_model::report::{
     Audience, Block, Fact, Facts, Finding, Findings, Paragraph, Report, Shape, Value,
 };
@@ -30,7 +31,7 @@ const JS: &str = include_str!("html/page.js");
 /// # Errors
 /// What `out` returns.
 pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    let mut page = Page { out, html: String::new() };
+    let mut page = Page { out, html: String::new(), parts: 0 };
     let title = escaped(&WORDING.sentence(&report.title));
     page.html.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.html.push_str(&format!(
@@ -40,6 +41,7 @@ pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
          <header><h1>{title}</h1>{}</header>\n<main>\n",
         if has_more(report) { MORE } else { "" }
     ));
+    page.contents(&report.blocks);
     for block in &report.blocks {
         page.block(block)?;
         page.flush()?;
@@ -67,6 +69,7 @@ fn has_more(report: &Report) -> bool {
         }
         Block::Text(text) => is_long(text.audience),
         Block::Findings(_) | Block::AddressMap(_) | Block::Chart(_) | Block::Bars(_) => false,
+        Block::Claims(_) | Block::Part(_) => false,
     })
 }
 
@@ -99,6 +102,8 @@ fn class(audience: Audience) -> &'static str {
 struct Page<'p> {
     out: &'p mut dyn Write,
     html: String,
+    /// How many parts have begun.
+    parts: usize,
 }
 
 impl Page<'_> {
@@ -116,6 +121,8 @@ impl Page<'_> {
             Block::AddressMap(map) => self.address_map(map),
             Block::Chart(chart) => self.chart(chart),
             Block::Bars(bars) => self.bars(bars),
+            Block::Claims(list) => self.claims(list),
+            Block::Part(title) => self.part(title),
             Block::Text(text) if for_people(text.audience, true) => self.paragraph(text),
             Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
         }
@@ -126,12 +133,59 @@ impl Page<'_> {
     fn section(&mut self, title: &str, audience: Audience) {
         self.html.push_str(&format!("<section{}>\n", class(audience)));
         if !title.is_empty() {
-            self.html.push_str(&format!("<h2>{}</h2>\n", escaped(title)));
+            let level = if self.parts == 0 { "h2" } else { "h3" };
+            self.html.push_str(&format!("<{level}>{}</{level}>\n", escaped(title)));
         }
     }
 
     fn end_section(&mut self) {
         self.html.push_str("</section>\n");
+    }
+
+    /// Links to the parts, where there are several.
+    fn contents(&mut self, blocks: &[Block]) {
+        let parts: Vec<&str> = blocks
+            .iter()
+            .filter_map(|block| if let Block::Part(title) = block { Some(&**title) } else { None })
+            .collect();
+        if parts.len() < 2 {
+            return;
+        }
+        self.html.push_str("<nav>\n");
+        for (at, title) in parts.into_iter().enumerate() {
+            let title = escaped(title);
+            self.html.push_str(&format!("<a href=\"#part-{}\">{title}</a>\n", at + 1));
+        }
+        self.html.push_str("</nav>\n");
+    }
+
+    fn part(&mut self, title: &str) {
+        self.parts += 1;
+        let (id, title) = (self.parts, escaped(title));
+        self.html.push_str(&format!("<h2 class=\"part\" id=\"part-{id}\">{title}</h2>\n"));
+    }
+
+    /// The verdict first, then what was said, and below what it stands on.
+    fn claims(&mut self, claims: &[Claim]) {
+        self.section("Claims", Audience::Everyone);
+        for claim in claims {
+            let tone = match claim.verdict {
+                Verdict::Agrees => "agrees",
+                Verdict::CannotTell => "cannot-tell",
+                Verdict::Disagrees => "disagrees",
+            };
+            self.html.push_str(&format!(
+                "<article class=\"finding {tone}\">\n<h3><span class=\"severity\">{}</span> {}</h3>\n<dl class=\"list\">\n",
+                claim.verdict.words(),
+                escaped(&claim.text)
+            ));
+            for (name, words) in claim.details() {
+                let words = escaped(words);
+                self.html.push_str(&format!("<div><dt>{name}</dt><dd>{words}</dd></div>\n"));
+            }
+            self.html.push_str("</dl>\n</article>\n");
+        }
+        self.end_section();
     }
 
     fn facts(&mut self, facts: &Facts) {

@@ -93,7 +93,8 @@ fn tree(report: &Report) -> Members<'_> {
                 }
             }
             Block::Facts(_) | Block::Table(_) => {}
-            Block::AddressMap(_) | Block::Chart(_) | Block::Bars(_) | Block::Text(_) => {}
+            Block::AddressMap(_) | Block::Chart(_) | Block::Bars(_) => {}
+            Block::Claims(_) | Block::Text(_) | Block::Part(_) => {}
         }
     }
     root

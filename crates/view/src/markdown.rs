@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use pagewise_model::Report;
+use pagewise_model::lab::Claim;
 use pagewise_model::report::{Block, Facts, Findings, Paragraph, Table, Value};
 
 use crate::cells::for_people;
@@ -19,12 +20,18 @@ const WORDING: Wording<'static> = Wording { units: Units::Human, bare: false, no
 /// What `out` returns.
 pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# {}", escaped(&WORDING.sentence(&report.title)))?;
+    let mut level = "##";
     for block in &report.blocks {
         match block {
-            Block::Facts(facts) if for_people(facts.audience, false) => list(facts, out)?,
-            Block::Table(rows) if for_people(rows.audience, false) => table(rows, out)?,
-            Block::Findings(found) => findings(found, out)?,
-            Block::Text(text) if for_people(text.audience, false) => paragraph(text, out)?,
+            Block::Part(title) => {
+                heading("##", title, out)?;
+                level = "###";
+            }
+            Block::Claims(list) => claims(level, list, out)?,
+            Block::Facts(facts) if for_people(facts.audience, false) => list(level, facts, out)?,
+            Block::Table(rows) if for_people(rows.audience, false) => table(level, rows, out)?,
+            Block::Findings(found) => findings(level, found, out)?,
+            Block::Text(text) if for_people(text.audience, false) => paragraph(level, text, out)?,
             Block::AddressMap(_) | Block::Chart(_) | Block::Bars(_) => picture(block, out)?,
             Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
         }
@@ -44,12 +51,12 @@ fn escaped(words: &str) -> String {
     out
 }
 
-fn heading(title: &str, out: &mut dyn Write) -> io::Result<()> {
-    if title.is_empty() { writeln!(out) } else { writeln!(out, "\n## {}\n", escaped(title)) }
+fn heading(level: &str, title: &str, out: &mut dyn Write) -> io::Result<()> {
+    if title.is_empty() { writeln!(out) } else { writeln!(out, "\n{level} {}\n", escaped(title)) }
 }
 
-fn list(facts: &Facts, out: &mut dyn Write) -> io::Result<()> {
-    heading(&facts.title, out)?;
+fn list(level: &str, facts: &Facts, out: &mut dyn Write) -> io::Result<()> {
+    heading(level, &facts.title, out)?;
     for fact in facts.facts.iter().filter(|fact| for_people(fact.audience, false)) {
         writeln!(out, "- {}: {}", escaped(&fact.label), words(&fact.value))?;
     }
@@ -60,8 +67,8 @@ fn words(value: &Value) -> String {
     escaped(&WORDING.value(value))
 }
 
-fn table(table: &Table, out: &mut dyn Write) -> io::Result<()> {
-    heading(&table.title, out)?;
+fn table(level: &str, table: &Table, out: &mut dyn Write) -> io::Result<()> {
+    heading(level, &table.title, out)?;
     let columns = || table.columns.iter().filter(|column| for_people(column.audience, false));
     let row = |cells: Vec<String>| format!("| {} |", cells.join(" | "));
     writeln!(out, "{}", row(columns().map(|column| escaped(&column.label)).collect()))?;
@@ -75,8 +82,8 @@ fn table(table: &Table, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn findings(findings: &Findings, out: &mut dyn Write) -> io::Result<()> {
-    heading("Findings", out)?;
+fn findings(level: &str, findings: &Findings, out: &mut dyn Write) -> io::Result<()> {
+    heading(level, "Findings", out)?;
     if findings.list.is_empty() {
         return writeln!(out, "{}", escaped(&findings.none));
     }
@@ -91,8 +98,19 @@ fn findings(findings: &Findings, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn paragraph(text: &Paragraph, out: &mut dyn Write) -> io::Result<()> {
-    heading(&text.title, out)?;
+fn claims(level: &str, claims: &[Claim], out: &mut dyn Write) -> io::Result<()> {
+    heading(level, "Claims", out)?;
+    for claim in claims {
+        writeln!(out, "- **{}**: {}", claim.verdict.words(), escaped(&claim.text))?;
+        for (name, words) in claim.details() {
+            writeln!(out, "  - {name}: {}", escaped(words))?;
+        }
+    }
+    Ok(())
+}
+
+fn paragraph(level: &str, text: &Paragraph, out: &mut dyn Write) -> io::Result<()> {
+    heading(level, &text.title, out)?;
     writeln!(out, "{}", escaped(&WORDING.sentence(&text.pieces)))
 }
 

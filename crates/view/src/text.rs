@@ -2,6 +2,7 @@
 
 mod address_map;
 mod chart;
+mod claims;
 mod facts;
 mod findings;
 mod page;
@@ -14,7 +15,7 @@ use pagewise_model::report::{Block, Paragraph, Report, Value};
 
 use crate::cells::for_people;
 pub use crate::number::Units;
-use crate::words::Wording;
+use crate::words::{Wording, clean};
 use page::{Ink, Page};
 
 /// How text is drawn.
@@ -68,6 +69,8 @@ pub fn write(report: &Report, style: &Style, out: &mut dyn Write) -> io::Result<
             Block::AddressMap(map) => address_map::draw(&mut page, map),
             Block::Chart(chart) => chart::draw(&mut page, chart),
             Block::Bars(bars) => chart::draw_bars(&mut page, bars),
+            Block::Claims(list) => claims::draw(&mut page, list),
+            Block::Part(title) => part(&mut page, title),
             Block::Text(text) if for_people(text.audience, style.long) => {
                 paragraph(&mut page, text);
             }
@@ -99,6 +102,15 @@ fn title(page: &mut Page<'_>, pieces: &[Value]) {
         page.ink_cut(Ink::Bold, &text);
     }
     page.newline();
+}
+
+/// The title of a part, with a line below it.
+fn part(page: &mut Page<'_>, title: &str) {
+    page.heading("");
+    page.newline();
+    page.words(Ink::Bold, &clean(title.as_bytes()), 0);
+    page.newline();
+    page.rule();
 }
 
 fn paragraph(page: &mut Page<'_>, text: &Paragraph) {

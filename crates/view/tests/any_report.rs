@@ -45,7 +45,7 @@ fn any_style() -> impl Strategy<Value = Style> {
 /// The text with our own colours taken out, and the blanks that a colour kept at a line's end.
 fn without_colours(text: &str) -> String {
     let mut plain = text.to_owned();
-    for code in ["0", "1", "2", "33", "36", "1;31"] {
+    for code in ["0", "1", "2", "32", "33", "36", "1;31"] {
         plain = plain.replace(&format!("\x1b[{code}m"), "");
     }
     plain.lines().map(|line| format!("{}\n", line.trim_end_matches(' '))).collect()
@@ -224,6 +224,7 @@ fn balanced(mut html: &str) -> Result<(), String> {
         html = &rest[1..];
         let name = tag.trim_matches('/').split([' ', '\n']).next().unwrap_or("");
         const OURS: &[&str] = &[
+            "a",
             "abbr",
             "article",
             "b",
@@ -241,6 +242,7 @@ fn balanced(mut html: &str) -> Result<(), String> {
             "li",
             "line",
             "main",
+            "nav",
             "p",
             "polyline",
             "rect",

@@ -13,6 +13,7 @@ pub(super) enum Ink {
     Bold,
     Dim,
     Cyan,
+    Green,
     Yellow,
     Red,
 }
@@ -25,6 +26,7 @@ impl Ink {
             Ink::Bold => "1",
             Ink::Dim => "2",
             Ink::Cyan => "36",
+            Ink::Green => "32",
             Ink::Yellow => "33",
             Ink::Red => "1;31",
         }
@@ -33,6 +35,9 @@ impl Ink {
 
 /// What is below a heading is this far in.
 const INDENT: usize = 2;
+
+/// How long a line across the page is at most.
+const RULE: usize = 80;
 
 /// A page being written. Lines break before `width`; broken lines go on at `hang`.
 pub(super) struct Page<'p> {
@@ -211,6 +216,12 @@ impl<'p> Page<'p> {
             (head, rest) = split(rest, self.room());
         }
         self.ink(ink, head);
+    }
+
+    /// A line across the page, or across what is usually read of a wide one.
+    pub(super) fn rule(&mut self) {
+        self.ink(Ink::Dim, &"─".repeat(self.room().min(RULE)));
+        self.newline();
     }
 
     /// Writes why values of this block are missing.

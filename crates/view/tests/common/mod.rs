@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use pagewise_model::lab::{Claim, Verdict};
 use pagewise_model::report::*;
 use pagewise_model::{Absent, AddrRange, Name, Report};
 use proptest::prelude::*;
@@ -35,7 +36,9 @@ pub(crate) fn sample() -> Report {
         Block::AddressMap(address_map()),
         Block::Chart(chart()),
         Block::Bars(bars()),
+        Block::Claims(claims()),
         all_mappings(),
+        Block::Part("In the end".into()),
         Block::Text(Paragraph {
             title: "How to read this".into(),
             pieces: vec![
@@ -52,6 +55,24 @@ pub(crate) fn sample() -> Report {
     ];
     let title = vec![Value::Name("cached".into()), Value::text(", process "), Value::Count(4242)];
     Report { schema: "pagewise.explain/1", title, blocks }
+}
+
+fn claims() -> Vec<Claim> {
+    let claim = |verdict, measured: &'static str, why: &'static str| Claim {
+        text: "A sibling that runs makes the taking away of a page slower".into(),
+        source: "1,398 ns with 2 threads".into(),
+        expected: "more than 1.50 ×".into(),
+        measured: measured.into(),
+        verdict,
+        why: why.into(),
+    };
+    let why =
+        "between the CPUs of a virtual machine an interrupt costs what the hypervisor makes of it";
+    vec![
+        claim(Verdict::Agrees, "25 × (24 × to 26 ×)", ""),
+        claim(Verdict::Disagrees, "1.09 ×", why),
+        claim(Verdict::CannotTell, "", "it was not measured here"),
+    ]
 }
 
 fn chart() -> Chart {
@@ -605,6 +626,16 @@ fn any_bars() -> impl Strategy<Value = Block> {
         .prop_map(|(title, axis, bars)| Block::Bars(Bars { title, axis, bars }))
 }
 
+fn any_claims() -> impl Strategy<Value = Block> {
+    let verdict =
+        prop_oneof![Just(Verdict::Agrees), Just(Verdict::CannotTell), Just(Verdict::Disagrees)];
+    let words = [any_label(), any_label(), any_label(), any_label(), any_label()];
+    let claim = (words, verdict).prop_map(|([text, source, expected, measured, why], verdict)| {
+        Claim { text, source, expected, measured, verdict, why }
+    });
+    some(claim).prop_map(Block::Claims)
+}
+
 fn any_text() -> impl Strategy<Value = Block> {
     (any_label(), some(any_value()), any_audience())
         .prop_map(|(title, pieces, audience)| Block::Text(Paragraph { title, pieces, audience }))
@@ -619,6 +650,8 @@ pub(crate) fn any_report() -> impl Strategy<Value = Report> {
         any_map(),
         any_chart(),
         any_bars(),
+        any_claims(),
+        any_label().prop_map(Block::Part),
         any_text()
     ];
     (some(any_value()), proptest::collection::vec(block, 0..5)).prop_map(|(title, blocks)| Report {
