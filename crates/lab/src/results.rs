@@ -282,6 +282,8 @@ impl Explained for Claim {
 
 #[cfg(test)]
 mod tests {
+    use pagewise_model::lab::{Arm, Measured, Run};
+
     use super::*;
 
     fn estimate(low: f64, value: f64, high: f64) -> Option<Estimate> {
@@ -321,5 +323,70 @@ mod tests {
         assert_eq!(number(16_777_216.0, Unit::Bytes), "16 MiB");
         assert_eq!(number(2_500_000.0, Unit::Nanos), "2.50 ms");
         assert_eq!(number(-1234.0, Unit::Number), "-1,234");
+    }
+
+    /// A series of runs, by turns: two conditions that are the same, and the first of them again.
+    fn same_thrice(mut one: impl FnMut() -> f64) -> Experiment {
+        let about = crate::find("ipc").unwrap().about();
+        let outline = crate::outline::outline(about, &Default::default(), String::new());
+        let mut arms =
+            ["one", "other", "one again"].map(|name| Arm { name: name.into(), ..Arm::default() });
+        for _ in 0..ROUNDS {
+            for arm in &mut arms {
+                let value = ("round_trip".into(), Measured(Ok(one())));
+                arm.runs.push(Run { values: [value].into(), ..Run::default() });
+            }
+        }
+        let mut entry = Experiment { arms: arms.into(), ..outline };
+        entry.noise = crate::runner::noise(about, &mut entry);
+        entry
+    }
+
+    /// As many as experiments that measure time have at least.
+    const ROUNDS: usize = 5;
+    const TRIALS: usize = 200;
+
+    /// In how many of the trials what is the same is called more, or another.
+    fn false_alarms(mut one: impl FnMut() -> f64) -> usize {
+        let is_alarm = |_: &usize| {
+            let entry = same_thrice(&mut one);
+            let results = Results(&entry);
+            let ratio = |over, under| results.ratio("round_trip", over, under);
+            let claim = || results.claim("", "");
+            let more = [("other", "one"), ("one", "other")]
+                .map(|(over, under)| claim().more_than(1.0, ratio(over, under)).verdict);
+            let same = claim().the_same(0.0, ratio("other", "one")).verdict;
+            more.contains(&Verdict::Agrees) || same == Verdict::Disagrees
+        };
+        (0..TRIALS).filter(is_alarm).count()
+    }
+
+    #[test]
+    fn what_is_the_same_is_called_another_in_one_of_twenty_trials_at_most() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut calm = || 100.0 + (0..12).map(|_| random.f64() - 0.5).sum::<f64>();
+        assert!(false_alarms(&mut calm) <= TRIALS / 20);
+        let mut random = fastrand::Rng::with_seed(2);
+        // As times are: mostly close to the least, sometimes far above.
+        let mut tailed = || 100.0 + 5.0 / (random.f64() + 0.01);
+        assert!(false_alarms(&mut tailed) <= TRIALS / 20);
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut hour = 0.0;
+        let mut drifting = || {
+            hour += 0.5;
+            100.0 + hour + random.f64()
+        };
+        assert!(false_alarms(&mut drifting) <= TRIALS / 20);
+    }
+
+    #[test]
+    fn the_same_work_timed_twice_is_not_called_another() {
+        let mut work = || {
+            let begin = std::time::Instant::now();
+            std::hint::black_box((0..20_000_u64).map(std::hint::black_box).sum::<u64>());
+            crate::bench::nanos(begin)
+        };
+        let alarms = false_alarms(&mut work);
+        assert!(alarms <= TRIALS / 20, "{alarms} of {TRIALS}");
     }
 }

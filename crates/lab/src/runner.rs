@@ -334,7 +334,7 @@ fn too_large(about: &About, parameters: &Parameters) -> Option<Absent> {
 }
 
 /// By how much two series of the baseline differ at most, with 95 % confidence. The second is one condition less to show.
-fn noise(about: &About, entry: &mut lab::Experiment) -> Option<f64> {
+pub(crate) fn noise(about: &About, entry: &mut lab::Experiment) -> Option<f64> {
     let again = entry.arms.pop()?;
     let timed = about.quantities.iter().find(|row| row.is_time())?;
     let baseline = entry.arms.first()?.values(timed.name);
