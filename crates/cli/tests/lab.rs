@@ -1,0 +1,360 @@
+//! The lab: every experiment runs and keeps to the keys that programs rely on, and whatever happens to it the system is as
+//! before.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use fixture::{copy_program, is_root, skip};
+
+/// Sizes at which an experiment only shows that it runs. Those that are not here are quick as they are.
+const TINY: &[(&str, &[&str])] = &[
+    ("stack-vs-heap", &["ints=100000"]),
+    ("thp-bloat", &["mib=16"]),
+    ("tlb-shootdown", &["calls=500"]),
+    ("compete", &["set=16", "limit=12", "touches=300", "beside=50"]),
+    ("oom", &["mib=64"]),
+    ("ipc", &["rounds=10", "mib=1"]),
+];
+
+/// What an experiment may need beside the memory that it states.
+const ROOM: u64 = 64 << 20;
+
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Settings of the system are changed by one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `pagewise lab run` with files in a folder of its own.
+struct Lab {
+    disk: TempDir,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        // A swap file must lie on a disk, which /tmp need not.
+        Lab { disk: tempfile::tempdir_in("/var/tmp").unwrap() }
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        command.args(["lab", "run", "--quick", "--change-system", "--disk"]).arg(self.disk.path());
+        command.args(words).stdin(Stdio::null());
+        command
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        let output = self.command(words).arg("--json").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Starts it, and waits until it has done something to the system that must be undone.
+    fn in_the_midst(&self, words: &[&str], has_begun: impl Fn(&Lab) -> bool) -> Child {
+        let mut command = self.command(words);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("it has begun", || has_begun(self));
+        child
+    }
+
+    fn swaps(&self) -> bool {
+        let swaps = fs::read_to_string("/proc/swaps").unwrap();
+        swaps.contains(self.disk.path().to_str().unwrap())
+    }
+
+    fn files(&self) -> usize {
+        fs::read_dir(self.disk.path()).unwrap().count()
+    }
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + LONGEST;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What experiments may change, as it is now.
+fn settings() -> BTreeMap<PathBuf, String> {
+    let folders = [
+        "/sys/kernel/mm/transparent_hugepage",
+        "/sys/kernel/mm/transparent_hugepage/khugepaged",
+        "/sys/kernel/mm/ksm",
+    ];
+    let vm = [
+        "overcommit_memory",
+        "overcommit_ratio",
+        "overcommit_kbytes",
+        "swappiness",
+        "drop_caches",
+        "compact_memory",
+    ];
+    let mut files: Vec<PathBuf> =
+        vm.iter().map(|name| Path::new("/proc/sys/vm").join(name)).collect();
+    for folder in folders {
+        files
+            .extend(fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()));
+    }
+    // Counters of work done are no settings.
+    let counts = [
+        "pages_",
+        "full_scans",
+        "stable_node",
+        "ksm_zero_pages",
+        "general_profit",
+        "use_zero_pages",
+    ];
+    let is_count = |path: &Path| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        counts.iter().any(|count| name.starts_with(count)) && name != "pages_to_scan"
+    };
+    let files = files.into_iter().filter(|path| path.is_file() && !is_count(path));
+    files.filter_map(|path| Some((path.clone(), fs::read_to_string(path).ok()?))).collect()
+}
+
+/// Cgroups of the lab that this process runs.
+fn cgroups(lab: u32) -> Vec<PathBuf> {
+    let bases = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"];
+    let names = [format!("pagewise-lab-{lab}"), format!("pagewise-lab-{lab}.within")];
+    let all =
+        bases.iter().flat_map(|base| names.iter().map(move |name| Path::new(base).join(name)));
+    all.filter(|path| path.exists()).collect()
+}
+
+/// Experiments as `lab list` names them.
+fn names() -> Vec<String> {
+    let list = fixture::json(&["lab", "list", "--json"]);
+    let rows = list["experiments"].as_array().unwrap();
+    rows.iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn tiny(name: &str) -> Vec<&'static str> {
+    let row = TINY.iter().find(|row| row.0 == name);
+    row.map_or(&[][..], |row| row.1).iter().flat_map(|set| ["--set", set]).collect()
+}
+
+fn strings(value: &Value, keys: &[&str]) {
+    for key in keys {
+        assert!(value[key].is_string(), "{key} is no string in {value}");
+    }
+}
+
+#[test]
+fn every_experiment_runs_and_has_the_keys_that_programs_rely_on() {
+    let _alone = alone();
+    let before = settings();
+    for name in names() {
+        let lab = Lab::new();
+        let words = [&[name.as_str(), "--runs", "1"][..], &tiny(&name)].concat();
+        let found = lab.json(&words);
+        strings(&found["environment"], &["kernel", "version"]);
+        let experiment = &found["experiments"][0];
+        strings(experiment, &["name", "verdict", "question", "rerun"]);
+        assert_eq!(experiment["name"], name.as_str());
+        if !experiment["skipped"].is_null() {
+            assert_eq!(experiment["verdict"], "skipped");
+            eprintln!("{name}: {}", experiment["skipped"]);
+            continue;
+        }
+        for claim in experiment["claims"].as_array().unwrap() {
+            strings(claim, &["text", "source", "expected", "measured", "verdict"]);
+            assert!(claim["agrees"].is_boolean() || claim["agrees"].is_null(), "{claim}");
+        }
+        for arm in experiment["arms"].as_array().unwrap() {
+            assert_eq!(arm["failures"].as_array().unwrap().len(), 0, "{name}: {arm}");
+            for metric in arm["metrics"].as_array().unwrap() {
+                strings(metric, &["name"]);
+                assert!(
+                    !metric["values"].as_array().unwrap().is_empty()
+                        || metric["median"]["absent"].is_string()
+                );
+            }
+        }
+        assert_eq!(lab.files(), 0, "{name} left files");
+        assert!(!lab.swaps(), "{name} left swap");
+    }
+    assert_eq!(settings(), before);
+}
+
+#[test]
+fn ctrl_c_leaves_nothing_behind_and_keeps_what_there_is() {
+    if !is_root() {
+        return;
+    }
+    let _alone = alone();
+    let (lab, before) = (Lab::new(), settings());
+    let mut running =
+        lab.in_the_midst(&["compete", "--set", "set=64", "--set", "limit=32"], Lab::swaps);
+    kill_process(Pid::from_child(&running), Signal::INT).unwrap();
+    assert_eq!(running.wait().unwrap().code(), Some(130));
+    assert_eq!((lab.swaps(), lab.files(), cgroups(running.id())), (false, 0, vec![]));
+    assert_eq!(settings(), before);
+}
+
+#[test]
+fn the_next_lab_restores_what_a_killed_one_left() {
+    if !is_root() {
+        return;
+    }
+    let _alone = alone();
+    let (lab, before) = (Lab::new(), settings());
+    let mut running =
+        lab.in_the_midst(&["compete", "--set", "set=64", "--set", "limit=32"], Lab::swaps);
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert!(lab.files() > 0, "a killed lab cannot have tidied up");
+    Lab::new().json(&["stack-vs-heap", "--runs", "1", "--set", "ints=1000"]);
+    assert_eq!((lab.swaps(), lab.files(), cgroups(running.id())), (false, 0, vec![]));
+    assert_eq!(settings(), before);
+}
+
+#[test]
+fn a_setting_is_put_back_by_the_next_lab_too() {
+    const MODE: &str = "/proc/sys/vm/overcommit_memory";
+    if !is_root() {
+        return;
+    }
+    let _alone = alone();
+    let mode = || fs::read_to_string(MODE).unwrap();
+    let (lab, before) = (Lab::new(), settings());
+    // With many runs it is in another mode most of the time.
+    let has_begun = |_: &Lab| mode() != before[Path::new(MODE)];
+    let mut running = lab.in_the_midst(&["overcommit", "--runs", "1000"], has_begun);
+    running.kill().unwrap();
+    running.wait().unwrap();
+    Lab::new().json(&["stack-vs-heap", "--runs", "1", "--set", "ints=1000"]);
+    assert_eq!(settings(), before);
+}
+
+#[test]
+fn memory_is_bounded_by_what_is_stated() {
+    const MIB: u64 = 100;
+    if !is_root() {
+        return;
+    }
+    let _alone = alone();
+    let lab = Lab::new();
+    let words = ["thp-bloat", "--set", &format!("mib={MIB}"), "--runs", "100"];
+    let mut running = lab.in_the_midst(&words, |_| true);
+    let limit = || {
+        let cgroup = cgroups(running.id()).into_iter().next()?;
+        let read = |name: &str| fs::read_to_string(cgroup.join(name));
+        let text = read("memory.max").or_else(|_| read("memory.limit_in_bytes")).ok()?;
+        text.trim().parse().ok().filter(|limit: &u64| *limit < 1 << 40)
+    };
+    let begin = Instant::now();
+    while limit().is_none() && begin.elapsed() < LONGEST {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let found = limit();
+    kill_process(Pid::from_child(&running), Signal::INT).unwrap();
+    running.wait().unwrap();
+    assert_eq!(found, Some((MIB << 20) + ROOM));
+}
+
+#[test]
+fn who_may_not_is_told_what_is_needed() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let words =
+        ["lab", "run", "compete", "overcommit", "oom", "--quick", "--change-system", "--json"];
+    let output = as_nobody(&words, folder.path());
+    let Some(output) = output else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for experiment in found["experiments"].as_array().unwrap() {
+        assert_eq!(experiment["verdict"], "skipped");
+        assert!(experiment["skipped"].as_str().unwrap().contains("root"), "{experiment}");
+    }
+}
+
+/// What a command says to a user who may nothing; `None`, with a word, where there is no way to be one.
+fn as_nobody(words: &[&str], folder: &Path) -> Option<Output> {
+    let program = Path::new(env!("CARGO_BIN_EXE_pagewise"));
+    if !rustix::process::geteuid().is_root() {
+        return Some(Command::new(program).args(words).output().unwrap());
+    }
+    // Nobody may read the folders that it was built in.
+    let copy = folder.join("pagewise");
+    copy_program(program, &copy);
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(folder, open).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(copy).args(words);
+    match command.output() {
+        Ok(output) => Some(output),
+        Err(error) => {
+            skip(&format!("cannot be another user: setpriv: {error}"));
+            None
+        }
+    }
+}
+
+#[test]
+fn settings_are_not_changed_unasked() {
+    let found = fixture::json(&["lab", "run", "overcommit", "--quick", "--json"]);
+    let skipped = found["experiments"][0]["skipped"].as_str().unwrap();
+    assert!(skipped.contains("--change-system") || skipped.contains("root"), "{skipped}");
+}
+
+#[test]
+fn what_is_saved_is_shown_and_compared_as_what_was_run() {
+    let (lab, folder) = (Lab::new(), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let [saved, html, markdown] = ["saved.json", "report.html", "report.md"].map(path);
+    let words = [
+        "stack-vs-heap",
+        "--set",
+        "ints=100000",
+        "--save",
+        &saved,
+        "--html",
+        &html,
+        "--markdown",
+        &markdown,
+    ];
+    let run = lab.json(&words);
+    assert_eq!(fixture::json(&["lab", "report", &saved, "--json"]), run);
+    let compared = fixture::json(&["lab", "compare", &saved, &saved, "--json"]);
+    for row in compared["compared"].as_array().unwrap() {
+        assert_eq!(row["ratio"], 1, "{row}");
+    }
+    let [html, markdown] = [html, markdown].map(|path| fs::read_to_string(path).unwrap());
+    for claim in run["experiments"][0]["claims"].as_array().unwrap() {
+        let text = claim["text"].as_str().unwrap();
+        assert!(html.contains(text) && markdown.contains(text), "{text}");
+    }
+    assert!(!html.contains("http://") && !html.contains("https://"), "the page needs the network");
+}
+
+#[test]
+fn a_mistake_is_told_before_anything_runs() {
+    let error = |words: &[&str]| {
+        let output = fixture::pagewise(words);
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(error(&["lab", "run", "nonsense"]).contains("there is no experiment nonsense"));
+    let sizes = error(&["lab", "run", "thp-bloat", "--set", "nonsense=1"]);
+    assert!(sizes.contains("thp-bloat has no parameter nonsense"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "{}").unwrap();
+    let path = file.path().to_str().unwrap();
+    assert!(error(&["lab", "report", path]).contains("is no notebook of the lab"));
+}
