@@ -81,10 +81,11 @@ pub struct Stack<S: Source, P: Policy = Usual> {
     end: Cell<*mut u8>,
     /// The block; where the stack is guarded, the last guard.
     block: Cell<*mut Header>,
-    /// The innermost frame that is linked, see `link`.
-    frame: Cell<*const Link>,
     /// What fast paths do not touch; lies in the first block, NULL while there is none.
     cold: Cell<*mut Cold>,
+    /// The innermost frame that is linked, see `link`. Not beside `block`: compilers would read both at once where
+    /// a frame is pushed, which waits for the store to this one when the last was.
+    frame: Cell<*const Link>,
     /// Whether it is guarded: not 0 where it is.
     guarded: Cell<usize>,
     source: S,
@@ -110,8 +111,8 @@ const _: () = {
         offset_of!(InC, next) == 0 && offset_of!(InC, end) == 8 && offset_of!(InC, block) == 16
     );
     assert!(
-        offset_of!(InC, frame) == 24
-            && offset_of!(InC, cold) == 32
+        offset_of!(InC, cold) == 24
+            && offset_of!(InC, frame) == 32
             && offset_of!(InC, guarded) == 40
     );
     assert!(offset_of!(InC, source) == 48 && size_of::<InC>() == 64);

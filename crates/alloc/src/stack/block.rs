@@ -279,6 +279,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// The block that all begins with, and the cold parts in it.
     fn first_block(&self, layout: Layout) -> Option<&Header> {
         let block = self.take(layout, size_of::<Cold>())?;
+        P::begins();
         let cold = Cold::new(block);
         let header = cold.adopt(block);
         // SAFETY: it was written, and nobody else knows the block.

@@ -16,6 +16,9 @@ pub trait Policy: core::fmt::Debug + 'static {
     /// Scopes ask at run time whether they are the innermost: the compiler does not know of all.
     const LINKED: bool = false;
 
+    /// A stack gets its first memory.
+    fn begins() {}
+
     /// What is taken for an allocation.
     #[inline(always)]
     fn shape(layout: Layout) -> Layout {
@@ -48,6 +51,11 @@ pub struct Linked;
 
 impl Policy for Linked {
     const LINKED: bool = true;
+
+    #[cfg(feature = "thread")]
+    fn begins() {
+        super::thread::end_with_thread();
+    }
 }
 
 /// What stacks did before, to show by how much it is worse.

@@ -195,7 +195,10 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     /// Whether no frame is open inside this one, as far as that is not the compiler's to know.
     #[inline(always)]
     pub(super) fn is_innermost(&self) -> bool {
-        !P::LINKED || ptr::eq(self.stack.innermost(), self.link)
+        // Twice, since that the stack has left the frame's block is rare.
+        !P::LINKED
+            || ptr::eq(self.stack.frame.get(), self.link)
+            || ptr::eq(self.stack.innermost(), self.link)
     }
 
     #[inline(always)]

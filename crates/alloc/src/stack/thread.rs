@@ -76,22 +76,32 @@ impl Drop for End {
 /// Where a frame was pushed inside, by C, that was not popped.
 #[inline]
 pub fn t_scope<R>(body: impl for<'s> FnOnce(&mut TScope<'s>) -> R) -> R {
-    STACK.with(|stack| {
-        if stack.cold.get().is_null() {
-            end_with_thread();
-        }
-        stack.enter_scope(body)
-    })
+    STACK.with(|stack| in_register(stack).enter_scope(body))
+}
+
+/// The same reference, for compilers another: they keep it in a register, instead of reaching each field by an offset in the
+/// thread's memory. Processors find what was stored last at once where store and load are relative to the same register.
+#[inline(always)]
+fn in_register<T>(reference: &T) -> &T {
+    #[allow(unused_mut, reason = "elsewhere nothing is done to it")]
+    let mut address: *const T = reference;
+    #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+    // SAFETY: it is no instruction, so the address is what it was.
+    unsafe {
+        core::arch::asm!("/* {0} */", inout(reg) address, options(pure, readonly, nostack, preserves_flags));
+    }
+    // SAFETY: as above, and it is borrowed for as long.
+    unsafe { &*address }
 }
 
 /// The stack of this thread, for C. It stays where it is while the thread runs.
 pub fn t_stack() -> NonNull<LinkedStack> {
-    end_with_thread();
     STACK.with(|stack| NonNull::from(&**stack))
 }
 
-/// A destructor of the thread that runs later than this one leaves what it takes to the process.
+/// Has the thread's stack end with it, from the first memory of any such stack of the thread on. What destructors of the
+/// thread take that run later is left to the process.
 #[cold]
-fn end_with_thread() {
+pub(super) fn end_with_thread() {
     let _ = END.try_with(|_| ());
 }

@@ -52,16 +52,16 @@ typedef struct pw_stack {
     char *next;      /* The first free byte, */
     char *end;       /* and behind which nothing is handed out. */
     void *block;     /* Where that is. */
-    pw_frame *frame; /* The innermost; odd once its block is not this one. */
     void *cold;
+    pw_frame *frame; /* The innermost; odd once its block is not this one. */
     size_t guarded;
     void *buffer;
     size_t left;
 } pw_stack;
 
 PW_ASSERT(sizeof(pw_frame) == 24 && offsetof(pw_frame, outer) == 16);
-PW_ASSERT(offsetof(pw_stack, end) == 8 && offsetof(pw_stack, block) == 16 && offsetof(pw_stack, frame) == 24);
-PW_ASSERT(offsetof(pw_stack, cold) == 32 && offsetof(pw_stack, guarded) == 40 && offsetof(pw_stack, buffer) == 48);
+PW_ASSERT(offsetof(pw_stack, end) == 8 && offsetof(pw_stack, block) == 16 && offsetof(pw_stack, cold) == 24);
+PW_ASSERT(offsetof(pw_stack, frame) == 32 && offsetof(pw_stack, guarded) == 40 && offsetof(pw_stack, buffer) == 48);
 PW_ASSERT(sizeof(pw_stack) == 64);
 
 /* Makes a stack in a buffer of the caller's, which takes nothing of the system. The buffer stays the caller's, who uses it

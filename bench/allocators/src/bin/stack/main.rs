@@ -13,8 +13,8 @@ use blink_alloc::BlinkAlloc;
 use bump_scope::traits::BumpAllocatorTyped;
 use bump_scope::{Bump, BumpScope};
 use bumpalo::Bump as Bumpalo;
-use pagewise_alloc::Os;
 use pagewise_alloc::stack::{Scope, Stack};
+use pagewise_alloc::{Os, t_scope};
 use pagewise_bench_allocators::{Runner, black_box, for_each_malloc, race};
 use typed_arena::Arena;
 
@@ -195,6 +195,17 @@ fn ours(scope: &mut Scope<'_, Os>, levels: &[Level]) {
     });
 }
 
+/// Each level looks the thread's stack up.
+fn on_the_thread(levels: &[Level]) {
+    let Some((level, rest)) = levels.split_first() else { return };
+    t_scope(|scope| {
+        for size in level {
+            touch(scope.allocate(words(*size)).expect("memory").as_ptr(), *size);
+        }
+        on_the_thread(rest);
+    });
+}
+
 fn bump_scope(scope: &mut BumpScope, levels: &[Level]) {
     let Some((level, rest)) = levels.split_first() else { return };
     scope.scoped(|scope| {
@@ -255,6 +266,7 @@ fn frames() {
         floor(black_box(&mut Floor { next: memory.as_mut_ptr().cast() }), levels);
     });
     runner!("pagewise", || stack.scope(|scope| ours(scope, levels)));
+    runner!("pagewise, t_scope", || on_the_thread(levels));
     runner!("bump-scope", || bump.scoped(|scope| bump_scope(scope, levels)));
     runner!("bumpalo, reset at the top", || {
         flat(levels, &|layout| bumpalo.alloc_layout(layout).as_ptr());
@@ -276,6 +288,7 @@ fn frames() {
         runners,
     );
     results.goal("pagewise", 1.05, "bump-scope");
+    results.goal("pagewise, t_scope", 1.05, "bump-scope");
 }
 
 fn main() {
