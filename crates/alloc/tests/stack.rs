@@ -160,6 +160,7 @@ fn destructors_of_owned_values_run_before_their_frame_is_popped() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "asks for more memory than Miri has")]
 fn types_without_size_and_huge_requests_are_no_trouble() {
     let mut stack = Stack::new(Os);
     stack.scope(|scope| {
@@ -222,6 +223,7 @@ fn message(body: impl FnOnce()) -> String {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "misuse on purpose, which Miri finds")]
 fn who_writes_past_the_end_in_a_guarded_stack_is_found_when_the_frame_is_popped() {
     for past in [0, 1, 7, 8, 12] {
         let mut stack = Stack::guarded(Os);
@@ -239,6 +241,7 @@ fn who_writes_past_the_end_in_a_guarded_stack_is_found_when_the_frame_is_popped(
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "misuse on purpose, which Miri finds")]
 fn popped_memory_of_a_guarded_stack_holds_rubbish() {
     let mut stack = Stack::guarded(Os);
     let gone = stack.scope(|scope| std::ptr::from_ref(scope.alloc(7_u32)));

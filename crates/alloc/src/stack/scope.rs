@@ -3,7 +3,7 @@
 use core::alloc::Layout;
 use core::fmt;
 use core::marker::PhantomData;
-use core::mem::needs_drop;
+use core::mem::{ManuallyDrop, needs_drop};
 use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
 use core::slice;
@@ -322,16 +322,16 @@ pub struct Owned<'s, T: ?Sized>(&'s mut T);
 impl<'s, T> Owned<'s, T> {
     /// The value, moved out.
     pub fn into_inner(self) -> T {
-        let value: *const T = self.0;
-        core::mem::forget(self);
+        let this = ManuallyDrop::new(self);
+        let value = &raw const *this.0;
         // SAFETY: it was written when this was made, and nobody drops or uses it any more.
         unsafe { value.read() }
     }
 
     /// Gives the destructor up.
     pub fn leak(self) -> &'s mut T {
-        let value: *mut T = self.0;
-        core::mem::forget(self);
+        let mut this = ManuallyDrop::new(self);
+        let value = &raw mut *this.0;
         // SAFETY: it was borrowed for `'s`, and this was the only borrow.
         unsafe { &mut *value }
     }

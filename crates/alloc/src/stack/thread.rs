@@ -72,6 +72,13 @@ impl Drop for End {
 /// assert_eq!(sum, 499_500);
 /// ```
 ///
+/// What was popped cannot be used:
+///
+/// ```compile_fail
+/// # use pagewise_alloc::t_scope;
+/// let gone = t_scope(|scope| scope.alloc(7));
+/// ```
+///
 /// # Panics
 /// Where a frame was pushed inside, by C, that was not popped.
 #[inline]
