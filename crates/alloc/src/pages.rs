@@ -30,6 +30,7 @@
 //! - Each thread has some freed runs of each length up to 1 MiB at hand, and takes them again without the lock. Behind it,
 //!   taking and freeing take a fixed number of steps. Beyond that, freeing may have the source take back the memory of at most
 //!   four runs, where more is idle and backed than [`Pages::keep`] says.
+//! - The lock is not for signal handlers, nor for a child of `fork` where another thread held it.
 //! - Regions are taken ahead where that costs nothing: 64 MiB of addresses first, then as many as there are.
 
 use core::alloc::Layout;

@@ -35,8 +35,8 @@ use core::ptr::NonNull;
 
 use crate::discipline::{Allocator, Discipline};
 use crate::source::Source;
-use crate::watch::{self, Progress};
-use block::{Block, size_for};
+use crate::watch;
+use block::{Block, WORD, size_for};
 
 mod block;
 mod front;
@@ -46,7 +46,7 @@ mod locked;
 
 pub use block::GRANULE;
 pub use front::CLASSES;
-use front::{Front, Told};
+use front::Front;
 use heap::Heap;
 pub use locked::LockedTlsf;
 
@@ -136,7 +136,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     /// Nobody uses a block of this pool any more.
     pub unsafe fn reset(&mut self) {
         let _quiet = watch::quiet();
-        tell(&mut self.front, &mut self.heap, 0);
+        self.front.tell_now(&mut self.heap, 0);
         self.front.reset();
         self.heap.reset();
     }
@@ -197,9 +197,10 @@ fn fetch<S: Source, const N: usize>(
     if watch::checked() {
         return fetch_checked(front, heap, layout);
     }
-    let block = fetch_size(front, heap, size_for(layout.size())?, layout.align())?;
-    front.count_request(layout.size());
-    tell(front, heap, layout.size());
+    let size = size_for(layout.size())?;
+    let block = fetch_size(front, heap, size, layout.align())?;
+    front.count(size - WORD);
+    front.tell(heap, layout.size());
     Some(block)
 }
 
@@ -232,18 +233,9 @@ fn fetch_checked<S: Source, const N: usize>(
     // SAFETY: the block was handed out just now.
     unsafe { Block::of(payload) }.set_asked(layout.size());
     watch::allocated(&heap.watch, payload, layout.size());
-    front.count_request(layout.size());
-    tell(front, heap, layout.size());
+    front.count(size - WORD);
+    front.tell(heap, layout.size());
     Some(payload)
-}
-
-/// Tells statistics what happened since the last time. In slow paths.
-#[inline]
-fn tell<S: Source, const N: usize>(front: &mut Front<N>, heap: &mut Heap<S>, size: usize) {
-    if cfg!(feature = "stats") {
-        let Told { requests, requested, returned } = front.told();
-        watch::progress(&heap.watch, Progress { requests, requested, returned, size });
-    }
 }
 
 /// A block from the heap, with what is at hand merged and the heap grown as far as needed.
@@ -289,8 +281,7 @@ fn retire<S: Source, const N: usize>(
     block: NonNull<u8>,
     size: usize,
 ) {
-    front.count_return(size);
-    tell(front, heap, size);
+    front.tell(heap, size);
     if watch::checked() {
         return retire_checked(heap, block);
     }
@@ -328,7 +319,6 @@ unsafe fn reallocate<S: Source, const N: usize>(
     // SAFETY: the caller passes the payload of a block.
     let block = unsafe { Block::of(payload) };
     if resize(heap, block, size)? {
-        watch::recounted(&heap.watch, layout.size(), size);
         return Some(payload);
     }
     let moved = allocate(front, heap, Layout::from_size_align(size, layout.align()).ok()?)?;
@@ -356,6 +346,7 @@ fn resize<S: Source>(heap: &mut Heap<S>, block: Block, size: usize) -> Option<bo
 
 fn trim<S: Source, const N: usize>(front: &mut Front<N>, heap: &mut Heap<S>) {
     let _quiet = watch::quiet();
+    front.tell_now(heap, 0);
     while front.give_back(heap) {}
     heap.trim();
 }

@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 
 use pagewise_alloc::source::Memory;
 use pagewise_alloc::tlsf::GRANULE;
-use pagewise_alloc::{Block, Source, Tlsf, watch};
+use pagewise_alloc::{Block, Source, Tlsf};
 
 use crate::failure::or_abort;
 use crate::home;
@@ -68,16 +68,6 @@ fn make(below: Below) -> *mut CTlsf {
 unsafe fn pool<'a>(pointer: *mut CTlsf) -> &'a mut CTlsf {
     // SAFETY: as the caller says.
     unsafe { &mut *pointer }
-}
-
-/// The size that stands for one that is asked for, so that it is known again from the block alone: see `Tlsf::size_of`.
-fn rounded(size: usize) -> usize {
-    const WORD: usize = size_of::<usize>();
-    if watch::checked() {
-        return size;
-    }
-    let rounded = size.max(GRANULE + WORD).checked_add(WORD);
-    rounded.and_then(|size| size.checked_next_multiple_of(GRANULE)).map_or(size, |size| size - WORD)
 }
 
 /// See `pagewise/tlsf.h`.
@@ -213,7 +203,7 @@ pub unsafe extern "C" fn pw_tlsf_realloc(
     let old = unsafe { pool.size_of(block) };
     let Ok(layout) = Layout::from_size_align(old, GRANULE) else { return ptr::null_mut() };
     // SAFETY: as the header says; the size that a block says stands for that it was asked for.
-    or_abort(|| pointer(unsafe { pool.reallocate(block, layout, rounded(size)) }))
+    or_abort(|| pointer(unsafe { pool.reallocate(block, layout, size) }))
 }
 
 /// See `pagewise/tlsf.h`.
@@ -226,7 +216,7 @@ pub unsafe extern "C" fn pw_tlsf_alloc_slow(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layout = Layout::from_size_align(rounded(size), align).ok();
+    let layout = Layout::from_size_align(size, align).ok();
     // SAFETY: as the header says.
     pointer(layout.and_then(|layout| unsafe { pool(of) }.allocate(layout)))
 }

@@ -1,7 +1,8 @@
 //! Blocks at hand: some freed blocks of each small size, not yet merged with their neighbours.
 //!
 //! ```text
-//!  counts  3 0 8 ..       one a size of block: LEAST, LEAST + GRANULE, ..; all CLOSED where every call is to be seen
+//!  counts  3 0 8 ..       one a size of block: LEAST, LEAST + GRANULE, ..; all CLOSED where every call is to be seen. The
+//!                         upper bits count what was taken, for statistics: adding 255 is to take one away and count it
 //!  blocks  │a b c│     │d e f g h i j k│ ..      the last in is the first out
 //!  leaving m l            found no room: l is merged when the next finds none, m when the one after does; by then what
 //!                         lies around them has come near
@@ -19,35 +20,35 @@ use crate::source::Source;
 /// Sizes of blocks that are kept at hand: up to 528 bytes, for 520 of payload, where addresses have 64 bits.
 pub const CLASSES: usize = 32;
 
-/// As many counts as are neither blocks nor room for one.
+/// As many at hand as are neither blocks nor room for one.
 const CLOSED: u8 = u8::MAX;
+
+/// A block that was taken, in a count; below it is how many are at hand.
+const TAKEN: u32 = 1 << 8;
+
+/// Slow paths in which statistics are told of together at most.
+const TOLD: u32 = 16;
 
 /// Up to N freed blocks of each small size. C programs see what is before `leaving` as `pw_tlsf`.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Front<const N: usize> {
-    counts: [u8; CLASSES],
-    told: Told,
+    counts: [u32; CLASSES],
     blocks: [[Option<NonNull<u8>>; N]; CLASSES],
     leaving: [Option<Block>; 2],
+    /// For statistics: blocks of the heap that were asked for since they were told of the last time, and their bytes.
+    requests: usize,
+    requested: usize,
+    /// Slow paths until it is time to tell, and how many there were the last time: the fewer, the younger the pool.
+    untold: u32,
+    interval: u32,
 }
 
 #[cfg(target_pointer_width = "64")]
 const _: () = {
-    assert!(core::mem::offset_of!(Front<16>, told) == 32);
-    assert!(core::mem::offset_of!(Front<16>, blocks) == 56);
-    assert!(core::mem::offset_of!(Front<16>, leaving) == 4152);
+    assert!(core::mem::offset_of!(Front<16>, blocks) == 128);
+    assert!(core::mem::offset_of!(Front<16>, leaving) == 4224);
 };
-
-/// What happened since it was told the last time, for statistics.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(super) struct Told {
-    pub(super) requests: usize,
-    /// Bytes.
-    pub(super) requested: usize,
-    pub(super) returned: usize,
-}
 
 // SAFETY: its pointers lead to memory that its pool alone has.
 unsafe impl<const N: usize> Send for Front<N> {}
@@ -59,32 +60,55 @@ const fn class(payload: usize) -> usize {
     (payload - WORD - 1) / GRANULE
 }
 
+/// Bytes that can be used of a block of a class.
+#[inline]
+const fn capacity(class: usize) -> usize {
+    LEAST - WORD + class * GRANULE
+}
+
+/// How many blocks of a class are at hand.
+#[inline]
+const fn at_hand(count: u32) -> u8 {
+    count.to_le_bytes()[0]
+}
+
 impl<const N: usize> Front<N> {
     /// Nothing at hand.
     pub(super) const EMPTY: Front<N> = {
         assert!(N < CLOSED as usize);
-        let told = Told { requests: 0, requested: 0, returned: 0 };
-        Front { counts: [0; CLASSES], told, blocks: [[None; N]; CLASSES], leaving: [None; 2] }
+        Front {
+            counts: [0; CLASSES],
+            blocks: [[None; N]; CLASSES],
+            leaving: [None; 2],
+            requests: 0,
+            requested: 0,
+            untold: 0,
+            interval: 0,
+        }
     };
 
     /// Keeps nothing at hand, so that every call comes to a slow path. Nothing was at hand before.
-    pub(super) const fn close(&mut self) {
-        self.counts = [CLOSED; CLASSES];
+    pub(super) fn close(&mut self) {
+        self.counts = [CLOSED.into(); CLASSES];
+    }
+
+    fn is_closed(&self) -> bool {
+        at_hand(self.counts[0]) == CLOSED
     }
 
     /// A block for this many bytes, if one is at hand.
     #[inline]
     pub(super) fn pop(&mut self, payload: usize) -> Option<NonNull<u8>> {
-        let block = self.pop_class(class(payload))?;
-        self.count_request(payload);
-        Some(block)
+        self.pop_class(class(payload), TAKEN)
     }
 
     #[inline]
-    fn pop_class(&mut self, class: usize) -> Option<NonNull<u8>> {
-        let last = self.counts.get(class)?.wrapping_sub(1);
+    fn pop_class(&mut self, class: usize, taken: u32) -> Option<NonNull<u8>> {
+        let count = *self.counts.get(class)?;
+        let last = at_hand(count).wrapping_sub(1);
         let block = *self.blocks[class].get(usize::from(last))?;
-        self.counts[class] = last;
+        // There is one at hand, so that the lower byte does not borrow.
+        self.counts[class] = count.wrapping_add(taken).wrapping_sub(1);
         block
     }
 
@@ -93,33 +117,59 @@ impl<const N: usize> Front<N> {
     pub(super) fn push(&mut self, block: NonNull<u8>, payload: usize) -> bool {
         let class = class(payload);
         let Some(count) = self.counts.get_mut(class) else { return false };
-        let Some(place) = self.blocks[class].get_mut(usize::from(*count)) else { return false };
+        let place = self.blocks[class].get_mut(usize::from(at_hand(*count)));
+        let Some(place) = place else { return false };
         *place = Some(block);
         *count += 1;
-        self.count_return(payload);
         true
     }
 
-    /// Somebody asks for a block.
+    /// For statistics: somebody asked for a block of the heap, of which so many bytes can be used.
     #[inline]
-    pub(super) const fn count_request(&mut self, payload: usize) {
+    pub(super) const fn count(&mut self, capacity: usize) {
         if cfg!(feature = "stats") {
-            self.told.requests += 1;
-            self.told.requested = self.told.requested.wrapping_add(payload);
+            self.requests += 1;
+            self.requested = self.requested.wrapping_add(capacity);
         }
     }
 
-    /// A block comes back.
+    /// Tells statistics what was asked for since the last time, where it is time. In slow paths.
     #[inline]
-    pub(super) const fn count_return(&mut self, payload: usize) {
+    pub(super) fn tell<S: Source>(&mut self, heap: &mut Heap<S>, size: usize) {
         if cfg!(feature = "stats") {
-            self.told.returned = self.told.returned.wrapping_add(payload);
+            match self.untold.checked_sub(1) {
+                Some(untold) => self.untold = untold,
+                None => self.tell_now(heap, size),
+            }
         }
     }
 
-    /// What happened since the last time.
-    pub(super) fn told(&mut self) -> Told {
-        core::mem::take(&mut self.told)
+    /// As [`Front::tell`], at once.
+    #[cold]
+    pub(super) fn tell_now<S: Source>(&mut self, heap: &mut Heap<S>, size: usize) {
+        self.interval = (self.interval + 1).min(TOLD);
+        self.untold = self.interval;
+        let (mut requests, mut requested) = (self.requests, self.requested);
+        (self.requests, self.requested) = (0, 0);
+        for (class, count) in self.counts.iter_mut().enumerate() {
+            let taken = (*count / TAKEN) as usize;
+            *count %= TAKEN;
+            requests += taken;
+            requested += taken * capacity(class);
+        }
+        heap.tell(requests, requested, self.bytes(), size);
+    }
+
+    /// How many blocks of each class are at hand.
+    fn at_hand(&self) -> impl Iterator<Item = (usize, usize)> {
+        let counts = self.counts.iter().map(|count| usize::from(at_hand(*count)));
+        counts.enumerate().filter(|_| !self.is_closed())
+    }
+
+    /// Bytes of the blocks at hand.
+    fn bytes(&self) -> usize {
+        let counted: usize = self.at_hand().map(|(class, count)| capacity(class) * count).sum();
+        counted + self.leaving.iter().flatten().map(|block| block.capacity()).sum::<usize>()
     }
 
     /// Has a block leave, and merges the one that left before the last. By then its word and its neighbours are near: nobody
@@ -151,19 +201,20 @@ impl<const N: usize> Front<N> {
     pub(super) fn give_back<S: Source>(&mut self, heap: &mut Heap<S>) -> bool {
         let leaving = self.leaving.iter_mut().find_map(Option::take);
         // SAFETY: what is at hand is a block of the heap.
-        let at_hand = || self.pop_class(self.some_class()).map(|block| unsafe { Block::of(block) });
+        let at_hand =
+            || self.pop_class(self.some_class(), 0).map(|block| unsafe { Block::of(block) });
         let block = leaving.or_else(at_hand);
         block.inspect(|block| heap.put(*block)).is_some()
     }
 
     /// A class of which blocks are at hand; CLASSES where none are.
     fn some_class(&self) -> usize {
-        self.counts.iter().rposition(|count| *count > 0).unwrap_or(CLASSES)
+        self.counts.iter().rposition(|count| at_hand(*count) > 0).unwrap_or(CLASSES)
     }
 
     /// Forgets all blocks at hand.
     pub(super) fn reset(&mut self) {
-        if self.counts[0] != CLOSED {
+        if !self.is_closed() {
             self.counts = [0; CLASSES];
         }
         self.leaving = [None; 2];
@@ -171,8 +222,7 @@ impl<const N: usize> Front<N> {
 
     /// How many blocks are at hand.
     pub(super) fn len(&self) -> usize {
-        let counts = self.counts.iter().filter(|count| **count != CLOSED);
-        let counted: usize = counts.map(|count| usize::from(*count)).sum();
+        let counted: usize = self.at_hand().map(|(_, count)| count).sum();
         counted + self.leaving.iter().flatten().count()
     }
 
@@ -185,7 +235,7 @@ impl<const N: usize> Front<N> {
     }
 
     fn row(&self, class: usize) -> Option<&[Option<NonNull<u8>>]> {
-        self.blocks.get(class)?.get(..usize::from(self.counts[class]))
+        self.blocks.get(class)?.get(..usize::from(at_hand(self.counts[class])))
     }
 }
 

@@ -15,7 +15,7 @@ use core::ptr::NonNull;
 use super::block::{Block, GRANULE, LEAST, LIMIT, POISON, WORD};
 use super::lists::Lists;
 use crate::source::{self, Source};
-use crate::watch;
+use crate::watch::{self, Progress};
 
 /// The smallest region that is asked for, and how far regions grow with the heap.
 const REGION: core::ops::RangeInclusive<usize> = 1 << 16..=1 << 24;
@@ -42,6 +42,9 @@ pub(super) struct Heap<S: Source> {
     lists: Lists,
     regions: Option<NonNull<Region>>,
     held: usize,
+    /// Bytes of blocks in use without their words, for statistics; and how many of these are told of.
+    used: usize,
+    told: usize,
     guarded: bool,
     pub(super) watch: watch::Pool,
     source: S,
@@ -54,7 +57,16 @@ impl<S: Source> Heap<S> {
     /// A heap that holds nothing yet.
     pub(super) const fn new(source: S, guarded: bool) -> Heap<S> {
         let watch = watch::created("tlsf");
-        Heap { lists: Lists::EMPTY, regions: None, held: 0, guarded, watch, source }
+        Heap {
+            lists: Lists::EMPTY,
+            regions: None,
+            held: 0,
+            used: 0,
+            told: 0,
+            guarded,
+            watch,
+            source,
+        }
     }
 
     /// Whether misuse is looked for.
@@ -109,18 +121,40 @@ impl<S: Source> Heap<S> {
         if whole - size < LEAST {
             block.set_used(whole, size);
             block.next().set_after_used();
+            self.count(whole, 0);
         } else {
             block.set_used(size, size);
             let rest = block.next();
             rest.set_free(whole - size);
             self.lists.insert(rest, whole - size);
+            self.count(size, 0);
         }
+    }
+
+    /// For statistics: a block in use has a size that had another; 0 is none.
+    #[inline]
+    const fn count(&mut self, size: usize, before: usize) {
+        if cfg!(feature = "stats") {
+            let bytes = size.saturating_sub(WORD).wrapping_sub(before.saturating_sub(WORD));
+            self.used = self.used.wrapping_add(bytes);
+        }
+    }
+
+    /// Tells statistics of requests, while `at_hand` bytes are in use for nobody. What came back is what is missing then.
+    #[cold]
+    pub(super) fn tell(&mut self, requests: usize, requested: usize, at_hand: usize, size: usize) {
+        let live = self.used.saturating_sub(at_hand);
+        let most = self.told.saturating_add(requested).max(live);
+        let (requested, returned) = (most - self.told, most - live);
+        self.told = live;
+        watch::progress(&self.watch, Progress { requests, requested, returned, size });
     }
 
     /// Takes a block in use back, and makes one of it and its free neighbours.
     #[inline]
     pub(super) fn put(&mut self, block: Block) {
         let (mut start, mut size) = (block, block.size());
+        self.count(0, size);
         let next = block.next();
         if next.is_free() {
             size += next.size();
@@ -141,6 +175,7 @@ impl<S: Source> Heap<S> {
     pub(super) fn resize(&mut self, block: Block, size: usize) -> bool {
         let next = block.next();
         let mut whole = block.size();
+        let before = whole;
         if (size..size + LEAST).contains(&whole) {
             block.resize(whole, size);
             return true;
@@ -157,9 +192,11 @@ impl<S: Source> Heap<S> {
         if whole - size < LEAST {
             block.resize(whole, size);
             block.next().set_after_used();
+            self.count(whole, before);
             return true;
         }
         block.resize(size, size);
+        self.count(size, before);
         let rest = block.next();
         rest.set_free(whole - size);
         rest.next().set_after_free();
@@ -212,7 +249,8 @@ impl<S: Source> Heap<S> {
 
     /// Makes all memory free. Takes time for each region, and for each block where somebody checks accesses.
     pub(super) fn reset(&mut self) {
-        watch::forgotten(&self.watch);
+        self.used = 0;
+        self.tell(0, 0, 0, 0);
         if watch::checked() {
             self.blocks().filter(|block| !block.is_free()).for_each(|block| {
                 watch::freed(&self.watch, block.payload(), block.asked());

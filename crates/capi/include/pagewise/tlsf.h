@@ -42,13 +42,11 @@ struct pw_pages;
 
 /* A pool. Only the start of it is known, which the inline functions touch: it is made by the library, and does not move. */
 typedef struct pw_tlsf {
-    uint8_t counts[PW_TLSF_CLASSES];
-    size_t requests, requested, returned; /* For statistics: in bytes, but the first. */
+    uint32_t counts[PW_TLSF_CLASSES]; /* At hand in the lowest byte; above it taken, for statistics. */
     void *blocks[PW_TLSF_CLASSES][PW_TLSF_KEPT];
 } pw_tlsf;
 
-PW_ASSERT(sizeof(void *) == 8 && offsetof(pw_tlsf, requests) == 32 && offsetof(pw_tlsf, returned) == 48);
-PW_ASSERT(offsetof(pw_tlsf, blocks) == 56 && sizeof(pw_tlsf) == 4152);
+PW_ASSERT(sizeof(void *) == 8 && offsetof(pw_tlsf, blocks) == 128 && sizeof(pw_tlsf) == 4224);
 
 /* Makes a pool of memory of the system; NULL where there is none. */
 pw_tlsf *pw_tlsf_create(void);
@@ -103,9 +101,7 @@ PW_MALLOC PW_INLINE void *pw_tlsf_alloc(pw_tlsf *pool, size_t size)
     if (PW_LIKELY(of < PW_TLSF_CLASSES)) {
         size_t last = (uint8_t)(pool->counts[of] - 1);
         if (PW_LIKELY(last < PW_TLSF_KEPT)) {
-            pool->counts[of] = (uint8_t)last;
-            pool->requests++;
-            pool->requested += of * 16 + 24;
+            pool->counts[of] += 255; /* One less at hand, one more taken. */
             return pool->blocks[of][last];
         }
     }
@@ -143,9 +139,8 @@ PW_MALLOC PW_INLINE void *pw_tlsf_zarray(pw_tlsf *pool, size_t n, size_t element
 PW_INLINE void pw_tlsf_free_sized(pw_tlsf *pool, void *block, size_t size)
 {
     size_t of = pw_tlsf_class_(size);
-    if (PW_LIKELY(of < PW_TLSF_CLASSES && pool->counts[of] < PW_TLSF_KEPT && block != NULL)) {
-        pool->blocks[of][pool->counts[of]++] = block;
-        pool->returned += of * 16 + 24;
+    if (PW_LIKELY(of < PW_TLSF_CLASSES && (uint8_t)pool->counts[of] < PW_TLSF_KEPT && block != NULL)) {
+        pool->blocks[of][(uint8_t)pool->counts[of]++] = block;
         return;
     }
     pw_tlsf_free_slow(pool, block);
@@ -154,7 +149,7 @@ PW_INLINE void pw_tlsf_free_sized(pw_tlsf *pool, void *block, size_t size)
 /* Frees a block. NULL is allowed, and is nothing. */
 PW_INLINE void pw_tlsf_free(pw_tlsf *pool, void *block)
 {
-    if (PW_UNLIKELY(block == NULL || pool->counts[0] == PW_TLSF_CLOSED)) {
+    if (PW_UNLIKELY(block == NULL || (uint8_t)pool->counts[0] == PW_TLSF_CLOSED)) {
         pw_tlsf_free_slow(pool, block);
     } else {
         /* The word before a block: its size, and whether 16 bytes more than were asked for. */

@@ -33,9 +33,8 @@ const FREE_SIZED: usize = 2;
 
 const PLACES: usize = 300;
 const BUFFER: usize = 1 << 20;
-/// What is not compared of a pool: `requests`, `requested`, `returned`, which C counts by another rule, and what lies behind
-/// the blocks at hand: who watches it, and in which memory it lies.
-const OTHER: [Range<usize>; 2] = [32..56, 4168..size_of::<CTlsf>() + size_of::<Block>()];
+/// What is not compared of a pool: what lies behind the blocks at hand, which is who watches it, and in which memory it lies.
+const OTHER: Range<usize> = 4240..size_of::<CTlsf>() + size_of::<Block>();
 
 fn program(mut seed: u64) -> Vec<Step> {
     let mut random = move |below: usize| {
@@ -89,7 +88,7 @@ fn bytes_after(buffer: &mut [u8], run: impl FnOnce(&mut CTlsf) -> usize) -> (usi
     // SAFETY: the buffer is as large, and nobody writes to it meanwhile.
     let mut bytes = unsafe { std::slice::from_raw_parts(start, BUFFER) }.to_vec();
     let at = pool.addr() - start.addr();
-    OTHER.into_iter().for_each(|range| bytes[at..][range].fill(0));
+    bytes[at..][OTHER].fill(0);
     // SAFETY: as above, and nobody uses it any more.
     unsafe { api::pw_tlsf_destroy(pool) };
     (live, bytes)

@@ -8,7 +8,7 @@ use crate::pool::{PAGE, Pool};
 pub(crate) const RUNS: usize = 256;
 
 /// How long runs are.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Sizes {
     /// 1 to 256 pages, one as often as the other.
     Even,

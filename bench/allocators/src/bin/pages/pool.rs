@@ -14,6 +14,9 @@ pub(crate) const PAGE: usize = 4096;
 
 /// An allocator of runs, for any thread.
 pub(crate) trait Pool: Sync {
+    /// A thread begins to use it.
+    fn enter(&self) {}
+
     /// A run of so many pages.
     fn take(&self, pages: usize) -> *mut u8;
 
@@ -105,16 +108,18 @@ impl<M: GlobalAlloc + Sync> Pool for Malloc<M> {
 
 /// An allocator behind two C functions.
 pub(crate) struct CFunctions {
+    enter: unsafe extern "C" fn(),
     malloc: unsafe extern "C" fn(usize) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void),
 }
 
 impl CFunctions {
-    /// rpmalloc, in one thread.
+    /// rpmalloc, which every thread announces itself to.
     pub(crate) fn rpmalloc() -> CFunctions {
         // SAFETY: called once, before all else of it.
         unsafe { rpmalloc_sys::rpmalloc_initialize() };
-        CFunctions { malloc: rpmalloc_sys::rpmalloc, free: rpmalloc_sys::rpfree }
+        let enter = rpmalloc_sys::rpmalloc_thread_initialize;
+        CFunctions { enter, malloc: rpmalloc_sys::rpmalloc, free: rpmalloc_sys::rpfree }
     }
 
     /// tcmalloc, where its library is installed.
@@ -137,11 +142,17 @@ impl CFunctions {
         // SAFETY: as above.
         let free =
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(free) };
-        Some(CFunctions { malloc, free })
+        extern "C" fn nothing() {}
+        Some(CFunctions { enter: nothing, malloc, free })
     }
 }
 
 impl Pool for CFunctions {
+    fn enter(&self) {
+        // SAFETY: any thread may announce itself, also twice.
+        unsafe { (self.enter)() };
+    }
+
     fn take(&self, pages: usize) -> *mut u8 {
         // SAFETY: it takes any size.
         unsafe { (self.malloc)(pages * PAGE) }.cast()
