@@ -43,6 +43,8 @@ use crate::watch::{self, Progress};
 use front::{Front, Fronts, Told};
 use heap::{Heap, Taken};
 
+#[cfg(feature = "allocator-api2")]
+mod api;
 mod front;
 mod heap;
 mod page;

@@ -38,6 +38,8 @@ use crate::source::Source;
 use crate::watch;
 use block::{Block, WORD, size_for};
 
+#[cfg(feature = "allocator-api2")]
+mod api;
 mod block;
 mod front;
 mod heap;

@@ -8,7 +8,7 @@ use allocator_api2::alloc::Allocator;
 use allocator_api2::boxed::Box;
 use allocator_api2::vec::Vec;
 use hashbrown::HashMap;
-use pagewise_alloc::{Fifo, Os, Ring, Stack, t_scope};
+use pagewise_alloc::{Fifo, LockedTlsf, Os, Pages, Ring, Stack, t_scope};
 
 /// How much they hold: Miri takes its time.
 const MANY: u64 = if cfg!(miri) { 60 } else { 2000 };
@@ -54,6 +54,20 @@ fn collections_live_in_a_frame_that_is_open() {
         use_collections(&ring.open().unwrap());
         ring.check();
     }
+}
+
+#[test]
+fn collections_live_in_a_shared_tlsf_and_in_pages() {
+    let pool: LockedTlsf<Os> = LockedTlsf::new(Os);
+    use_collections(&pool);
+    pool.with(|pool| pool.check());
+    let pages = Pages::new(Os);
+    let mut vector = Vec::new_in(&pages);
+    vector.extend(0..100_000_usize);
+    assert_eq!(vector.iter().sum::<usize>(), 4_999_950_000);
+    drop(vector);
+    assert_eq!(pages.usage().live, 0);
+    pages.check();
 }
 
 #[test]

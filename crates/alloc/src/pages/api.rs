@@ -1,0 +1,22 @@
+//! Pages as the allocator of collections: for a few that are large. What is small costs a page.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use allocator_api2::alloc::{AllocError, Allocator};
+
+use super::Pages;
+use crate::source::Source;
+
+// SAFETY: runs stay until they are freed, or the pool ends, which the borrow of it outlives.
+unsafe impl<S: Source> Allocator for &Pages<S> {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        let run = (**self).allocate(layout).ok_or(AllocError)?;
+        Ok(NonNull::slice_from_raw_parts(run, layout.size()))
+    }
+
+    unsafe fn deallocate(&self, run: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller promises the same.
+        unsafe { self.free(run, layout.size()) };
+    }
+}

@@ -1,0 +1,80 @@
+//! A TLSF behind a lock as the allocator of collections, which share it, and which any thread may use.
+//!
+//! ```
+//! use allocator_api2::vec::Vec;
+//! use pagewise_alloc::{LockedTlsf, Os};
+//!
+//! let pool: LockedTlsf<Os> = LockedTlsf::new(Os);
+//! let mut numbers = Vec::new_in(&pool);
+//! (1..=100).for_each(|n| numbers.push(n)); // It grows where it is, while nothing lies behind it.
+//! assert_eq!(numbers.iter().sum::<i32>(), 5050);
+//! ```
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use allocator_api2::alloc::{AllocError, Allocator};
+
+use super::{LockedTlsf, Tlsf};
+use crate::source::Source;
+
+/// What a block is for a collection: no larger than asked for.
+fn slice(block: Option<NonNull<u8>>, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+    Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
+}
+
+/// Gives a block another layout: another alignment is another block.
+///
+/// # Safety
+/// As for [`Tlsf::reallocate`].
+unsafe fn resize<S: Source, const N: usize>(
+    pool: &mut Tlsf<S, N>,
+    block: NonNull<u8>,
+    old: Layout,
+    new: Layout,
+) -> Option<NonNull<u8>> {
+    if block.addr().get().is_multiple_of(new.align()) {
+        let old = Layout::from_size_align(old.size(), new.align()).ok()?;
+        // SAFETY: the caller promises the same; the block is aligned as `new` is.
+        return unsafe { pool.reallocate(block, old, new.size()) };
+    }
+    let moved = pool.allocate(new)?;
+    let kept = old.size().min(new.size());
+    // SAFETY: both blocks are at least as long, and apart.
+    unsafe { moved.copy_from_nonoverlapping(block, kept) };
+    // SAFETY: the caller promises the same.
+    unsafe { pool.free(block, old) };
+    Some(moved)
+}
+
+// SAFETY: blocks stay until they are freed, or the pool ends, which the borrow of it outlives.
+unsafe impl<S: Source + Send, const N: usize> Allocator for &LockedTlsf<S, N> {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        slice(self.with(|pool| pool.allocate(layout)), layout)
+    }
+
+    unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller promises the same.
+        self.with(|pool| unsafe { pool.free(block, layout) });
+    }
+
+    unsafe fn grow(
+        &self,
+        block: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: the caller promises the same.
+        slice(self.with(|pool| unsafe { resize(pool, block, old, new) }), new)
+    }
+
+    unsafe fn shrink(
+        &self,
+        block: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: the caller promises the same.
+        slice(self.with(|pool| unsafe { resize(pool, block, old, new) }), new)
+    }
+}
