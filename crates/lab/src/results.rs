@@ -93,6 +93,11 @@ pub struct Asked {
 }
 
 impl Asked {
+    /// It is of counts: the noise of times does not matter.
+    pub fn counted(self) -> Asked {
+        Asked { noise: 0.0, ..self }
+    }
+
     /// It holds where the ratio is above `least`, beyond doubt and beyond the noise of this machine.
     pub fn more_than(self, least: f64, ratio: Option<Estimate>) -> Claim {
         let threshold = least * (1.0 + self.noise);
@@ -103,13 +108,15 @@ impl Asked {
         })
     }
 
-    /// It holds where the ratio differs from 1 by no more than this share, or the noise.
+    /// It holds where the ratio differs from 1 by no more than this share. Where the noise of this machine is more than that,
+    /// only a difference beyond the noise says anything.
     pub fn the_same(self, tolerance: f64, ratio: Option<Estimate>) -> Claim {
-        let within = tolerance.max(self.noise);
-        let expected = format!("1 × within {:.0} %", within * 100.0);
+        let noise = self.noise;
+        let within = tolerance.max(noise);
+        let expected = format!("1 × within {:.0} %", tolerance * 100.0);
         self.judge(expected, ratio, times, |estimate| {
             let (low, high) = estimate.ends();
-            let holds = (estimate.value - 1.0).abs() <= within;
+            let holds = (estimate.value - 1.0).abs() <= tolerance && noise <= tolerance;
             decide(holds, low > 1.0 + within || high < 1.0 - within)
         })
     }
@@ -302,6 +309,17 @@ mod tests {
         assert_eq!(verdict(0.0, estimate(0.9, 1.2, 1.5)), Verdict::CannotTell);
         assert_eq!(verdict(0.0, estimate(0.7, 0.8, 0.9)), Verdict::Disagrees);
         assert_eq!(verdict(0.0, None), Verdict::CannotTell);
+    }
+
+    #[test]
+    fn nothing_is_the_same_for_all_that_a_noisy_machine_can_say() {
+        let verdict = |noise, ratio| asked(noise).the_same(0.1, ratio).verdict;
+        assert_eq!(verdict(0.05, estimate(0.97, 1.02, 1.2)), Verdict::Agrees);
+        assert_eq!(verdict(0.5, estimate(0.97, 1.02, 1.2)), Verdict::CannotTell);
+        assert_eq!(verdict(0.05, estimate(1.2, 1.3, 1.4)), Verdict::Disagrees);
+        assert_eq!(verdict(0.5, estimate(1.2, 1.3, 1.4)), Verdict::CannotTell);
+        let counted = asked(0.5).counted();
+        assert_eq!(counted.the_same(0.1, estimate(1.0, 1.0, 1.0)).verdict, Verdict::Agrees);
     }
 
     #[test]

@@ -199,12 +199,14 @@ impl Experiment for MemAccess {
         vec![
             results
                 .claim("malloc faults as an anonymous mapping does", "262,214 faults for 1 GiB by malloc")
+                .counted()
                 .the_same(0.05, results.ratio("minflt", "malloc, random", "anonymous, random")),
             results
                 .claim("once for each page, where each is written first", "262,214 faults for 1 GiB")
                 .near(pages, 0.05, results.value("minflt", "malloc, sequential")),
             results
                 .claim("and more than once where pages are read before they are written", "")
+                .counted()
                 .more_than(1.1, results.ratio("minflt", "malloc, random", "malloc, sequential")),
             results
                 .claim("MAP_POPULATE leaves the walk no faults, of anonymous memory", "")
@@ -229,10 +231,12 @@ impl Experiment for MemAccess {
                 .at_least(0.99 * blocks, results.value("oublock", "shared+fill, random")),
             results
                 .claim("Random windows miss the TLB more often than sequential ones", "3,390,719 against 517,335")
+                .counted()
                 .more_than(2.0, misses("malloc, random", "malloc, sequential"))
                 .because(no_counters),
             results
                 .claim("malloc misses as often as an anonymous mapping", "3,390,719 against 3,370,309")
+                .counted()
                 .the_same(0.1, misses("malloc, random", "anonymous, random"))
                 .because(no_counters),
         ]

@@ -128,6 +128,7 @@ impl Experiment for PageSource {
         vec![
             results
                 .claim("Blocks of 64 KiB by mmap fault for each page, those by calloc seldom", "")
+                .counted()
                 .more_than(4.0, faults("faults64KiB", "mmap", "calloc")),
             results
                 .claim("so that calloc is faster for 64 KiB", "10 % of a whole FIFO pool")
