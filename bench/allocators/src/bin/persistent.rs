@@ -322,6 +322,7 @@ fn flushed_by_pmdk(folder: &Path) {
 }
 
 /// Starts again where PMDK would not flush as the first race wants it.
+#[cfg(pmemobj)]
 fn with_pmdk_safe_against_kills() {
     use std::os::unix::process::CommandExt;
     if std::env::var_os("PMEM_IS_PMEM_FORCE").is_none() {
@@ -333,6 +334,7 @@ fn with_pmdk_safe_against_kills() {
 }
 
 fn main() {
+    #[cfg(pmemobj)]
     with_pmdk_safe_against_kills();
     let folder = std::env::args().nth(1).unwrap_or_else(|| "/dev/shm".to_owned());
     let folder = Path::new(&folder);
