@@ -124,7 +124,6 @@ fn batches() {
     let results = race(title, 11, runners!(contended, 1, 8, BATCH, 1, BATCH * 8 * 3));
     results.goal_of_best("pagewise", 1.0, &["floor"]);
     results.goal("pagewise", 1.0 / 3.5, "snmalloc");
-    println!("pagewise: {:.0} M/s", BATCH as f64 * 1e3 / results.time("pagewise"));
 }
 
 fn messages() {
