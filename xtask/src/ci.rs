@@ -26,6 +26,20 @@ const STEPS: &[Step] = &[
         env: &[("RUSTDOCFLAGS", "-D warnings")],
         component: None,
     },
+    // Every order in which the threads of a ring may run. A folder of its own, or all else would be built again.
+    Step {
+        args: &[
+            "test",
+            "-p",
+            "pagewise-alloc",
+            "--lib",
+            "--target-dir",
+            "target/loom",
+            "ring::threads",
+        ],
+        env: &[("RUSTFLAGS", "--cfg loom")],
+        component: None,
+    },
 ];
 
 /// Runs every check; the last line of output is `N passed, N failed`, of the tests.
