@@ -60,11 +60,15 @@ pub fn describe(experiment: &Experiment) -> Report {
     let measured =
         vec![Column::new("name", "MEASURED", names), Column::new("meaning", "MEANING", meanings)];
     let arms = experiment.arms.iter().map(|arm| Value::Text(arm.name.clone())).collect();
+    // Names of conditions may have blanks and commas.
+    let conditions: Vec<&str> = experiment.arms.iter().map(|arm| &*arm.name).collect();
     let facts = vec![
         fact("question", "question", Value::Text(experiment.question.clone()), ""),
         fact("expectation", "expectation", Value::Text(experiment.expectation.clone()), ""),
-        fact("figures", "measured before", Value::Text(experiment.figures.clone()), ""),
-        fact("arms", "conditions", Value::List(arms), ""),
+        fact("figures", "measured before", Value::Text(experiment.figures.clone()), "")
+            .hidden_if(experiment.figures.is_empty()),
+        fact("arms", "", Value::List(arms), "").for_programs(),
+        fact("conditions", "conditions", Value::text(conditions.join("; ")), ""),
         fact("skipped", "not here", skipped(experiment), "")
             .hidden_if(experiment.skipped.is_none()),
         fact("rerun", "run it", Value::Text(experiment.rerun.clone()), ""),
