@@ -3,8 +3,8 @@
  *
  *   before:     all memory but some, touched in the order in which it lies
  *               |####|####|####|####|....|      # held, . free
- *   fragmented: every other page given back
- *               |#.#.|#.#.|#.#.|#.#.|....|      half is free, and only the rest in pieces of more than one page
+ *   fragmented: one page of each pair given back
+ *               |#.#.|.#.#|#..#|.##.|....|      half is free, and only the rest in pieces of more than two pages
  */
 #include <fcntl.h>
 #include <stdint.h>
@@ -93,6 +93,15 @@ static char *map(size_t length, int advice) {
     return memory;
 }
 
+/* 0 or 1, neither more often, the same each time: xorshift. */
+static unsigned chance(void) {
+    static uint32_t state = 1;
+    state ^= state << 13, state ^= state >> 17, state ^= state << 5;
+    return state & 1;
+}
+
+/* One page of each pair goes, now the first and now the second: the kernel looks for free pages in strides of a power of
+ * two, and would see all of them or none. */
 static void fragment(size_t page) {
     struct sysinfo machine;
     sysinfo(&machine);
@@ -100,8 +109,8 @@ static void fragment(size_t page) {
     char *held = map(length, MADV_NOHUGEPAGE);
     for (size_t at = 0; at < length; at += page)
         held[at] = 1;
-    for (size_t at = page; at < length; at += 2 * page)
-        madvise(held + at, page, MADV_DONTNEED);
+    for (size_t at = 0; at < length; at += 2 * page)
+        madvise(held + at + chance() * page, page, MADV_DONTNEED);
 }
 
 static int is_set(const char *name) {

@@ -17,17 +17,18 @@ pub(super) struct ThpCompaction;
 /// What runs in the machine.
 const PROGRAM: &str = include_str!("thp_compaction.c");
 
-const FRESH: &str = "fresh, huge pages";
-const NOT_COMPACTED: &str = "fragmented, not compacted";
-const COMPACTED: &str = "fragmented, compacted";
-const BASE_PAGES: &str = "fragmented, base pages";
+const FRESH: &str = "fresh";
+const NOT_COMPACTED: &str = "not compacted";
+const COMPACTED: &str = "compacted";
+const BASE_PAGES: &str = "base pages";
 
 static ABOUT: About = About {
     name: "thp-compaction",
     question: "What do huge pages cost where free memory is in pieces, and does /proc/buddyinfo say so before?",
     expectation: "Free blocks of the order of a huge page become huge pages at once. When they are used up, a page fault that \
         was advised compacts memory: pages are moved together until a block is free. Where that fails it falls back to a base \
-        page, and all the work was for nothing. buddyinfo counts the blocks: so many huge pages are had without compaction.",
+        page, and all the work was for nothing. buddyinfo counts the blocks: so many huge pages are had without compaction. Memory is \
+        fragmented in all conditions but the first.",
     figures: "20 GiB of blocks on a fragmented machine: 22.9 s with advice, 8.5 s without; buddyinfo showed 14.7 GiB in blocks",
     needs: &[Need::Program(QEMU), Need::Kernel, Need::StaticC],
     parameters: &[
