@@ -1039,6 +1039,29 @@ fields! {
             "Whether there were more accesses than were taken."
             "";
     }
+    "lab" {
+        "verdict" "text" ""
+            "What the runs on this machine say of a claim: agrees, cannot tell or disagrees."
+            "Of an experiment it is the worst of its claims; skipped where it was not run.";
+        "agrees" "flag" ""
+            "Whether a claim holds here; null where that cannot be told."
+            "";
+        "claims" "text" ""
+            "How many claims of an experiment hold here."
+            "What does not hold on one machine may hold on another: each says why it need not.";
+        "noise" "share" ""
+            "The most by which two series of one condition differ here, run by turns: the end of a 95 % interval."
+            "Nothing is called more or less below it.";
+        "took_ns" "ns" ""
+            "How long an experiment took, with all its runs."
+            "";
+        "first_touch_ns" "ns" ""
+            "Time for the first touch of a page, by a process that is the first to have it."
+            "Many times second_touch_ns where a host takes back memory that its guest does not use.";
+        "second_touch_ns" "ns" ""
+            "Time for the first touch of a page, of memory that another process had just before."
+            "";
+    }
     "pagewise" {
         "VIRT" "bytes" ""
             "Address space: the sum of all mappings (statm size)."
