@@ -120,7 +120,11 @@ impl Lab<'_> {
         self.plan.runs.unwrap_or(about.runs[self.plan.size as usize]).max(1)
     }
 
+    /// How often something is run for an experiment; never where something is missing.
     fn runs_of(&self, about: &About) -> u64 {
+        if missing(about.needs, &self.given).is_some() {
+            return 0;
+        }
         let arms = about.arms.len() as u64 + u64::from(about.timed);
         arms * u64::from(self.repetitions(about))
     }

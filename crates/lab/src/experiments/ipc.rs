@@ -41,7 +41,7 @@ static ABOUT: About = About {
     ],
     quantities: &[
         Quantity { name: "round_trip", unit: Unit::Nanos, meaning: "time for a question and its answer, 8 bytes each" },
-        Quantity { name: "bandwidth", unit: Unit::Rate, meaning: "bytes a second one way, in messages of 256 KiB" },
+        Quantity { name: "bandwidth", unit: Unit::Bytes, meaning: "bytes a second one way, in messages of 256 KiB" },
     ],
     arms: &["shared mapping", "memfd", "System V", "pipe", "socket pair", "process_vm_readv"],
     runs: [3, 5, 7],
@@ -108,7 +108,7 @@ impl Experiment for Ipc {
         };
         vec![
             plot("round trip", "size of the answer", ("time", Unit::Nanos)),
-            plot("bandwidth", "size of a message", ("bytes a second", Unit::Rate)),
+            plot("bandwidth", "size of a message", ("bytes a second", Unit::Bytes)),
         ]
     }
 }
