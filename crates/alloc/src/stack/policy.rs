@@ -2,8 +2,9 @@
 
 use core::alloc::Layout;
 
-/// How a stack chooses blocks and places allocations. [`Usual`] is for use.
-pub trait Policy: core::fmt::Debug + 'static {
+/// How a stack chooses blocks and places allocations. [`Usual`] is for use; nobody else makes any, since stacks rely on what
+/// is here.
+pub trait Policy: sealed::Sealed + core::fmt::Debug + 'static {
     /// Blocks are at least 64 times as large as the mean request, and a 128th part of what the stack has, not 64 KiB only.
     const SIZED: bool = true;
     /// Looking for a block that is large enough gives back those on the way that are not.
@@ -26,6 +27,11 @@ pub trait Policy: core::fmt::Debug + 'static {
     }
 }
 
+mod sealed {
+    /// What only this file is.
+    pub trait Sealed {}
+}
+
 /// The size that blocks have at least.
 pub(super) const SMALLEST: usize = 64 << 10;
 
@@ -43,11 +49,15 @@ pub(super) const FOLLOWED: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct Usual;
 
+impl sealed::Sealed for Usual {}
+
 impl Policy for Usual {}
 
 /// As [`Usual`], where the compiler does not know which scope is the innermost: the stack of a thread, and those of C.
 #[derive(Clone, Copy, Debug)]
 pub struct Linked;
+
+impl sealed::Sealed for Linked {}
 
 impl Policy for Linked {
     const LINKED: bool = true;
@@ -62,11 +72,13 @@ impl Policy for Linked {
 #[cfg(any(test, feature = "ablation"))]
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 pub(super) mod old {
-    use super::{Layout, Policy};
+    use super::{Layout, Policy, sealed::Sealed};
 
     /// Gives back the blocks that it walks over.
     #[derive(Clone, Copy, Debug)]
     pub struct Greedy;
+
+    impl Sealed for Greedy {}
 
     impl Policy for Greedy {
         const GREEDY: bool = true;
@@ -76,6 +88,8 @@ pub(super) mod old {
     #[derive(Clone, Copy, Debug)]
     pub struct SmallBlocks;
 
+    impl Sealed for SmallBlocks {}
+
     impl Policy for SmallBlocks {
         const SIZED: bool = false;
     }
@@ -83,6 +97,8 @@ pub(super) mod old {
     /// Frames go back to the block where they were.
     #[derive(Clone, Copy, Debug)]
     pub struct NoFollow;
+
+    impl Sealed for NoFollow {}
 
     impl Policy for NoFollow {
         const FOLLOW: bool = false;
@@ -92,6 +108,8 @@ pub(super) mod old {
     #[derive(Clone, Copy, Debug)]
     pub struct NotInPlace;
 
+    impl Sealed for NotInPlace {}
+
     impl Policy for NotInPlace {
         const IN_PLACE: bool = false;
     }
@@ -99,6 +117,8 @@ pub(super) mod old {
     /// Sizes are rounded to 16 bytes, so that every address is aligned.
     #[derive(Clone, Copy, Debug)]
     pub struct Rounded;
+
+    impl Sealed for Rounded {}
 
     impl Policy for Rounded {
         #[inline(always)]
