@@ -8,8 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// What races are built with, where that is not nothing.
-const FEATURES: &[(&str, &str)] =
-    &[("fifo", "ablation"), ("ring", "ablation"), ("stack", "ablation"), ("stack_c", "c")];
+const FEATURES: &[(&str, &str)] = &[
+    ("fifo", "ablation"),
+    ("pages", "ablation"),
+    ("ring", "ablation"),
+    ("stack", "ablation"),
+    ("stack_c", "c"),
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -42,14 +42,20 @@ use crate::source::{Block, Source};
 use crate::watch::{self, Progress};
 use front::{Front, Fronts, Told};
 use heap::{Heap, Taken};
+#[cfg(not(feature = "ablation"))]
+use policy::Policy;
 
 #[cfg(feature = "allocator-api2")]
 mod api;
 mod front;
 mod heap;
 mod page;
+mod policy;
 mod region;
 mod runs;
+
+#[cfg(feature = "ablation")]
+pub use policy::Policy;
 
 /// Bytes of a page of a run: 4 KiB, whatever the kernel's pages are. Where those are larger, only what fills them is ever
 /// without memory again.
@@ -86,7 +92,13 @@ pub fn run_size(size: usize) -> Option<usize> {
 impl<S: Source> Pages<S> {
     /// A pool without pages. It takes nothing from the source before something is allocated.
     pub const fn new(source: S) -> Pages<S> {
-        Pages { fronts: Fronts::new(), heap: Locked::new(Heap::new(source)) }
+        Pages { fronts: Fronts::new(), heap: Locked::new(Heap::new(source, Policy::ALL)) }
+    }
+
+    /// A pool with other policies, to show what they gain.
+    #[cfg(feature = "ablation")]
+    pub const fn with_policy(source: S, policy: Policy) -> Pages<S> {
+        Pages { fronts: Fronts::new(), heap: Locked::new(Heap::new(source, policy)) }
     }
 
     /// A run of [`run_size`] bytes, aligned as asked and to pages at least; `None` where the source has no more.
@@ -208,7 +220,7 @@ impl<S: Source> Pages<S> {
     /// Has this thread keep runs at hand from now on, where that takes little of what there is and every call need not be seen.
     #[cold]
     fn begin_front(&self, heap: &mut Heap<S>) {
-        if !heap.is_large() || watch::checked() || !self.fronts.vacancy() {
+        if !heap.has_fronts() || watch::checked() || !self.fronts.vacancy() {
             return;
         }
         if let Some(taken) = heap.take(FRONT) {

@@ -52,11 +52,11 @@ use front::Front;
 use heap::Heap;
 pub use locked::LockedTlsf;
 
-/// A pool of blocks of any size. N blocks of each small size are kept at hand. Of C programs the start of one with 16 is
+/// A pool of blocks of any size. N blocks of each small size are kept at hand. Of C programs the start of one with 32 is
 /// known as `pw_tlsf`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Tlsf<S: Source, const N: usize = 16> {
+pub struct Tlsf<S: Source, const N: usize = 32> {
     /// Comes first: C programs know it.
     front: Front<N>,
     heap: Heap<S>,

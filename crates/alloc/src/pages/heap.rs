@@ -11,6 +11,7 @@ use core::ptr::NonNull;
 
 use super::PAGE;
 use super::page::State;
+use super::policy::Policy;
 use super::region::{self, Regions};
 use super::runs::{Run, Runs};
 use crate::source::{Block, Source};
@@ -56,6 +57,7 @@ pub(super) struct Heap<S: Source> {
     percent: usize,
     /// How many of ALL idle pages are backed, as far as is known.
     backed: usize,
+    policy: Policy,
     pub(super) watch: watch::Pool,
     source: S,
 }
@@ -64,7 +66,7 @@ pub(super) struct Heap<S: Source> {
 unsafe impl<S: Source + Send> Send for Heap<S> {}
 
 impl<S: Source> Heap<S> {
-    pub(super) const fn new(source: S) -> Heap<S> {
+    pub(super) const fn new(source: S, policy: Policy) -> Heap<S> {
         Heap {
             idle: Runs::new(State::Idle),
             clean: Runs::new(State::Clean),
@@ -73,6 +75,7 @@ impl<S: Source> Heap<S> {
             unseen: EVERY,
             percent: PERCENT,
             backed: ALL,
+            policy,
             watch: watch::created("pages"),
             source,
         }
@@ -201,9 +204,9 @@ impl<S: Source> Heap<S> {
         (self.kept() * ALL / self.backed.max(1)).min(self.live)
     }
 
-    /// Whether there is so much that a few pages do not count.
-    pub(super) fn is_large(&self) -> bool {
-        self.live >= KEPT
+    /// Whether threads keep runs at hand: where there is so much that the pages for that do not count.
+    pub(super) const fn has_fronts(&self) -> bool {
+        self.policy.at_hand && self.live >= KEPT
     }
 
     /// Hands out the pages behind a run as well, if they are free.
@@ -236,6 +239,9 @@ impl<S: Source> Heap<S> {
     #[cold]
     pub(super) fn look(&mut self, start: NonNull<u8>, pages: u32) {
         self.unseen = EVERY;
+        if !self.policy.looks {
+            return;
+        }
         if !self.source.discards() {
             self.backed = 0;
             return;

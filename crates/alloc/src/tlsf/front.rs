@@ -46,8 +46,8 @@ pub(super) struct Front<const N: usize> {
 
 #[cfg(target_pointer_width = "64")]
 const _: () = {
-    assert!(core::mem::offset_of!(Front<16>, blocks) == 128);
-    assert!(core::mem::offset_of!(Front<16>, leaving) == 4224);
+    assert!(core::mem::offset_of!(Front<32>, blocks) == 128);
+    assert!(core::mem::offset_of!(Front<32>, leaving) == 8320);
 };
 
 // SAFETY: its pointers lead to memory that its pool alone has.

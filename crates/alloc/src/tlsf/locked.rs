@@ -20,7 +20,7 @@ use crate::source::Source;
 /// assert!(POOL.with(|pool| pool.held()) > 0);
 /// ```
 #[derive(Debug)]
-pub struct LockedTlsf<S: Source, const N: usize = 16> {
+pub struct LockedTlsf<S: Source, const N: usize = 32> {
     pool: Locked<Tlsf<S, N>>,
 }
 

@@ -34,7 +34,7 @@ const FREE_SIZED: usize = 2;
 const PLACES: usize = 300;
 const BUFFER: usize = 1 << 20;
 /// What is not compared of a pool: what lies behind the blocks at hand, which is who watches it, and in which memory it lies.
-const OTHER: Range<usize> = 4240..size_of::<CTlsf>() + size_of::<Block>();
+const OTHER: Range<usize> = 8336..size_of::<CTlsf>() + size_of::<Block>();
 
 fn program(mut seed: u64) -> Vec<Step> {
     let mut random = move |below: usize| {

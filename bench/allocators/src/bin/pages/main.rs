@@ -17,6 +17,18 @@ const ROUNDS: usize = 11;
 /// Peers, and at most how many times their time ours may take: 35 ns where they took as long, 43 and 62.
 const GOALS: &[(&str, f64)] = &[("rpmalloc", 1.0), ("tcmalloc", 0.81), ("buddy", 0.56)];
 
+/// Ours without one policy each.
+#[cfg(feature = "ablation")]
+fn ablated() -> [(&'static str, &'static dyn Pool); 2] {
+    use pagewise_alloc::pages::Policy;
+    let with =
+        |policy| -> &'static dyn Pool { Box::leak(Box::new(Pages::with_policy(Os, policy))) };
+    [
+        ("ours, with nothing at hand", with(Policy { at_hand: false, ..Policy::ALL })),
+        ("ours, without a look at what is resident", with(Policy { looks: false, ..Policy::ALL })),
+    ]
+}
+
 /// All that take part, each of which lives as long as the program.
 fn all() -> Vec<(&'static str, &'static dyn Pool)> {
     let half: &Pages<Os> = Box::leak(Box::new(Pages::new(Os)));
@@ -27,6 +39,8 @@ fn all() -> Vec<(&'static str, &'static dyn Pool)> {
         ("rpmalloc", Box::leak(Box::new(CFunctions::rpmalloc()))),
         ("buddy", Box::leak(Box::new(Buddy::new()))),
     ];
+    #[cfg(feature = "ablation")]
+    all.extend(ablated());
     match CFunctions::tcmalloc() {
         Some(tcmalloc) => all.push(("tcmalloc", Box::leak(Box::new(tcmalloc)))),
         None => println!("left out: tcmalloc is not installed (libtcmalloc-minimal4)"),

@@ -36,7 +36,7 @@ fn all() -> Vec<Rounds> {
         rounds("ours", Tlsf::<Os>::new(Os)),
         rounds("ours, nothing at hand", Tlsf::<Os, 0>::new(Os)),
         rounds("ours, 8 of a size at hand", Tlsf::<Os, 8>::new(Os)),
-        rounds("ours, 32 of a size at hand", Tlsf::<Os, 32>::new(Os)),
+        rounds("ours, 16 of a size at hand", Tlsf::<Os, 16>::new(Os)),
         rounds("rlsf", rlsf()),
         rounds("talc", talc()),
         rounds("not even a call", Nothing(0)),
