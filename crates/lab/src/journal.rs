@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -38,6 +38,8 @@ pub struct Journal {
 }
 
 const LOCK: &str = "lock";
+/// The lock beside the journals, of who may change settings.
+const SETTINGS: &str = "settings";
 
 impl Journal {
     /// A new journal among those of this user. Undoes first what journals say whose owners are gone.
@@ -46,6 +48,7 @@ impl Journal {
     /// [`LabError::System`]
     pub fn begin(base: &Path) -> Result<Journal, LabError> {
         fs::create_dir_all(base).while_(format!("cannot make {}", base.display()))?;
+        check_owner(base)?;
         let _ = fs::set_permissions(base, fs::Permissions::from_mode(0o700));
         restore_orphans(base)?;
         let folder = base.join(std::process::id().to_string());
@@ -69,6 +72,26 @@ impl Journal {
     /// The journal of the lab that started this run.
     pub(crate) fn join(folder: PathBuf) -> Journal {
         Journal { folder, lock: None }
+    }
+
+    /// Waits until no other lab of this user may change settings, and keeps others waiting while this lives: what two
+    /// change at once cannot be put back. `None` where it was interrupted.
+    ///
+    /// # Errors
+    /// [`LabError::System`]
+    pub(crate) fn have_settings_alone(
+        &self,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<File>, LabError> {
+        let path = self.folder.with_file_name(SETTINGS);
+        let lock = File::create(&path).while_(format!("cannot make {}", path.display()))?;
+        while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if interrupted() {
+                return Ok(None);
+            }
+            thread::sleep(APART);
+        }
+        Ok(Some(lock))
     }
 
     /// Where it lies.
@@ -179,6 +202,15 @@ impl Drop for Journal {
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
+}
+
+/// Refuses journals that another user wrote: what they say is done.
+fn check_owner(base: &Path) -> Result<(), LabError> {
+    let what = fs::symlink_metadata(base).while_(format!("cannot look at {}", base.display()))?;
+    if what.is_dir() && what.uid() == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    Err(LabError::Failed(format!("{} is no folder of this user", base.display())))
 }
 
 /// Undoes what journals say whose owners are gone: their locks are free.
@@ -297,6 +329,14 @@ mod tests {
         let next = Journal::begin(&journals).unwrap();
         assert_eq!(fs::read_to_string(&setting).unwrap(), "1");
         assert!(!moved.exists() && next.folder().exists());
+    }
+
+    #[test]
+    fn what_another_user_may_have_put_there_is_not_done() {
+        let base = tempfile::tempdir().unwrap();
+        let link = base.path().join("link");
+        std::os::unix::fs::symlink(base.path(), &link).unwrap();
+        assert!(matches!(Journal::begin(&link), Err(LabError::Failed(_))));
     }
 
     #[test]

@@ -84,6 +84,7 @@ pub fn run(
         Parameters::of(experiment.about(), plan.size, &ours(experiment.about(), plan))?;
     }
     let journal = Journal::begin(&plan.journals)?;
+    let _alone = if plan.change_system { journal.have_settings_alone(interrupted)? } else { None };
     let given = Given { change_system: plan.change_system, cpus: cpus(), cgroups: cgroups() };
     let mut lab = Lab { plan, journal, given, interrupted, done: 0, of: 0 };
     lab.of = experiments.iter().map(|experiment| lab.runs_of(experiment.about())).sum();
