@@ -21,9 +21,20 @@ use fixture::{copy_program, is_root, skip};
 
 /// Sizes at which an experiment only shows that it runs. Those that are not here are quick as they are.
 const TINY: &[(&str, &[&str])] = &[
+    ("first-touch", &["mib=2"]),
+    ("aslr", &["starts=4"]),
     ("stack-vs-heap", &["ints=100000"]),
+    ("thp-advise", &["blocks=2"]),
+    ("cow-fork", &["mib=4"]),
     ("thp-bloat", &["mib=16"]),
+    ("mem-access", &["mib=2", "rounds=16"]),
+    ("readahead", &["mib=2", "jumps=4"]),
+    ("ksm", &["mib=2"]),
+    ("latency-ladder", &["mib=2", "disk=1", "reads=5", "sequences=2"]),
     ("tlb-shootdown", &["calls=500"]),
+    ("fault-avoidance", &["mib=2"]),
+    ("page-source", &["mib=2", "live=2"]),
+    ("allocators", &["nodes=10000", "rounds=1", "live=100"]),
     ("compete", &["set=16", "limit=12", "touches=300", "beside=50"]),
     ("oom", &["mib=64"]),
     ("ipc", &["rounds=10", "mib=1"]),
