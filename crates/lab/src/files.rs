@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate, statfs};
 
 use crate::LabError;
 use crate::error::While;
@@ -40,6 +40,18 @@ pub(crate) fn written(folder: &Path, bytes: usize, page: usize) -> Result<File, 
     write().while_(format!("cannot write {}", path.display()))
 }
 
+/// That a folder is on a disk, whose files are written and read back.
+pub(crate) fn on_a_disk(folder: &Path) -> Result<(), LabError> {
+    let found = statfs(folder).while_(format!("cannot look at {}", folder.display()))?;
+    if found.f_type != libc::TMPFS_MAGIC {
+        return Ok(());
+    }
+    let folder = folder.display();
+    Err(LabError::Failed(format!(
+        "{folder} is in memory (tmpfs): name a folder on a disk by --disk"
+    )))
+}
+
 /// Takes a file out of the page cache, and no other: what is dirty is written first, since only clean pages go.
 pub(crate) fn drop_cached(file: &File) -> Result<(), LabError> {
     file.sync_all().while_("cannot sync a file")?;
@@ -59,6 +71,14 @@ mod tests {
         let found = file.metadata().unwrap();
         assert_eq!((found.len(), found.nlink()), (1 << 20, 0));
         assert!(found.blocks() * 512 >= 1 << 20);
+    }
+
+    #[test]
+    fn a_folder_in_memory_is_not_on_a_disk() {
+        let shm = Path::new("/dev/shm");
+        let in_memory = shm.exists() && statfs(shm).unwrap().f_type == libc::TMPFS_MAGIC;
+        assert_eq!(on_a_disk(shm).is_err(), in_memory || !shm.exists());
+        assert!(on_a_disk(Path::new("/proc")).is_ok());
     }
 
     #[test]

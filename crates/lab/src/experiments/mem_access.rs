@@ -180,7 +180,10 @@ impl Experiment for MemAccess {
         thp::allow(thp::Allowed::None).while_("PR_SET_THP_DISABLE")?;
         let (length, rounds) = (bench.size("mib") << 20, bench.parameter("rounds"));
         let file = match arm.starts_with("private") || arm.starts_with("shared") {
-            true => Some(files::allocated(bench.folder(), length)?),
+            true => {
+                files::on_a_disk(bench.folder())?;
+                Some(files::allocated(bench.folder(), length)?)
+            }
             false => None,
         };
         let kind = Kind::of(arm, length, file.as_ref());

@@ -90,6 +90,7 @@ impl Experiment for Readahead {
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let (length, page) = (bench.size("mib") << 20, bench.page());
         let (way, how) = arm.split_once(", ").unwrap_or((arm, ""));
+        files::on_a_disk(bench.folder())?;
         let file = files::written(bench.folder(), length, page)?;
         files::drop_cached(&file)?;
         let mapping = Mapping::map(&Wanted { length, file: Some(&file), ..Wanted::default() });
