@@ -64,6 +64,9 @@ static ABOUT: About = About {
 const OLD: u8 = 1;
 const NEW: u8 = 2;
 
+/// Forks of which the fastest counts: to whom the CPU goes when there are two processes is chance.
+const FORKS: usize = 5;
+
 /// One page in so many is written after the first fork.
 const WRITTEN: usize = 4;
 
@@ -217,9 +220,16 @@ fn pages_written_after_a_fork(bench: &mut Bench, mut memory: Region) -> Result<f
     pages.truncate(pages.len() / WRITTEN);
     let all = count(pages.len() as u64);
 
-    let begin = Instant::now();
+    let mut fastest = f64::INFINITY;
+    for _ in 0..FORKS {
+        let begin = Instant::now();
+        let snapshot = Snapshot::take(&mut memory, page).while_("cannot fork")?;
+        fastest = fastest.min(nanos(begin));
+        snapshot.end()?;
+    }
+    bench.record("fork", fastest / count((length >> 20) as u64));
+
     let snapshot = Snapshot::take(&mut memory, page).while_("cannot fork")?;
-    bench.record("fork", nanos(begin) / count((length >> 20) as u64));
 
     let (own, faults) = (bench.memory(Counter::PrivateDirty)?, bench.usage().minor_faults);
     let first = write(&mut memory, &pages, NEW);
