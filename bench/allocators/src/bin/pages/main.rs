@@ -41,10 +41,6 @@ fn all() -> Vec<(&'static str, &'static dyn Pool)> {
     ];
     #[cfg(feature = "ablation")]
     all.extend(ablated());
-    match CFunctions::tcmalloc() {
-        Some(tcmalloc) => all.push(("tcmalloc", Box::leak(Box::new(tcmalloc)))),
-        None => println!("left out: tcmalloc is not installed (libtcmalloc-minimal4)"),
-    }
     macro_rules! general {
         ($name:literal, $malloc:expr) => {
             all.push(($name, Box::leak(Box::new(Malloc($malloc)))));

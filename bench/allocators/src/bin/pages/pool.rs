@@ -1,7 +1,7 @@
 //! What takes part.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
 use buddy_system_allocator::LockedFrameAllocator;
@@ -120,30 +120,6 @@ impl CFunctions {
         unsafe { rpmalloc_sys::rpmalloc_initialize() };
         let enter = rpmalloc_sys::rpmalloc_thread_initialize;
         CFunctions { enter, malloc: rpmalloc_sys::rpmalloc, free: rpmalloc_sys::rpfree }
-    }
-
-    /// tcmalloc, where its library is installed.
-    pub(crate) fn tcmalloc() -> Option<CFunctions> {
-        // SAFETY: the name ends with NUL; the library does no harm when it is loaded.
-        let library = unsafe { libc::dlopen(c"libtcmalloc_minimal.so.4".as_ptr(), libc::RTLD_NOW) };
-        let find = |name: &CStr| {
-            // SAFETY: the library was loaded, which is asked before, and the name ends with NUL.
-            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-            (!found.is_null()).then_some(found)
-        };
-        if library.is_null() {
-            return None;
-        }
-        let (malloc, free) = (find(c"tc_malloc")?, find(c"tc_free")?);
-        // SAFETY: the function of this name has this type.
-        let malloc = unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize) -> *mut c_void>(malloc)
-        };
-        // SAFETY: as above.
-        let free =
-            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(free) };
-        extern "C" fn nothing() {}
-        Some(CFunctions { enter: nothing, malloc, free })
     }
 }
 

@@ -8,6 +8,7 @@ use mimalloc::MiMalloc;
 use pagewise_alloc::ring::Sealed;
 use pagewise_alloc::{Os, Ring};
 use pagewise_bench_allocators::black_box;
+use pagewise_bench_allocators::malloc::Tcmalloc;
 use snmalloc_rs::SnMalloc;
 use tikv_jemallocator::Jemalloc;
 
@@ -162,6 +163,10 @@ impl General for MiMalloc {
 
 impl General for SnMalloc {
     const THIS: SnMalloc = SnMalloc;
+}
+
+impl General for Tcmalloc {
+    const THIS: Tcmalloc = Tcmalloc;
 }
 
 /// A general allocator, where each node is freed by itself.
