@@ -163,13 +163,13 @@ impl Ladder<'_> {
         self.bench.record("ram", last);
         let mut known = Vec::new();
         for (quantity, level) in [("l1", 1), ("l2", 2), ("l3", 3)] {
-            match levels.iter().find(|cache| cache.level == level) {
-                Some(cache) if in_memory(cache.size) <= most => {
-                    let latency = self.latency(in_memory(cache.size) / 2);
+            match within(levels, level).filter(|size| *size <= most) {
+                Some(size) => {
+                    let latency = self.latency(size);
                     self.bench.record(quantity, latency);
                     known.push(latency);
                 }
-                _ => {
+                None => {
                     let why = format!("the kernel tells of no cache of level {level} that the memory outgrows");
                     self.bench.missing(quantity, Absent::NotSupported(why.into()));
                 }
@@ -250,6 +250,16 @@ impl Ladder<'_> {
             (left, step(&mut ladder.region, &places, MANY_TRIES))
         };
         (0..self.bench.size("sequences")).map(|n| sequence(self, n)).unzip()
+    }
+}
+
+/// How much memory only one level holds: half of the first two; of the last, which other processes and other machines of the
+/// same host use too, twice the level before it.
+fn within(levels: &[Cache], level: u8) -> Option<usize> {
+    let size = |of: u8| levels.iter().find(|cache| cache.level == of).map(|cache| in_memory(cache.size));
+    match level {
+        3 => size(2)?.checked_mul(2).filter(|twice| size(3).is_some_and(|last| *twice < last)),
+        _ => Some(size(level)? / 2),
     }
 }
 
@@ -471,6 +481,15 @@ mod tests {
     #[test]
     fn another_policy_is_said_to_be_another() {
         assert_eq!(verdict(&[(0.01, 0.2), (0.01, 0.3)]).0, Verdict::Disagrees);
+    }
+
+    #[test]
+    fn a_level_is_measured_where_only_it_holds_the_memory() {
+        let cache = |level, size| Cache { level, size: Bytes::kib(size), line: Bytes(64), ways: None };
+        let three = [cache(1, 48), cache(2, 1024), cache(3, 32 << 10)];
+        let found = [1, 2, 3].map(|level| within(&three, level));
+        assert_eq!(found, [24 << 10, 512 << 10, 2 << 20].map(Some));
+        assert_eq!((within(&three[..2], 3), within(&[], 1)), (None, None));
     }
 
     #[test]
