@@ -22,14 +22,21 @@ pub fn list(experiments: &[Experiment]) -> Report {
         None => Value::None,
     });
     let columns = vec![
-        Column::new("name", "EXPERIMENT", labels(|experiment| experiment.name.clone())),
-        Column::new("question", "QUESTION", labels(|experiment| experiment.question.clone())),
-        for_programs(Column::new("skipped", "SKIPPED", Cells::Values(skipped.collect()))),
+        Column::new("name", "", labels(|experiment| experiment.name.clone())),
+        Column::new("question", "", labels(|experiment| experiment.question.clone())),
+        Column::new("skipped", "", Cells::Values(skipped.collect())),
     ];
+    let asked = |experiment: &Experiment| {
+        let why = experiment.skipped.as_ref().map(|why| format!(" (skipped: {why})"));
+        let words = format!("{}{}", experiment.question, why.unwrap_or_default());
+        fact("", experiment.name.clone(), Value::text(words), "")
+    };
+    let questions = facts_of("", "", Shape::List, experiments.iter().map(asked).collect());
     let hint =
         "`pagewise lab describe NAME` says what one expects, `pagewise lab run NAME` tries it";
     let blocks = vec![
-        Block::Table(table("experiments", "", Audience::Everyone, columns)),
+        Block::Table(table("experiments", "", Audience::Programs, columns)),
+        Block::Facts(Facts { audience: Audience::People, ..questions }),
         Block::Text(paragraph("", hint)),
     ];
     Report { schema: "pagewise.lab-list/1", title: vec![Value::text("Experiments")], blocks }
@@ -406,6 +413,17 @@ pub fn compare(before: &Notebook, after: &Notebook) -> Report {
             |(a, b)| old.quantities.iter().filter_map(|quantity| compared(old, quantity, a, b)),
         ));
     }
+    let mut blocks = vec![Block::Table(compared_rows(&rows, "compared", Audience::Programs))];
+    for rows in rows.chunk_by(|one, next| one.experiment == next.experiment) {
+        let title = rows[0].experiment.clone();
+        let table = compared_rows(rows, "", Audience::People);
+        blocks.push(Block::Table(Table { title, ..table }));
+    }
+    let title = vec![Value::text("Two notebooks of the lab")];
+    Report { schema: "pagewise.lab-compare/1", title, blocks }
+}
+
+fn compared_rows(rows: &[Compared], key: &'static str, audience: Audience) -> Table {
     let values = |of: &dyn Fn(&Compared) -> Value| Cells::Values(rows.iter().map(of).collect());
     let interval = |row: &Compared| match row.ratio.interval {
         Some(ends) if ends.low > 1.0 => Value::text("more"),
@@ -414,7 +432,11 @@ pub fn compare(before: &Notebook, after: &Notebook) -> Report {
         None => Value::text("too few runs"),
     };
     let columns = vec![
-        Column::new("experiment", "EXPERIMENT", values(&|row| Value::Text(row.experiment.clone()))),
+        for_programs(Column::new(
+            "experiment",
+            "",
+            values(&|row| Value::Text(row.experiment.clone())),
+        )),
         Column::new("arm", "CONDITION", values(&|row| Value::Text(row.arm.clone()))),
         Column::new("quantity", "QUANTITY", values(&|row| Value::Text(row.quantity.clone()))),
         Column::new("before", "BEFORE", values(&|row| value_of(row.unit, row.medians[0]))),
@@ -422,9 +444,7 @@ pub fn compare(before: &Notebook, after: &Notebook) -> Report {
         Column::new("ratio", "RATIO", values(&|row| Value::Number(row.ratio.median))),
         Column::new("change", "", values(&interval)),
     ];
-    let title = vec![Value::text("Two notebooks of the lab")];
-    let blocks = vec![Block::Table(table("compared", "", Audience::Everyone, columns))];
-    Report { schema: "pagewise.lab-compare/1", title, blocks }
+    table(key, "", audience, columns)
 }
 
 /// A quantity of a condition in both.

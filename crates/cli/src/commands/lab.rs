@@ -127,7 +127,7 @@ impl LabSizes {
 
 /// A bar on the terminal; none where standard error is no terminal.
 fn bar() -> ProgressBar {
-    let template = "{bar:30} {pos} of {len} runs, about {eta} left: {msg}";
+    let template = "{bar:20} {pos} of {len} runs, about {eta} left: {wide_msg}";
     let style =
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
