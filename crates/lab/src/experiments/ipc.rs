@@ -125,16 +125,11 @@ fn talk(end: &mut dyn End, rounds: u64, bytes: u64, bench: &mut Bench) -> io::Re
     ask(end, 1, &mut buffer)?;
     for size in SIZES {
         let (x, message) = (count(size as u64), &mut buffer[..size]);
-        let begin = Instant::now();
-        for _ in 0..rounds {
-            ask(end, 1, message)?;
-        }
-        let round_trip = nanos(begin) / count(rounds);
+        let each = (rounds / TRIES).max(1);
+        let round_trip = typical(|| (0..each).try_for_each(|_| ask(end, 1, message)))? / count(each);
         bench.point("round trip", x, round_trip);
-        let messages = (bytes / size as u64).clamp(1, rounds * 20);
-        let begin = Instant::now();
-        ask(end, messages, message)?;
-        let bandwidth = x * count(messages) / (nanos(begin) / 1e9);
+        let messages = (bytes / TRIES / size as u64).clamp(1, each * 20);
+        let bandwidth = x * count(messages) / (typical(|| ask(end, messages, message))? / 1e9);
         bench.point("bandwidth", x, bandwidth);
         match size {
             8 => bench.record("round_trip", round_trip),
@@ -143,6 +138,20 @@ fn talk(end: &mut dyn End, rounds: u64, bytes: u64, bench: &mut Bench) -> io::Re
         }
     }
     Ok(())
+}
+
+/// How often something is timed in one run.
+const TRIES: u64 = 15;
+
+/// The median time: in some tries another program has one of the CPUs.
+fn typical(mut one: impl FnMut() -> io::Result<()>) -> io::Result<f64> {
+    let mut timed = || {
+        let begin = Instant::now();
+        one().map(|()| nanos(begin))
+    };
+    let mut times = (0..TRIES).map(|_| timed()).collect::<io::Result<Vec<f64>>>()?;
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
 }
 
 /// A question is a word: how many messages, of which size.
