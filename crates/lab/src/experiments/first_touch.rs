@@ -250,7 +250,9 @@ impl Experiment for FirstTouch {
             says("Reading shared anonymous memory brings pages", "read", SHARED, all),
             says("Written private anonymous memory is in RES", "written", PRIVATE, all),
             says("and not in SHR", "written_shr", PRIVATE, 0.0),
-            results.claim("Written shared anonymous memory is in RES", touched).near(all, 0.05, results.value("written", SHARED)),
+            results
+                .claim("Written shared anonymous memory is in RES", touched)
+                .near(all, 0.05, results.value("written", SHARED)),
             results.claim("and in SHR", touched).near(all, 0.05, results.value("written_shr", SHARED)),
             says("A private page of a file is in SHR when it was read", "read_shr", PRIVATE_FILE, all),
             says("and leaves SHR when it is written: a copy, and anonymous", "written_shr", PRIVATE_FILE, 0.0),

@@ -89,16 +89,21 @@ impl Experiment for Ksm {
         let all = results.parameter("mib") * f64::from(1 << 20);
         let faults = |arm| results.value("minflt", arm);
         let late = "the kernel's thread had too little CPU time to read all pages";
-        let pages = results.median("merged", "all alike").unwrap_or(f64::NAN) / count(pagewise_sys::system::page_size());
+        let merged = results.median("merged", "all alike").unwrap_or(f64::NAN);
+        let pages = merged / count(pagewise_sys::system::page_size());
         vec![
             results.claim("Pages alike are merged", "").near(all, 0.02, results.value("merged", "all alike")).because(late),
-            results.claim("Pages of which there is one each are not", "").at_most(0.02 * all, results.value("merged", "all different")),
+            results
+                .claim("Pages of which there is one each are not", "")
+                .at_most(0.02 * all, results.value("merged", "all different")),
             results.claim("RES does not show it", "").near(all, 0.05, results.value("rss", "all alike")),
             results.claim("PSS does", "").at_most(0.1 * all, results.value("pss", "all alike")).because(late),
             results.claim("Writing a merged page is a fault", "").near(pages, 0.02, faults("all alike")),
             results.claim("writing one of one's own is none", "").at_most(0.02 * pages, faults("not offered")),
             results.claim("and takes many times less", "").more_than(3.0, results.ratio("wall", "all alike", "not offered")),
-            results.claim("Afterwards every page is one's own again", "").near(all, 0.05, results.value("rewritten", "all alike")),
+            results
+                .claim("Afterwards every page is one's own again", "")
+                .near(all, 0.05, results.value("rewritten", "all alike")),
         ]
     }
 

@@ -67,7 +67,7 @@ static ABOUT: About = About {
     quantities: &[
         Quantity { name: "minflt", unit: Unit::Count, meaning: "page faults of mapping, filling and walking" },
         Quantity { name: "walk_minflt", unit: Unit::Count, meaning: "page faults of the walk alone" },
-        Quantity { name: "oublock", unit: Unit::Count, meaning: "blocks of 512 bytes that became dirty, to be written to the disk" },
+        Quantity { name: "oublock", unit: Unit::Count, meaning: "blocks of 512 bytes that became dirty, for the disk" },
         Quantity { name: "walk", unit: Unit::Number, meaning: "nanoseconds for an access of the walk, faults included" },
         Quantity { name: "wall", unit: Unit::Nanos, meaning: "time of mapping, filling and walking" },
         Quantity { name: "user", unit: Unit::Nanos, meaning: "of that, CPU time in the program" },
