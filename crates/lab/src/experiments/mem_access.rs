@@ -57,11 +57,11 @@ static ABOUT: About = About {
         files, 2,097,152 to 2,997,152 for shared ones",
     needs: &[],
     parameters: &[
-        Parameter { name: "mib", meaning: "size of the region in MiB", values: [32, 512, 1024] },
+        Parameter { name: "mib", meaning: "size of the region in MiB", values: [32, 256, 1024] },
         Parameter {
             name: "rounds",
             meaning: "how many windows of 512 cache lines are walked 16 times",
-            values: [1 << 11, 1 << 16, 1 << 20],
+            values: [1 << 11, 1 << 15, 1 << 20],
         },
     ],
     quantities: &[
@@ -77,7 +77,7 @@ static ABOUT: About = About {
         Quantity { name: "l1d_read_misses", unit: Unit::Count, meaning: "lines that the first-level cache fetched" },
     ],
     arms: ARMS,
-    runs: [2, 3, 5],
+    runs: [2, 2, 5],
     timed: false,
     // A private file is in the page cache, and its written pages are copies.
     memory: |parameters| Bytes::mib(2 * parameters.get("mib")),
