@@ -192,9 +192,12 @@ pub enum Plot {
 }
 
 impl Experiment {
-    /// The verdict on all claims: the worst of them. `None` where it was skipped, or claims nothing.
+    /// The verdict on all claims of which anything was measured: the worst of them. [`Verdict::CannotTell`] where nothing
+    /// was; `None` where it was skipped, or claims nothing.
     pub fn verdict(&self) -> Option<Verdict> {
-        self.claims.iter().map(|claim| claim.verdict).max()
+        let measured = self.claims.iter().filter(|claim| !claim.measured.is_empty());
+        let worst = measured.map(|claim| claim.verdict).max();
+        worst.or_else(|| self.claims.first().map(|_| Verdict::CannotTell))
     }
 
     /// The runs of a condition.
@@ -260,5 +263,22 @@ mod tests {
         assert_eq!((details("2"), details("")), (2, 2));
         let nothing = claim(Verdict::CannotTell, "");
         assert!(nothing.details().any(|row| row == ("measured", "nothing")));
+    }
+
+    #[test]
+    fn what_was_not_measured_decides_nothing_but_where_it_is_all() {
+        let verdict = |claims: Vec<Claim>| {
+            let json = r#"{"name":"","question":"","expectation":"","figures":"","parameters":[],"quantities":[],
+                "arms":[],"claims":[],"plots":[],"skipped":null,"noise":null,"took_ns":0,"rerun":""}"#;
+            let experiment: Experiment = serde_json::from_str(json).unwrap();
+            Experiment { claims, ..experiment }.verdict()
+        };
+        let absent = claim(Verdict::CannotTell, "");
+        let holds = claim(Verdict::Agrees, "1");
+        let open = claim(Verdict::CannotTell, "1");
+        assert_eq!(verdict(vec![absent.clone(), holds.clone()]), Some(Verdict::Agrees));
+        assert_eq!(verdict(vec![holds, open]), Some(Verdict::CannotTell));
+        assert_eq!(verdict(vec![absent]), Some(Verdict::CannotTell));
+        assert_eq!(verdict(vec![]), None);
     }
 }
