@@ -1281,7 +1281,7 @@ fields! {
             "";
         "pool_live" "bytes" ""
             "What a pool of pagewise's allocators handed out and did not get back."
-            "Stack, FIFO and ring tell of it when a block of theirs is full or a frame leaves it: it may be off by a block, and what aligns counts.";
+            "Pools tell of it in slow paths: it may be off by what a block of theirs holds, and what aligns or rounds counts.";
         "pool_peak" "bytes" ""
             "The most that was out of a pool at once."
             "Seen where pools tell of their progress: what came and went in between is not in it.";
@@ -1296,7 +1296,7 @@ fields! {
             "";
         "requests" "count" ""
             "How often memory was asked for."
-            "Stack and ring do not count each request: theirs is what was asked for, divided by the sizes met at the ends of blocks.";
+            "Up to the last slow path. Stack and ring do not count each request: theirs is what was asked for, divided by the sizes met at the ends of blocks.";
         "mean_size" "bytes" ""
             "What was asked for, by requests."
             "";
