@@ -339,7 +339,7 @@ fn memory_is_sampled_over_the_whole_tree() {
     let report = run(format!("{peak} 64 2000 & {peak} 64 2000; wait"));
     let [pss, anon] = ["peak_pss", "peak_pss_anon"].map(|name| number(&report, name, "median"));
     assert!((128.0 * mib..140.0 * mib).contains(&pss) && anon >= 128.0 * mib, "{pss} {anon}");
-    let report = run(format!("exec {peak} 64"));
+    let report = run(format!("exec {peak} 64 2000"));
     let alone = number(&report, "peak_private_anon", "median");
     assert!((32.0 * mib..70.0 * mib).contains(&alone), "{alone}");
     let resident = &report["at_peak"]["private_anonymous"]["resident"];
