@@ -34,6 +34,42 @@ pub struct Pool {
     kind: &'static str,
     #[cfg(feature = "stats")]
     entry: Cell<Option<&'static Entry>>,
+    /// Bytes that may be asked for, and that may come back, before the entry is told.
+    #[cfg(feature = "stats")]
+    asked: Countdown,
+    #[cfg(feature = "stats")]
+    returned: Countdown,
+}
+
+/// Bytes until something is told. Below 0 that is overdue.
+#[cfg(feature = "stats")]
+#[derive(Debug)]
+struct Countdown {
+    left: Cell<isize>,
+    /// What `left` was when it began.
+    span: Cell<isize>,
+}
+
+#[cfg(feature = "stats")]
+impl Countdown {
+    const fn new() -> Countdown {
+        Countdown { left: Cell::new(0), span: Cell::new(0) }
+    }
+
+    /// Whether it is time to tell, after so many bytes more.
+    #[inline(always)]
+    fn is_over(&self, size: usize) -> bool {
+        let left = self.left.get().wrapping_sub_unsigned(size);
+        self.left.set(left);
+        left < 0
+    }
+
+    /// Begins again; returns the bytes since it began.
+    fn restart(&self, span: usize) -> u64 {
+        let span = isize::try_from(span).unwrap_or(isize::MAX);
+        let since = self.span.replace(span).wrapping_sub(self.left.replace(span));
+        u64::try_from(since).unwrap_or(0)
+    }
 }
 
 // SAFETY: its entry belongs to this pool alone and is written by who uses the pool, one thread at a time.
@@ -63,6 +99,10 @@ pub const fn created(kind: &'static str) -> Pool {
         kind,
         #[cfg(feature = "stats")]
         entry: Cell::new(None),
+        #[cfg(feature = "stats")]
+        asked: Countdown::new(),
+        #[cfg(feature = "stats")]
+        returned: Countdown::new(),
     }
 }
 
@@ -157,12 +197,12 @@ pub fn progress(pool: &Pool, progress: Progress) {
     let _ = (pool, progress);
 }
 
-/// Counts a block that is handed out.
+/// Counts a block that is handed out: a number goes down, and nothing else happens until it is below 0.
 #[inline(always)]
 pub fn counted(pool: &Pool, size: usize) {
     #[cfg(feature = "stats")]
-    if let Some(entry) = pool.entry.get() {
-        entry.counted(size);
+    if pool.asked.is_over(size) {
+        pool.tell(size);
     }
     #[cfg(not(feature = "stats"))]
     let _ = (pool, size);
@@ -172,8 +212,9 @@ pub fn counted(pool: &Pool, size: usize) {
 #[inline(always)]
 pub fn recounted(pool: &Pool, old: usize, new: usize) {
     #[cfg(feature = "stats")]
-    if let Some(entry) = pool.entry.get() {
-        entry.recounted(old, new);
+    {
+        let _ = pool.asked.is_over(new.saturating_sub(old));
+        uncounted(pool, old.saturating_sub(new));
     }
     #[cfg(not(feature = "stats"))]
     let _ = (pool, old, new);
@@ -183,8 +224,8 @@ pub fn recounted(pool: &Pool, old: usize, new: usize) {
 #[inline(always)]
 pub fn uncounted(pool: &Pool, size: usize) {
     #[cfg(feature = "stats")]
-    if let Some(entry) = pool.entry.get() {
-        entry.uncounted(size);
+    if pool.returned.is_over(size) {
+        pool.tell(0);
     }
     #[cfg(not(feature = "stats"))]
     let _ = (pool, size);
@@ -193,8 +234,11 @@ pub fn uncounted(pool: &Pool, size: usize) {
 /// Counts that all that was out came back.
 pub fn forgotten(pool: &Pool) {
     #[cfg(feature = "stats")]
-    if let Some(entry) = pool.entry.get() {
-        entry.forgotten();
+    {
+        pool.tell(0);
+        if let Some(entry) = pool.entry.get() {
+            entry.forgotten();
+        }
     }
     #[cfg(not(feature = "stats"))]
     let _ = pool;
@@ -218,5 +262,16 @@ impl Pool {
     fn enter(&self) -> Option<&'static Entry> {
         self.entry.set(self.entry.get().or_else(|| table::enter(self.kind)));
         self.entry.get()
+    }
+
+    /// Tells the entry what happened since the last time, and the size of a block that was asked for, if there is one.
+    #[cold]
+    #[inline(never)]
+    fn tell(&self, size: usize) {
+        let span = self.entry.get().map_or(0, Entry::span);
+        let [asked, returned] = [&self.asked, &self.returned].map(|count| count.restart(span));
+        if let Some(entry) = self.entry.get() {
+            entry.told(asked, returned, size);
+        }
     }
 }

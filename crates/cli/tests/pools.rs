@@ -88,12 +88,12 @@ fn a_running_pool_tells_what_it_handed_out_and_got_back() {
     assert!(points.iter().all(|point| number(point, "live") <= number(point, "held")));
 }
 
-/// A stack tells of its progress at the ends of its blocks only, unless it is guarded: then of each allocation.
+/// A stack tells of its progress at the ends of its blocks only, a guarded one after each 32 KiB.
 #[test]
 fn a_running_stack_is_read_to_a_block() {
     let _turn = alone();
     let layout = Layout::from_size_align(100, 4).unwrap();
-    for (mut stack, block) in [(Stack::unguarded(Os), 70_000), (Stack::guarded(Os), 0)] {
+    for (mut stack, block) in [(Stack::unguarded(Os), 70_000), (Stack::guarded(Os), 64 << 10)] {
         stack.set_name("frames");
         stack.scope(|outer| {
             (0..50_000).for_each(|_| _ = outer.allocate(layout).unwrap());
@@ -162,12 +162,12 @@ fn assert_about(report: &Value, key: &str, expected: u64, within: u64) {
     assert!(value.abs_diff(expected) <= within, "{key}: {value}, not {expected}");
 }
 
-/// A FIFO pool tells of its progress when a page is left, unless it is guarded: then of each block.
+/// A FIFO pool tells of its progress when a page is left, a guarded one after each 32 KiB.
 #[test]
 fn a_running_queue_is_read_to_two_pages() {
     let _turn = alone();
     let layout = Layout::from_size_align(104, 8).unwrap();
-    for (pool, within) in [(Fifo::unguarded(Os), 2 << 16), (Fifo::guarded(Os), 0)] {
+    for (pool, within) in [(Fifo::unguarded(Os), 2 << 16), (Fifo::guarded(Os), 64 << 10)] {
         let pool = pool.unwrap();
         pool.set_name("queue");
         let mut queue = VecDeque::new();

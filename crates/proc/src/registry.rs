@@ -23,14 +23,11 @@ const LABEL: Range<usize> = 24..56;
 const COUNTERS: usize = 56;
 const SIZES: usize = 128;
 const SIZES_COUNT: usize = 24;
-/// Bytes until the next size is noted, and what that was after the last.
-const DUE: usize = 320;
-const SPAN: usize = 328;
-const SAMPLES_USED: usize = 352;
+const SAMPLES_USED: usize = 336;
 const SAMPLES: usize = 512;
 const SAMPLES_COUNT: usize = 64;
 const SAMPLE: usize = 24;
-const RANGES_LOST: usize = 360;
+const RANGES_LOST: usize = 344;
 const RANGES: usize = SAMPLES + SAMPLES_COUNT * SAMPLE;
 const RANGES_COUNT: usize = 128;
 const RANGE: usize = 16;
@@ -135,21 +132,16 @@ fn parse(entry: &[u8]) -> Option<Pool> {
     };
     let ranges: Vec<AddrRange> = (0..RANGES_COUNT).map(range).collect::<Option<_>>()?;
     let [requests, requested, returned, peak, held] = [0, 1, 2, 3, 4].map(counter);
-    // What is not in the counters yet, at the mean size so far.
-    let since = u64_at(entry, SPAN)?.wrapping_sub(u64_at(entry, DUE)?);
-    let mean = requested?.checked_div(requests?).filter(|mean| *mean > 0);
-    let requests = requests?.wrapping_add(mean.map_or(0, |mean| since / mean));
-    let requested = requested?.wrapping_add(since);
-    let live = requested.wrapping_sub(returned?);
+    let live = requested?.wrapping_sub(returned?);
     // The series ends with now, and so does the peak.
-    let now = Point { requests, live: Bytes(live), held: Bytes(held?) };
+    let now = Point { requests: requests?, live: Bytes(live), held: Bytes(held?) };
     let past: Vec<Point> = (0..usize::try_from(points).ok()?).map(point).collect::<Option<_>>()?;
     Some(Pool {
         kind: text(&entry[KIND]),
         name: text(&entry[LABEL]),
         lives: state == LIVE,
-        requests,
-        requested: Bytes(requested),
+        requests: requests?,
+        requested: Bytes(requested?),
         returned: Bytes(returned?),
         peak_live: Bytes(peak?.max(live)),
         held: Bytes(held?),
@@ -158,7 +150,11 @@ fn parse(entry: &[u8]) -> Option<Pool> {
         blocks_returned: counter(7)?,
         slow_paths: counter(8)?,
         sizes: (0..SIZES_COUNT).map(size).collect::<Option<_>>()?,
-        series: past.into_iter().filter(|point| point.requests < requests).chain([now]).collect(),
+        series: past
+            .into_iter()
+            .filter(|point| point.requests < now.requests)
+            .chain([now])
+            .collect(),
         ranges: ranges.into_iter().filter(|range| range.start < range.end).collect(),
         ranges_lost: u64_at(entry, RANGES_LOST)?,
     })

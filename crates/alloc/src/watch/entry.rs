@@ -33,9 +33,8 @@ pub struct Entry {
     /// UTF-8, filled up with 0.
     kind: [AtomicU64; 2],
     name: [AtomicU64; 4],
-    /// Blocks that were asked for,
+    /// Blocks that were asked for, and their bytes; bytes that came back.
     requests: AtomicU64,
-    /// and their bytes, both without what [`Entry::span`] and [`Entry::due`] tell; bytes that came back.
     requested: AtomicU64,
     returned: AtomicU64,
     /// The most that was out at once.
@@ -49,17 +48,13 @@ pub struct Entry {
     slow_paths: AtomicU64,
     /// Requests by size. The size of one stands for those around it.
     sizes: [AtomicU64; SIZES],
-    /// After so many bytes more a request's size is noted; below 0 it is overdue.
-    due: AtomicU64,
-    /// What `due` was after the last one.
-    span: AtomicU64,
     /// When `requested` reaches this, a sample is due; and how much further the next.
     next_sample: AtomicU64,
     interval: AtomicU64,
     samples_used: AtomicU64,
     /// Blocks that found no room among the ranges.
     ranges_lost: AtomicU64,
-    reserved: [u64; 18],
+    reserved: [u64; 20],
     samples: [Sample; SAMPLES],
     /// Where its blocks lie, neighbours in one; empty ones mean nothing.
     ranges: [Range; RANGES],
@@ -131,8 +126,6 @@ impl Entry {
             &self.blocks_taken,
             &self.blocks_returned,
             &self.slow_paths,
-            &self.due,
-            &self.span,
             &self.next_sample,
             &self.samples_used,
             &self.ranges_lost,
@@ -206,53 +199,28 @@ impl Entry {
         add(&self.returned, progress.returned as u64);
     }
 
-    /// One counter goes down, and nothing else happens until it is below 0.
-    #[inline(always)]
-    pub(super) fn counted(&self, size: usize) {
-        let due = add(&self.due, (size as u64).wrapping_neg());
-        if due.cast_signed() < 0 {
-            self.note_size(size);
-        }
+    /// How many bytes may be asked for, or come back, before a pool tells: an eighth of all, up to [`SIZE_INTERVAL`].
+    pub(super) fn span(&self) -> usize {
+        let all = self.requested.load(Relaxed);
+        usize::try_from((all / 8).min(SIZE_INTERVAL)).unwrap_or(0)
     }
 
-    #[inline(always)]
-    pub(super) fn uncounted(&self, size: usize) {
-        add(&self.returned, size as u64);
-    }
-
-    /// Another size is no request: the bytes that are more were asked for, those that are less came back.
-    #[inline(always)]
-    pub(super) fn recounted(&self, old: usize, new: usize) {
-        add(&self.due, (new.saturating_sub(old) as u64).wrapping_neg());
-        add(&self.returned, old.saturating_sub(new) as u64);
+    /// Counts what a pool tells: bytes asked for and come back, and the size of a request that stands for all: it is met
+    /// with a chance that grows with its size, of which dividing by the size makes up. 0 where there is none.
+    pub(super) fn told(&self, asked: u64, returned: u64, size: usize) {
+        let mean = self.requested.load(Relaxed).checked_div(self.requests.load(Relaxed));
+        let size = if size > 0 { size as u64 } else { mean.unwrap_or(1).max(1) };
+        let stands_for = asked / size;
+        add(&self.sizes[class(usize::try_from(size).unwrap_or(usize::MAX))], stands_for);
+        add(&self.requests, stands_for);
+        let requested = add(&self.requested, asked);
+        self.note_live(requested);
+        add(&self.returned, returned);
     }
 
     /// All that was out came back.
     pub(super) fn forgotten(&self) {
-        let since = self.since();
-        let requested = add(&self.requested, since);
-        add(&self.span, since.wrapping_neg());
-        self.returned.store(requested, Relaxed);
-    }
-
-    /// Bytes that were asked for since the last size was noted.
-    fn since(&self) -> u64 {
-        self.span.load(Relaxed).wrapping_sub(self.due.load(Relaxed))
-    }
-
-    /// Notes a request's size for all since the last time: a request is met with a chance that grows with its size, of
-    /// which dividing by the size makes up.
-    #[cold]
-    fn note_size(&self, size: usize) {
-        let since = self.since();
-        let stands_for = (since / (size as u64).max(1)).max(1);
-        add(&self.sizes[class(size)], stands_for);
-        add(&self.requests, stands_for);
-        let requested = add(&self.requested, since);
-        let next = (requested / 8).min(SIZE_INTERVAL);
-        self.span.store(next, Relaxed);
-        self.due.store(next, Relaxed);
-        self.note_live(requested);
+        self.returned.store(self.requested.load(Relaxed), Relaxed);
     }
 
     fn note_live(&self, requested: u64) {
