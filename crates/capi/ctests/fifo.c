@@ -1,19 +1,10 @@
 /* pagewise/fifo.h from C: queues, disorder, blocks of any size, what is too much, and what ends the program. */
 #include <pagewise/fifo.h>
 
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(fact)                                                                                                    \
-    do {                                                                                                               \
-        if (!(fact)) {                                                                                                 \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #fact);                                         \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "aborts.h"
 
 #define LIVE 500
 
@@ -180,32 +171,6 @@ static void write_past_the_end(void)
     volatile char *block = of_guarded(&pool);
     block[10] = 1;
     pw_fifo_free(pool, (char *)block, 10);
-}
-
-/* What a program says that ends by SIGABRT. */
-static void aborts_saying(void (*does)(void), const char *says)
-{
-    int ends[2];
-    char said[4096];
-    int status;
-    size_t size = 0;
-    CHECK(pipe(ends) == 0);
-    pid_t child = fork();
-    if (child == 0) {
-        alarm(60);
-        dup2(ends[1], 2);
-        does();
-        _exit(0);
-    }
-    close(ends[1]);
-    for (ssize_t n; (n = read(ends[0], said + size, sizeof said - 1 - size)) > 0;) size += (size_t)n;
-    said[size] = 0;
-    close(ends[0]);
-    CHECK(waitpid(child, &status, 0) == child);
-    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT || !strstr(said, says)) {
-        fprintf(stderr, "status %x, said: %s\n", (unsigned)status, said);
-        exit(1);
-    }
 }
 
 int main(int argc, char **argv)

@@ -7,13 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(fact)                                                                                                    \
-    do {                                                                                                               \
-        if (!(fact)) {                                                                                                 \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #fact);                                         \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "check.h"
 
 static pw_pages *new_pages(const pw_pages_options *options)
 {

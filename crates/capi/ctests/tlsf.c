@@ -5,13 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CHECK(fact)                                                                                                    \
-    do {                                                                                                               \
-        if (!(fact)) {                                                                                                 \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #fact);                                         \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "check.h"
 
 /* Whether somebody checks accesses: then nothing is at hand, and blocks are apart. */
 static int is_watched;
