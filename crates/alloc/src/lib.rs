@@ -5,6 +5,8 @@
 #![no_std]
 
 mod classes;
+#[cfg(feature = "allocator-api2")]
+mod collections;
 mod discipline;
 pub mod fifo;
 mod lock;
@@ -16,6 +18,7 @@ mod shelf;
 pub mod source;
 pub mod stack;
 pub mod tlsf;
+mod values;
 #[doc(hidden)]
 pub mod watch;
 

@@ -48,11 +48,11 @@ mod threads;
 
 use ::core::alloc::Layout;
 use ::core::mem::needs_drop;
-use ::core::ptr::{self, NonNull};
-use ::core::slice;
+use ::core::ptr::NonNull;
 
 use self::core::Core;
 use crate::source::Source;
+use crate::values;
 #[cfg(feature = "ablation")]
 pub use policy::Policy;
 pub use sealed::{Message, Sealed};
@@ -267,9 +267,7 @@ impl<'r, S: Source + Send + 'static> Open<'r, S> {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors") };
         let place = self.place::<T>(Layout::new::<T>())?;
         // SAFETY: the memory is for a `T`, while the frame is open, and for nobody else.
-        unsafe { place.write(value) };
-        // SAFETY: as above, and it is written.
-        Some(unsafe { &mut *place.as_ptr() })
+        Some(unsafe { values::put(place, value) })
     }
 
     /// Moves a value into the frame.
@@ -284,19 +282,13 @@ impl<'r, S: Source + Send + 'static> Open<'r, S> {
     /// As many values as asked for, each made of its place.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
-    pub fn alloc_slice_with<T>(&self, len: usize, mut value: impl FnMut(usize) -> T) -> &mut [T] {
+    pub fn alloc_slice_with<T>(&self, len: usize, value: impl FnMut(usize) -> T) -> &mut [T] {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors") };
         let layout = Layout::array::<T>(len).ok();
         let start = layout.and_then(|layout| self.place::<T>(layout));
         let start = start.unwrap_or_else(|| no_memory());
-        for at in 0..len {
-            // SAFETY: the memory is for `len` of them.
-            let place = unsafe { start.add(at) };
-            // SAFETY: as above, while the frame is open, and for nobody else.
-            unsafe { place.write(value(at)) };
-        }
-        // SAFETY: as above, and all are written.
-        unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
+        // SAFETY: the memory is for `len` of them, while the frame is open, and for nobody else.
+        unsafe { values::make(start, len, value) }
     }
 
     /// A copy of a slice.
@@ -304,11 +296,8 @@ impl<'r, S: Source + Send + 'static> Open<'r, S> {
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
     pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &mut [T] {
         let start = self.place::<T>(Layout::for_value(values)).unwrap_or_else(|| no_memory());
-        let start = start.as_ptr();
-        // SAFETY: the memory is for as many, and new, so it is not theirs.
-        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), start, values.len()) };
-        // SAFETY: as above, while the frame is open, and all are written.
-        unsafe { slice::from_raw_parts_mut(start, values.len()) }
+        // SAFETY: the memory is new, for as many, while the frame is open, and for nobody else.
+        unsafe { values::copy(start, values) }
     }
 
     /// A copy of a string.

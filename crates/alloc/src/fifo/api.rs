@@ -22,12 +22,8 @@ use core::ptr::NonNull;
 use allocator_api2::alloc::{AllocError, Allocator};
 
 use super::Fifo;
+use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
-
-/// What a block is for a collection: no larger than asked for.
-fn slice(block: Option<NonNull<u8>>, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-    Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
-}
 
 impl<S: Source> Fifo<S> {
     /// Gives a block another size, and another alignment where that is asked for.
@@ -40,8 +36,8 @@ impl<S: Source> Fifo<S> {
             return unsafe { self.reallocate(block, old, new.size()) };
         }
         let moved = Fifo::allocate(self, new)?;
-        // SAFETY: both are as large as the smaller of the two, and do not overlap.
-        unsafe { moved.copy_from_nonoverlapping(block, old.size().min(new.size())) };
+        // SAFETY: both are as large as their layouts say, and do not overlap.
+        unsafe { carry_over((block, old), (moved, new)) };
         // SAFETY: as the caller promises.
         unsafe { self.free(block, old) };
         Some(moved)
@@ -63,23 +59,5 @@ unsafe impl<S: Source> Allocator for &Fifo<S> {
         unsafe { self.free(block, layout) };
     }
 
-    unsafe fn grow(
-        &self,
-        block: NonNull<u8>,
-        old: Layout,
-        new: Layout,
-    ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller promises the same.
-        slice(unsafe { self.reshape(block, old, new) }, new)
-    }
-
-    unsafe fn shrink(
-        &self,
-        block: NonNull<u8>,
-        old: Layout,
-        new: Layout,
-    ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller promises the same.
-        slice(unsafe { self.reshape(block, old, new) }, new)
-    }
+    resize_by!(|pool, block, old, new| pool.reshape(block, old, new));
 }

@@ -6,13 +6,13 @@ use core::ptr::NonNull;
 use allocator_api2::alloc::{AllocError, Allocator};
 
 use super::Pages;
+use crate::collections::slice;
 use crate::source::Source;
 
 // SAFETY: runs stay until they are freed, or the pool ends, which the borrow of it outlives.
 unsafe impl<S: Source> Allocator for &Pages<S> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        let run = (**self).allocate(layout).ok_or(AllocError)?;
-        Ok(NonNull::slice_from_raw_parts(run, layout.size()))
+        slice((**self).allocate(layout), layout)
     }
 
     unsafe fn deallocate(&self, run: NonNull<u8>, layout: Layout) {

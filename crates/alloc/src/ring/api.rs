@@ -19,12 +19,8 @@ use core::ptr::NonNull;
 use allocator_api2::alloc::{AllocError, Allocator};
 
 use super::Open;
+use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
-
-/// What a block is for a collection: no larger than asked for.
-fn slice(block: Option<NonNull<u8>>, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-    Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
-}
 
 impl<S: Source + Send + 'static> Open<'_, S> {
     /// Gives a block another size, and another alignment where that is asked for.
@@ -37,8 +33,8 @@ impl<S: Source + Send + 'static> Open<'_, S> {
             return unsafe { self.resize(block, old, new) };
         }
         let moved = Open::allocate(self, new)?;
-        // SAFETY: both are as large as the smaller of the two, and do not overlap.
-        unsafe { moved.copy_from_nonoverlapping(block, old.size().min(new.size())) };
+        // SAFETY: both are as large as their layouts say, and do not overlap.
+        unsafe { carry_over((block, old), (moved, new)) };
         Some(moved)
     }
 }
@@ -56,23 +52,5 @@ unsafe impl<S: Source + Send + 'static> Allocator for &Open<'_, S> {
     /// What is in a frame goes with the frame.
     unsafe fn deallocate(&self, _block: NonNull<u8>, _layout: Layout) {}
 
-    unsafe fn grow(
-        &self,
-        block: NonNull<u8>,
-        old: Layout,
-        new: Layout,
-    ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller promises the same.
-        slice(unsafe { self.reshape(block, old, new) }, new)
-    }
-
-    unsafe fn shrink(
-        &self,
-        block: NonNull<u8>,
-        old: Layout,
-        new: Layout,
-    ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller promises the same.
-        slice(unsafe { self.reshape(block, old, new) }, new)
-    }
+    resize_by!(|pool, block, old, new| pool.reshape(block, old, new));
 }

@@ -23,12 +23,8 @@ use core::ptr::NonNull;
 use allocator_api2::alloc::{AllocError, Allocator};
 
 use super::{Policy, Scope, Stack};
+use crate::collections::{resize_by, slice};
 use crate::source::Source;
-
-/// What a block is for a collection: no larger than asked for.
-fn slice(block: Option<NonNull<u8>>, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-    Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
-}
 
 /// Makes what has `allocate`, `resize` and `free_last` an allocator.
 macro_rules! allocator {
@@ -45,15 +41,7 @@ macro_rules! allocator {
                 unsafe { self.free_last(block, layout) };
             }
 
-            unsafe fn grow(
-                &self,
-                block: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, AllocError> {
-                // SAFETY: the caller promises the same.
-                slice(unsafe { self.resize(block, old, new) }, new)
-            }
+            resize_by!(|pool, block, old, new| pool.resize(block, old, new));
 
             unsafe fn grow_zeroed(
                 &self,
@@ -67,16 +55,6 @@ macro_rules! allocator {
                 // SAFETY: the block is as large as `new`, which is not smaller than `old`.
                 unsafe { more.write_bytes(0, new.size() - old.size()) };
                 Ok(grown)
-            }
-
-            unsafe fn shrink(
-                &self,
-                block: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> Result<NonNull<[u8]>, AllocError> {
-                // SAFETY: the caller promises the same.
-                slice(unsafe { self.resize(block, old, new) }, new)
             }
         }
     )*};

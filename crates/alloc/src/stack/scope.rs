@@ -10,6 +10,7 @@ use core::slice;
 
 use super::{Link, Mark, Policy, Stack, Usual};
 use crate::source::Source;
+use crate::values;
 
 /// A frame for allocating in, and for pushing others on: until it is popped what was allocated stays, for `'s`.
 ///
@@ -212,9 +213,7 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors: use `owned`") };
         let place = self.place::<T>(Layout::new::<T>())?;
         // SAFETY: the memory is for a `T`, until the frame is popped, and for nobody else.
-        unsafe { place.write(value) };
-        // SAFETY: as above, and it is written.
-        Some(unsafe { &mut *place.as_ptr() })
+        Some(unsafe { values::put(place, value) })
     }
 
     /// Moves a value into the frame.
@@ -231,41 +230,26 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     pub fn owned<T>(&self, value: T) -> Owned<'s, T> {
         let place = self.place::<T>(Layout::new::<T>()).unwrap_or_else(|| no_memory());
         // SAFETY: the memory is for a `T`, until the frame is popped, and for nobody else.
-        unsafe { place.write(value) };
-        // SAFETY: as above, and it is written.
-        Owned(unsafe { &mut *place.as_ptr() })
+        Owned(unsafe { values::put(place, value) })
     }
 
     /// As many values as asked for, each made of its place.
     #[inline]
-    pub fn alloc_slice_with<T>(
-        &self,
-        len: usize,
-        mut value: impl FnMut(usize) -> T,
-    ) -> &'s mut [T] {
+    pub fn alloc_slice_with<T>(&self, len: usize, value: impl FnMut(usize) -> T) -> &'s mut [T] {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors: use `owned`") };
         let layout = Layout::array::<T>(len).ok();
         let start = layout.and_then(|layout| self.place::<T>(layout));
         let start = start.unwrap_or_else(|| no_memory());
-        for at in 0..len {
-            // SAFETY: the memory is for `len` of them.
-            let place = unsafe { start.add(at) };
-            // SAFETY: as above, until the frame is popped, and for nobody else.
-            unsafe { place.write(value(at)) };
-        }
-        // SAFETY: as above, and all are written.
-        unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
+        // SAFETY: the memory is for `len` of them, until the frame is popped, and for nobody else.
+        unsafe { values::make(start, len, value) }
     }
 
     /// A copy of a slice.
     #[inline]
     pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &'s mut [T] {
         let start = self.place::<T>(Layout::for_value(values)).unwrap_or_else(|| no_memory());
-        let start = start.as_ptr();
-        // SAFETY: the memory is for as many, and new, so it is not theirs.
-        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), start, values.len()) };
-        // SAFETY: as above, until the frame is popped, and all are written.
-        unsafe { slice::from_raw_parts_mut(start, values.len()) }
+        // SAFETY: the memory is new, for as many, until the frame is popped, and for nobody else.
+        unsafe { values::copy(start, values) }
     }
 
     /// What `format!` would give.

@@ -16,12 +16,8 @@ use core::ptr::NonNull;
 use allocator_api2::alloc::{AllocError, Allocator};
 
 use super::{LockedTlsf, Tlsf};
+use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
-
-/// What a block is for a collection: no larger than asked for.
-fn slice(block: Option<NonNull<u8>>, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-    Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
-}
 
 /// Gives a block another layout: another alignment is another block.
 ///
@@ -39,9 +35,8 @@ unsafe fn resize<S: Source, const N: usize>(
         return unsafe { pool.reallocate(block, old, new.size()) };
     }
     let moved = pool.allocate(new)?;
-    let kept = old.size().min(new.size());
-    // SAFETY: both blocks are at least as long, and apart.
-    unsafe { moved.copy_from_nonoverlapping(block, kept) };
+    // SAFETY: both blocks are as long as their layouts say, and apart.
+    unsafe { carry_over((block, old), (moved, new)) };
     // SAFETY: the caller promises the same.
     unsafe { pool.free(block, old) };
     Some(moved)
@@ -58,23 +53,5 @@ unsafe impl<S: Source + Send, const N: usize> Allocator for &LockedTlsf<S, N> {
         self.with(|pool| unsafe { pool.free(block, layout) });
     }
 
-    unsafe fn grow(
-        &self,
-        block: NonNull<u8>,
-        old: Layout,
-        new: Layout,
-    ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller promises the same.
-        slice(self.with(|pool| unsafe { resize(pool, block, old, new) }), new)
-    }
-
-    unsafe fn shrink(
-        &self,
-        block: NonNull<u8>,
-        old: Layout,
-        new: Layout,
-    ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller promises the same.
-        slice(self.with(|pool| unsafe { resize(pool, block, old, new) }), new)
-    }
+    resize_by!(|pool, block, old, new| pool.with(|pool| resize(pool, block, old, new)));
 }

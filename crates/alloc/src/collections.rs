@@ -1,0 +1,47 @@
+//! What pools have in common that are allocators of collections, by the traits of `allocator-api2`.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+
+use allocator_api2::alloc::AllocError;
+
+/// What a block is for a collection: no larger than asked for.
+pub(crate) fn slice(
+    block: Option<NonNull<u8>>,
+    layout: Layout,
+) -> Result<NonNull<[u8]>, AllocError> {
+    Ok(NonNull::slice_from_raw_parts(block.ok_or(AllocError)?, layout.size()))
+}
+
+/// Copies what two blocks both have room for.
+///
+/// # Safety
+/// Each has the size of its layout, and they do not overlap.
+pub(crate) unsafe fn carry_over(old: (NonNull<u8>, Layout), new: (NonNull<u8>, Layout)) {
+    let kept = old.1.size().min(new.1.size());
+    // SAFETY: as the caller says.
+    unsafe { new.0.copy_from_nonoverlapping(old.0, kept) };
+}
+
+/// `grow` and `shrink`, both by one call that gives a block another layout.
+///
+/// The call is unsafe as they are: its caller promises that the block is of this pool, and has the old layout.
+macro_rules! resize_by {
+    (|$pool:ident, $block:ident, $old:ident, $new:ident| $resize:expr) => {
+        $crate::collections::resize_by!(grow | $pool, $block, $old, $new | $resize);
+        $crate::collections::resize_by!(shrink | $pool, $block, $old, $new | $resize);
+    };
+    ($name:ident |$pool:ident, $block:ident, $old:ident, $new:ident| $resize:expr) => {
+        unsafe fn $name(
+            &self,
+            $block: ::core::ptr::NonNull<u8>,
+            $old: ::core::alloc::Layout,
+            $new: ::core::alloc::Layout,
+        ) -> Result<::core::ptr::NonNull<[u8]>, ::allocator_api2::alloc::AllocError> {
+            let $pool = self;
+            // SAFETY: the caller promises the same.
+            $crate::collections::slice(unsafe { $resize }, $new)
+        }
+    };
+}
+pub(crate) use resize_by;
