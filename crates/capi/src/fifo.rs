@@ -1,13 +1,14 @@
 //! `pagewise/fifo.h`: what its inline functions call where they do not know what to do.
 
 use std::alloc::Layout;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use pagewise_alloc::Fifo;
 use pagewise_alloc::source::Memory;
 
+use crate::common::{functions, layout, pointer};
 use crate::failure::or_abort;
 
 /// What `pw_fifo` is the beginning of.
@@ -17,10 +18,6 @@ type CFifo = Fifo<Memory>;
 #[derive(Debug)]
 #[repr(C)]
 pub struct Raw([u8; 0]);
-
-fn pointer(block: Option<NonNull<u8>>) -> *mut c_void {
-    block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
-}
 
 fn create(memory: Memory) -> *mut Raw {
     pointer(Fifo::unguarded(memory).map(Fifo::into_raw)).cast()
@@ -67,47 +64,12 @@ pub unsafe extern "C" fn pw_fifo_destroy(raw: *mut Raw) {
     }
 }
 
-/// See `pagewise/fifo.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_fifo_guard(raw: *mut Raw) -> c_int {
-    // SAFETY: as the header says.
-    c_int::from(unsafe { pool(raw) }.guard())
-}
-
-/// See `pagewise/fifo.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_fifo_held(raw: *const Raw) -> usize {
-    // SAFETY: as the header says.
-    unsafe { pool(raw) }.held()
-}
-
-/// See `pagewise/fifo.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_fifo_set_name(raw: *mut Raw, name: *const c_char) {
-    // SAFETY: a string, says the header.
-    let name = unsafe { CStr::from_ptr(name) };
-    // SAFETY: as the header says.
-    unsafe { pool(raw) }.set_name(&name.to_string_lossy());
-}
-
-/// See `pagewise/fifo.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_fifo_check(raw: *const Raw) {
-    // SAFETY: as the header says.
-    let pool = unsafe { pool(raw) };
-    or_abort(|| pool.check());
+functions! {
+    see "fifo.h", pool(*mut Raw);
+    guard pw_fifo_guard,
+    held pw_fifo_held,
+    set_name pw_fifo_set_name,
+    check pw_fifo_check,
 }
 
 /// See `pagewise/fifo.h`.
@@ -143,7 +105,7 @@ pub unsafe extern "C" fn pw_fifo_alloc_slow(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layout = Layout::from_size_align(size, align).ok();
+    let layout = layout(size, align);
     // SAFETY: as the header says.
     let pool = unsafe { pool(raw) };
     pointer(layout.and_then(|layout| pool.allocate(layout)))
@@ -159,7 +121,7 @@ pub unsafe extern "C" fn pw_fifo_zalloc_slow(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layout = Layout::from_size_align(size, align).ok();
+    let layout = layout(size, align);
     // SAFETY: as the header says.
     let pool = unsafe { pool(raw) };
     pointer(layout.and_then(|layout| pool.allocate_zeroed(layout)))

@@ -1,5 +1,6 @@
 //! The C API of pagewise: `libpagewise.a` and `libpagewise.so`. What each function promises is in `include/pagewise/*.h`.
 
+mod common;
 mod failure;
 pub mod fifo;
 mod home;

@@ -9,6 +9,7 @@ use pagewise_alloc::pages::{PAGE, run_size};
 use pagewise_alloc::source::{File, Mapped, Memory, Refused};
 use pagewise_alloc::{Block, Pages, Source};
 
+use crate::common::{functions, layout, pointer};
 use crate::failure::{Failure, call, or_abort};
 use crate::home;
 
@@ -144,14 +145,6 @@ unsafe fn kind(options: &COptions) -> Result<Kind, Failure> {
 unsafe fn pool<'a>(pages: *const CPages) -> &'a CPages {
     // SAFETY: as the caller says; any thread may use it.
     unsafe { &*pages }
-}
-
-fn pointer(run: Option<NonNull<u8>>) -> *mut c_void {
-    run.map_or(ptr::null_mut(), |run| run.as_ptr().cast())
-}
-
-fn layout(size: usize, align: usize) -> Option<Layout> {
-    Layout::from_size_align(size, align).ok()
 }
 
 /// See `pagewise/pages.h`.
@@ -332,14 +325,11 @@ pub unsafe extern "C" fn pw_pages_keep(pages: *mut CPages, percent: c_uint) {
     unsafe { pool(pages) }.keep(u8::try_from(percent).unwrap_or(u8::MAX));
 }
 
-/// See `pagewise/pages.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_pages_trim(pages: *mut CPages) {
-    // SAFETY: as the header says.
-    unsafe { pool(pages) }.trim();
+functions! {
+    see "pages.h", pool(*mut CPages);
+    trim pw_pages_trim,
+    set_name pw_pages_set_name,
+    check pw_pages_check,
 }
 
 /// See `pagewise/pages.h`.
@@ -351,28 +341,6 @@ pub unsafe extern "C" fn pw_pages_get_usage(pages: *mut CPages) -> CUsage {
     // SAFETY: as the header says.
     let usage = unsafe { pool(pages) }.usage();
     CUsage { live: usage.live, idle: usage.idle, held: usage.held }
-}
-
-/// See `pagewise/pages.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_pages_set_name(pages: *mut CPages, name: *const c_char) {
-    // SAFETY: a string, says the header.
-    let name = unsafe { CStr::from_ptr(name) };
-    // SAFETY: as the header says.
-    unsafe { pool(pages) }.set_name(&name.to_string_lossy());
-}
-
-/// See `pagewise/pages.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_pages_check(pages: *mut CPages) {
-    // SAFETY: as the header says.
-    or_abort(|| unsafe { pool(pages) }.check());
 }
 
 #[cfg(test)]

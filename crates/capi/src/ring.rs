@@ -1,7 +1,7 @@
 //! `pagewise/ring.h`: what its inline functions call where they do not know what to do.
 
 use std::alloc::Layout;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
@@ -9,6 +9,7 @@ use pagewise_alloc::Ring;
 use pagewise_alloc::ring::{Open, Sealed};
 use pagewise_alloc::source::Memory;
 
+use crate::common::{functions, layout, pointer};
 use crate::failure::or_abort;
 
 /// What `pw_ring` is the beginning of.
@@ -23,10 +24,6 @@ pub struct Raw([u8; 0]);
 #[derive(Debug)]
 #[repr(C)]
 pub struct RawFrame([u8; 0]);
-
-fn pointer(block: Option<NonNull<u8>>) -> *mut c_void {
-    block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
-}
 
 fn create(memory: Memory) -> *mut Raw {
     pointer(Ring::unguarded(memory).map(Ring::into_raw)).cast()
@@ -83,57 +80,13 @@ pub unsafe extern "C" fn pw_ring_destroy(raw: *mut Raw) {
     }
 }
 
-/// See `pagewise/ring.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_guard(raw: *mut Raw) -> c_int {
-    // SAFETY: as the header says.
-    c_int::from(unsafe { ring(raw) }.guard())
-}
-
-/// See `pagewise/ring.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_trim(raw: *mut Raw) {
-    // SAFETY: as the header says.
-    unsafe { ring(raw) }.trim();
-}
-
-/// See `pagewise/ring.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_held(raw: *const Raw) -> usize {
-    // SAFETY: as the header says.
-    unsafe { ring(raw) }.held()
-}
-
-/// See `pagewise/ring.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_set_name(raw: *mut Raw, name: *const c_char) {
-    // SAFETY: a string, says the header.
-    let name = unsafe { CStr::from_ptr(name) };
-    // SAFETY: as the header says.
-    unsafe { ring(raw) }.set_name(&name.to_string_lossy());
-}
-
-/// See `pagewise/ring.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_check(raw: *const Raw) {
-    // SAFETY: as the header says.
-    let ring = unsafe { ring(raw) };
-    or_abort(|| ring.check());
+functions! {
+    see "ring.h", ring(*mut Raw);
+    guard pw_ring_guard,
+    trim pw_ring_trim,
+    held pw_ring_held,
+    set_name pw_ring_set_name,
+    check pw_ring_check,
 }
 
 /// See `pagewise/ring.h`.
@@ -221,7 +174,7 @@ pub unsafe extern "C" fn pw_ring_alloc_slow(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layout = Layout::from_size_align(size, align).ok();
+    let layout = layout(size, align);
     // SAFETY: as the header says.
     let ring = unsafe { ring(raw) };
     or_abort(|| pointer(layout.and_then(|layout| open(&ring).allocate(layout))))

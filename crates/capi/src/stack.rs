@@ -1,21 +1,18 @@
 //! `pagewise/stack.h`: what its inline functions call where they do not know what to do.
 
 use std::alloc::Layout;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
 use pagewise_alloc::source::Memory;
 use pagewise_alloc::stack::thread::{LinkedStack, t_stack};
 use pagewise_alloc::stack::{Link, Linked, Stack};
 
+use crate::common::{functions, layout, pointer};
 use crate::failure::or_abort;
 
 /// `pw_stack`, whose layout the crate of the allocators asserts.
 type CStack = LinkedStack;
-
-fn pointer(block: Option<NonNull<u8>>) -> *mut c_void {
-    block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
-}
 
 /// The stack behind a pointer.
 ///
@@ -50,56 +47,13 @@ pub unsafe extern "C" fn pw_stack_wipe(stack: *mut CStack) {
     or_abort(|| unsafe { &mut *stack }.wipe());
 }
 
-/// See `pagewise/stack.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_stack_guard(pointer: *mut CStack) -> c_int {
-    // SAFETY: as the header says.
-    c_int::from(unsafe { stack(pointer) }.guard())
-}
-
-/// See `pagewise/stack.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_stack_trim(pointer: *mut CStack) {
-    // SAFETY: as the header says.
-    unsafe { stack(pointer) }.trim();
-}
-
-/// See `pagewise/stack.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_stack_held(pointer: *const CStack) -> usize {
-    // SAFETY: as the header says.
-    unsafe { stack(pointer) }.held()
-}
-
-/// See `pagewise/stack.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_stack_set_name(pointer: *mut CStack, name: *const c_char) {
-    // SAFETY: a string, says the header.
-    let name = unsafe { CStr::from_ptr(name) };
-    // SAFETY: as the header says.
-    unsafe { stack(pointer) }.set_name(&name.to_string_lossy());
-}
-
-/// See `pagewise/stack.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_stack_check(pointer: *const CStack) {
-    // SAFETY: as the header says.
-    or_abort(|| unsafe { stack(pointer) }.check());
+functions! {
+    see "stack.h", stack(*mut CStack);
+    guard pw_stack_guard,
+    trim pw_stack_trim,
+    held pw_stack_held,
+    set_name pw_stack_set_name,
+    check pw_stack_check,
 }
 
 /// See `pagewise/stack.h`.
@@ -112,7 +66,7 @@ pub unsafe extern "C" fn pw_stack_alloc_slow(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layout = Layout::from_size_align(size, align).ok();
+    let layout = layout(size, align);
     // SAFETY: as the header says.
     pointer(layout.and_then(|layout| unsafe { stack(pointer_to) }.allocate(layout)))
 }

@@ -1,13 +1,14 @@
 //! `pagewise/tlsf.h`: what its inline functions call where nothing is at hand, and the rest.
 
 use std::alloc::Layout;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
 use pagewise_alloc::source::Memory;
 use pagewise_alloc::tlsf::GRANULE;
 use pagewise_alloc::{Block, Source, Tlsf};
 
+use crate::common::{functions, layout, pointer};
 use crate::failure::or_abort;
 use crate::home;
 use crate::pages::CPages;
@@ -52,10 +53,6 @@ impl Below {
 
 /// `pw_tlsf`, of which C knows the start; the crate of the allocators asserts its layout.
 pub type CTlsf = Tlsf<Below>;
-
-fn pointer(block: Option<NonNull<u8>>) -> *mut c_void {
-    block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
-}
 
 fn make(below: Below) -> *mut CTlsf {
     home::place(below, Tlsf::unguarded).map_or(ptr::null_mut(), NonNull::as_ptr)
@@ -127,46 +124,12 @@ pub unsafe extern "C" fn pw_tlsf_reset(pointer: *mut CTlsf) {
     unsafe { pool.reset() };
 }
 
-/// See `pagewise/tlsf.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_tlsf_trim(pointer: *mut CTlsf) {
-    // SAFETY: as the header says.
-    unsafe { pool(pointer) }.trim();
-}
-
-/// See `pagewise/tlsf.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_tlsf_held(pointer: *mut CTlsf) -> usize {
-    // SAFETY: as the header says.
-    unsafe { pool(pointer) }.held()
-}
-
-/// See `pagewise/tlsf.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_tlsf_set_name(pointer: *mut CTlsf, name: *const c_char) {
-    // SAFETY: a string, says the header.
-    let name = unsafe { CStr::from_ptr(name) };
-    // SAFETY: as the header says.
-    unsafe { pool(pointer) }.set_name(&name.to_string_lossy());
-}
-
-/// See `pagewise/tlsf.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_tlsf_check(pointer: *mut CTlsf) {
-    // SAFETY: as the header says.
-    or_abort(|| unsafe { pool(pointer) }.check());
+functions! {
+    see "tlsf.h", pool(*mut CTlsf);
+    trim pw_tlsf_trim,
+    held pw_tlsf_held,
+    set_name pw_tlsf_set_name,
+    check pw_tlsf_check,
 }
 
 /// See `pagewise/tlsf.h`.
@@ -216,7 +179,7 @@ pub unsafe extern "C" fn pw_tlsf_alloc_slow(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layout = Layout::from_size_align(size, align).ok();
+    let layout = layout(size, align);
     // SAFETY: as the header says.
     pointer(layout.and_then(|layout| unsafe { pool(of) }.allocate(layout)))
 }
