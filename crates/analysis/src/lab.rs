@@ -6,7 +6,7 @@ use pagewise_model::report::{
     Shape, Table, Unit, Value,
 };
 use pagewise_model::{Absent, Name, Reading};
-use pagewise_stats::{Interval, Ratio, Summary, median_interval, ratio_of_medians};
+use pagewise_stats::{Interval, Ratio, Summary, median_curve, median_interval, ratio_of_medians};
 
 use crate::blocks::{facts_of, for_programs, table};
 use crate::explain::fact;
@@ -177,7 +177,7 @@ fn verdicts(experiments: &[Experiment]) -> Table {
         Column::new("verdict", "VERDICT", values(&|e| Value::Text(verdict(e)))),
         Column::new("claims", "CLAIMS HOLD", values(&claims)),
         Column::new("noise", "NOISE", values(&noise)),
-        Column::new("took", "TOOK", values(&|e| Value::Nanos(e.took_ns))),
+        Column::new("took", "TOOK", values(&took)),
         Column::new("skipped", "", values(&skipped)),
     ];
     table("verdicts", "Verdicts", Audience::People, columns)
@@ -189,6 +189,11 @@ fn verdict(experiment: &Experiment) -> Label {
         (None, Some(verdict)) => verdict.words().into(),
         (None, None) => "no verdict".into(),
     }
+}
+
+/// What was skipped took no time, not 0 of it.
+fn took(experiment: &Experiment) -> Value {
+    if experiment.skipped.is_some() { Value::None } else { Value::Nanos(experiment.took_ns) }
 }
 
 fn skipped(experiment: &Experiment) -> Value {
@@ -214,7 +219,7 @@ fn for_outside(experiments: &[Experiment]) -> Table {
         Column::new("arms", "", list(&|e| e.arms.iter().map(|arm| arm_record(e, arm)).collect())),
         Column::new("parameters", "", values(&parameters)),
         Column::new("noise", "", values(&|e| e.noise.map_or(Value::None, Value::Share))),
-        Column::new("took_ns", "", values(&|e| Value::Nanos(e.took_ns))),
+        Column::new("took_ns", "", values(&took)),
         Column::new("rerun", "", values(&|e| Value::Text(e.rerun.clone()))),
     ];
     table("experiments", "", Audience::Programs, columns)
@@ -380,7 +385,7 @@ fn drawn(experiment: &Experiment, plot: &Plot) -> Option<Block> {
                 scale: *scale,
             };
             let line = |arm: &Arm| {
-                let points = median_curve(arm, curve);
+                let points = median_curve(&arm.curves(curve));
                 (!points.is_empty()).then(|| Line { label: arm.name.clone(), points })
             };
             let lines: Vec<Line> = experiment.arms.iter().filter_map(line).collect();
@@ -389,19 +394,6 @@ fn drawn(experiment: &Experiment, plot: &Plot) -> Option<Block> {
                 .then(|| Block::Chart(Chart { title, x: axis(x), y: axis(y), lines }))
         }
     }
-}
-
-/// A curve whose points are medians over runs.
-fn median_curve(arm: &Arm, curve: &str) -> Vec<(f64, f64)> {
-    let all: Vec<&Vec<(f64, f64)>> =
-        arm.runs.iter().filter_map(|run| run.curves.get(curve)).collect();
-    let Some(first) = all.first() else { return Vec::new() };
-    let height = |at: usize| {
-        let heights: Vec<f64> =
-            all.iter().filter_map(|points| points.get(at)).map(|p| p.1).collect();
-        Summary::of(&heights).map(|summary| summary.median)
-    };
-    first.iter().enumerate().filter_map(|(at, point)| Some((point.0, height(at)?))).collect()
 }
 
 /// How the medians of two notebooks compare.

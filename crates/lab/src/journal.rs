@@ -38,8 +38,6 @@ pub struct Journal {
 }
 
 const LOCK: &str = "lock";
-/// The lock beside the journals, of who may change settings.
-const SETTINGS: &str = "settings";
 
 impl Journal {
     /// A new journal among those of this user. Undoes first what journals say whose owners are gone.
@@ -83,8 +81,8 @@ impl Journal {
         &self,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<File>, LabError> {
-        let path = self.folder.with_file_name(SETTINGS);
-        let lock = File::create(&path).while_(format!("cannot make {}", path.display()))?;
+        let base = self.folder.parent().unwrap_or(&self.folder);
+        let lock = File::open(base).while_(format!("cannot open {}", base.display()))?;
         while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             if interrupted() {
                 return Ok(None);

@@ -2,7 +2,7 @@
 
 use pagewise_model::lab::{Claim, Experiment, Verdict};
 use pagewise_model::report::{Label, Unit};
-use pagewise_stats::{Interval, Summary, median_interval, ratio_of_medians};
+use pagewise_stats::{Interval, Summary, median_curve, median_interval, ratio_of_medians};
 
 /// The values of all runs of an experiment.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Results<'_> {
 
     /// The points of a curve in a condition, each the median over its runs.
     pub fn curve(&self, curve: &str, arm: &str) -> Vec<(f64, f64)> {
-        self.0.arm(arm).map(|arm| median_curve(arm, curve)).unwrap_or_default()
+        self.0.arm(arm).map(|arm| median_curve(&arm.curves(curve))).unwrap_or_default()
     }
 
     /// Begins a claim.
@@ -69,19 +69,6 @@ impl Results<'_> {
         let (text, source) = (text.into(), source.into());
         Asked { text, source, noise: self.0.noise.unwrap_or(0.0) }
     }
-}
-
-/// The curve of an arm, each point the median over its runs.
-pub(crate) fn median_curve(arm: &pagewise_model::lab::Arm, curve: &str) -> Vec<(f64, f64)> {
-    let all: Vec<&Vec<(f64, f64)>> =
-        arm.runs.iter().filter_map(|run| run.curves.get(curve)).collect();
-    let Some(first) = all.first() else { return Vec::new() };
-    let at = |place: usize, x: f64| {
-        let heights: Vec<f64> =
-            all.iter().filter_map(|points| points.get(place)).map(|point| point.1).collect();
-        Some((x, Summary::of(&heights)?.median))
-    };
-    first.iter().enumerate().filter_map(|(place, point)| at(place, point.0)).collect()
 }
 
 /// A claim that waits for its number.
@@ -123,12 +110,9 @@ impl Asked {
 
     /// It holds where the number is as expected within a share of it.
     pub fn near(self, expected: f64, tolerance: f64, value: Option<Estimate>) -> Claim {
-        let unit = unit_of(value.as_ref());
-        let words = format!("{} within {:.0} %", number(expected, unit), tolerance * 100.0);
-        self.judge(
-            words,
+        self.judge_in_unit(
+            |unit| format!("{} within {:.0} %", number(expected, unit), tolerance * 100.0),
             value,
-            |n| number(n, unit),
             |estimate| {
                 let (low, high) = estimate.ends();
                 let [least, most] =
@@ -141,12 +125,9 @@ impl Asked {
 
     /// It holds where the number is at most this.
     pub fn at_most(self, most: f64, value: Option<Estimate>) -> Claim {
-        let unit = unit_of(value.as_ref());
-        let words = format!("at most {}", number(most, unit));
-        self.judge(
-            words,
+        self.judge_in_unit(
+            |unit| format!("at most {}", number(most, unit)),
             value,
-            |n| number(n, unit),
             |estimate| {
                 let (low, high) = estimate.ends();
                 decide(high <= most, low > most)
@@ -156,12 +137,9 @@ impl Asked {
 
     /// It holds where the number is at least this.
     pub fn at_least(self, least: f64, value: Option<Estimate>) -> Claim {
-        let unit = unit_of(value.as_ref());
-        let words = format!("at least {}", number(least, unit));
-        self.judge(
-            words,
+        self.judge_in_unit(
+            |unit| format!("at least {}", number(least, unit)),
             value,
-            |n| number(n, unit),
             |estimate| {
                 let (low, high) = estimate.ends();
                 decide(low >= least, high < least)
@@ -178,6 +156,17 @@ impl Asked {
         };
         let Asked { text, source, .. } = self;
         Claim { text, source, expected: expected.into(), measured, verdict, why: why.into() }
+    }
+
+    /// Judges a number that is written in its unit, and so is what is expected of it.
+    fn judge_in_unit(
+        self,
+        expected: impl FnOnce(Unit) -> String,
+        found: Option<Estimate>,
+        decide: impl Fn(&Estimate) -> Verdict,
+    ) -> Claim {
+        let unit = found.map_or(Unit::Number, |estimate| estimate.unit);
+        self.judge(expected(unit), found, |n| number(n, unit), decide)
     }
 
     fn judge(
@@ -226,10 +215,6 @@ fn decide(holds: bool, fails: bool) -> Verdict {
 
 fn times(n: f64) -> String {
     format!("{n:.2} ×")
-}
-
-fn unit_of(estimate: Option<&Estimate>) -> Unit {
-    estimate.map_or(Unit::Number, |estimate| estimate.unit)
 }
 
 /// A number in its unit.

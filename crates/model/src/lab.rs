@@ -207,6 +207,11 @@ impl Experiment {
 }
 
 impl Arm {
+    /// The points of a curve, of each run that has it.
+    pub fn curves(&self, curve: &str) -> Vec<&[(f64, f64)]> {
+        self.runs.iter().filter_map(|run| run.curves.get(curve)).map(Vec::as_slice).collect()
+    }
+
     /// All values of a quantity.
     pub fn values(&self, quantity: &str) -> Vec<f64> {
         let value = |run: &Run| run.values.get(quantity).and_then(|value| value.0.clone().ok());

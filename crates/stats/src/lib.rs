@@ -25,5 +25,5 @@ mod summary;
 mod trend;
 
 pub use bootstrap::{Interval, Ratio, median_interval, ratio_of_medians};
-pub use summary::{Summary, outliers};
+pub use summary::{Summary, median_curve, outliers};
 pub use trend::{Drift, drift};

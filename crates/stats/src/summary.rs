@@ -56,6 +56,24 @@ impl Summary {
     }
 }
 
+/// Several curves as one: each point is the median over those that have as many. The first says how many, and where.
+///
+/// ```
+/// let runs = [[(1.0, 5.0), (2.0, 9.0)], [(1.0, 7.0), (2.0, 8.0)], [(1.0, 6.0), (2.0, 1.0)]];
+/// let curves: Vec<&[(f64, f64)]> = runs.iter().map(|run| run.as_slice()).collect();
+/// assert_eq!(pagewise_stats::median_curve(&curves), [(1.0, 6.0), (2.0, 8.0)]);
+/// ```
+pub fn median_curve(curves: &[&[(f64, f64)]]) -> Vec<(f64, f64)> {
+    let median = |place: usize| {
+        let heights: Vec<f64> =
+            curves.iter().filter_map(|points| Some(points.get(place)?.1)).collect();
+        Some(Summary::of(&heights)?.median)
+    };
+    let first = curves.first().copied().unwrap_or_default();
+    let points = first.iter().enumerate();
+    points.filter_map(|(place, point)| Some((point.0, median(place)?))).collect()
+}
+
 /// Which values stand out from the rest, by index: those whose modified z-score is above 3.5.
 ///
 /// The score is the distance to the median over the scaled MAD. Where more than half of the values

@@ -17,11 +17,9 @@ use pagewise_view::text::Units;
 use pagewise_view::{html, json, markdown};
 
 use crate::args::{Lab, LabCommand, LabOutput, LabRun, LabSizes, LabTry};
+use crate::commands::run_command::INTERRUPTED;
 use crate::look::Look;
 use crate::output::{emit, into_file, to_stdout};
-
-/// What a shell exits with after a Ctrl-C.
-const INTERRUPTED: u8 = 130;
 
 /// Lists, describes, runs, shows or compares.
 pub(crate) fn run(args: Lab, look: &Look) -> anyhow::Result<ExitCode> {

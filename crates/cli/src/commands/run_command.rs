@@ -164,6 +164,9 @@ fn sizes(snapshot: &Snapshot) -> (Bytes, Bytes) {
     (resident, peak.max(resident))
 }
 
+/// What a shell exits with after a Ctrl-C.
+pub(crate) const INTERRUPTED: u8 = 130;
+
 /// The command's own exit code; a signal's as a shell gives it.
 pub(crate) fn exit_code(ending: Ending) -> ExitCode {
     let code = match ending {

@@ -12,7 +12,7 @@ use pagewise_model::measured::Measurement;
 use pagewise_view::text::Units;
 
 use crate::args::{HowOften, Stat};
-use crate::commands::run_command::NotRun;
+use crate::commands::run_command::{INTERRUPTED, NotRun};
 use crate::look::Look;
 use crate::output::{emit_beside, emit_csv};
 use crate::plan::Usage;
@@ -30,14 +30,11 @@ pub(crate) fn run(args: &Stat, look: &Look) -> anyhow::Result<ExitCode> {
         emit_beside(&stat::stat(&measurement), &args.output, look, Units::Human)?;
     }
     let status = match stat::exit_status(&measurement) {
-        0 if measurement.conditions.interrupted => INTERRUPTED,
+        0 if measurement.conditions.interrupted => INTERRUPTED.into(),
         status => status,
     };
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
-
-/// What a shell exits with after a Ctrl-C.
-const INTERRUPTED: i32 = 130;
 
 fn plan(args: &Stat) -> anyhow::Result<Plan> {
     let mut commands = vec![command(args.command.clone())?];

@@ -59,6 +59,9 @@ static ABOUT: About = About {
         Quantity { name: "spread", unit: Unit::Number, meaning: "nanoseconds for one of 8192 lines in a page each" },
         Quantity { name: "tlb_reach", unit: Unit::Count, meaning: "the most pages of which a line each answers like the first level" },
         Quantity { name: "ways", unit: Unit::Count, meaning: "lines of one set that fit the first level" },
+        Quantity { name: "l1_said", unit: Unit::Bytes, meaning: "how large the kernel says that the first level is" },
+        Quantity { name: "l2_said", unit: Unit::Bytes, meaning: "how large it says that the second is" },
+        Quantity { name: "ways_said", unit: Unit::Count, meaning: "how many ways it says that the first has" },
         Quantity { name: POLICIES[0].0, unit: Unit::Share, meaning: "what LRU leaves unexplained of the times" },
         Quantity { name: POLICIES[1].0, unit: Unit::Share, meaning: "what FIFO leaves unexplained" },
         Quantity { name: POLICIES[2].0, unit: Unit::Share, meaning: "what random replacement leaves unexplained" },
@@ -324,6 +327,7 @@ impl Experiment for LatencyLadder {
         region.advise(advice).while_("madvise")?;
         region.bytes().iter_mut().step_by(page).for_each(|byte| *byte = 1);
         let levels = caches().unwrap_or_default();
+        note_what_is_said(&levels, bench);
         let line = levels.first().map_or(64, |cache| in_memory(cache.line));
         let before = cycle();
         let mut ladder = Ladder { bench, region, line, random: fastrand::Rng::with_seed(4) };
@@ -344,12 +348,8 @@ impl Experiment for LatencyLadder {
         const NO_DISK: &str = "an SSD, and a disk that the host of a virtual machine has in its memory, answer within tens of \
             microseconds; a file system in memory is no disk: --disk names another folder";
         let arm = "4 KiB pages";
-        let levels = caches().unwrap_or_default();
-        let level = |level: u8| levels.iter().find(|cache| cache.level == level);
-        let size = |of: u8| level(of).map(|cache| count(cache.size.0));
-        let ways = level(1).and_then(|cache| cache.ways).map(|ways| count(ways as u64));
         // What the kernel says is what is expected; a virtual machine may be told nothing.
-        let as_said = |asked: Asked, said: Option<f64>, tolerance, quantity| match said {
+        let as_said = |asked: Asked, said, tolerance, quantity| match results.median(said, arm) {
             Some(said) => asked.near(said, tolerance, results.value(quantity, arm)).because(VIRTUAL),
             None => asked.holds("what the kernel says", None).because(VIRTUAL),
         };
@@ -371,17 +371,17 @@ impl Experiment for LatencyLadder {
                 .because(NO_DISK),
             as_said(
                 results.claim("As many lines of one set fit L1 as the kernel says that it has ways", ""),
-                ways,
+                "ways_said",
                 0.01,
                 "ways",
             ),
             as_said(
                 results.claim("The first step is where the kernel says that L1 ends", "a step at the size of L1"),
-                size(1),
+                "l1_said",
                 0.5,
                 "l1_reach",
             ),
-            as_said(results.claim("The second is where L2 ends", "a step at the size of L2"), size(2), 0.6, "l2_reach"),
+            as_said(results.claim("The second is where L2 ends", "a step at the size of L2"), "l2_said", 0.6, "l2_reach"),
             results
                 .claim("The first TLB knows tens of pages", "64 pages; elsewhere 96")
                 .holds("from 16 to 256", tlb.map(|pages| ((16.0..=256.0).contains(&pages), format!("{pages:.0}").into()))),
@@ -405,6 +405,19 @@ impl Experiment for LatencyLadder {
             curve("one line in each page", "pages", Unit::Count, Scale::Log),
             curve("lines of one set", "lines", Unit::Count, Scale::Linear),
         ]
+    }
+}
+
+/// Notes what the kernel says of the first two levels.
+fn note_what_is_said(levels: &[Cache], bench: &mut Bench) {
+    let level = |level: u8| levels.iter().find(|cache| cache.level == level);
+    let size = |of: u8| level(of).map(|cache| count(cache.size.0));
+    let ways = level(1).and_then(|cache| cache.ways).map(|ways| count(ways as u64));
+    for (quantity, said) in [("l1_said", size(1)), ("l2_said", size(2)), ("ways_said", ways)] {
+        match said {
+            Some(said) => bench.record(quantity, said),
+            None => bench.missing(quantity, Absent::NotSupported("the kernel does not say".into())),
+        }
     }
 }
 
