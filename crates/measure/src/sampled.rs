@@ -7,6 +7,7 @@ use pagewise_model::measured::{Count, Metric, Origin, Scope, Unit};
 use pagewise_model::{Absent, Bytes, Counter, Pid, Reading, Smaps, Snapshot};
 use pagewise_proc::capture::{Request, Wish, capture};
 use pagewise_proc::{ProcRoot, smaps, tree};
+use rustix::time::{ClockId, clock_gettime};
 
 /// The sums that are kept, by counter of `smaps_rollup`: all at the moment with the most PSS.
 const KEPT: &[(&str, Counter)] = &[
@@ -18,7 +19,8 @@ const KEPT: &[(&str, Counter)] = &[
 
 /// A command that has grown by this part since it was last looked at closely is, again.
 const STEP: u64 = 16;
-/// How long after a close look there is no other, as a multiple of the time it took.
+/// How long after a close look there is no other, as a multiple of the CPU time it took: what others had of the CPU
+/// meanwhile makes a look no dearer.
 const REST: u32 = 10;
 
 pub(crate) fn metrics() -> impl Iterator<Item = Metric> {
@@ -89,16 +91,16 @@ impl Sampler {
     /// Takes a snapshot of the largest process where all together have grown by much since the last.
     fn look_closely(&mut self, largest: Pid, pss: Bytes) {
         let grown = pss.saturating_sub(self.snapshot_pss);
-        let begin = Instant::now();
-        if grown.0 <= self.snapshot_pss.0 / STEP || begin < self.rest_until {
+        if grown.0 <= self.snapshot_pss.0 / STEP || Instant::now() < self.rest_until {
             return;
         }
+        let begin = cpu_time();
         let request = Request { wish: Wish::Auto, moment: Moment::AtPeak(pss), sums: true };
         if let Ok(snapshot) = capture(&self.root, largest, &request) {
             self.snapshot = Some(Box::new(snapshot));
             self.snapshot_pss = pss;
         }
-        self.rest_until = Instant::now() + begin.elapsed() * REST;
+        self.rest_until = Instant::now() + cpu_time().saturating_sub(begin) * REST;
     }
 
     /// The values of [`metrics`], and the last snapshot.
@@ -109,4 +111,9 @@ impl Sampler {
         };
         (values, self.snapshot)
     }
+}
+
+/// What this thread has had of the CPU.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
