@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{copy_program, is_root, skip};
+use fixture::{copy_program, interruptible, is_root, skip};
 
 /// Sizes at which an experiment only shows that it runs. Those that are not here are quick as they are.
 const TINY: &[(&str, &[&str])] = &[
@@ -63,7 +63,7 @@ impl Lab {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        let mut command = interruptible();
         command.args(["lab", "run", "--quick", "--change-system", "--disk"]).arg(self.disk.path());
         command.args(words).stdin(Stdio::null());
         command

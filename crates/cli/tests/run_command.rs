@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{number, pagewise, program, sum};
+use fixture::{interruptible, number, pagewise, program, sum};
 
 const MIB: u64 = 1 << 20;
 
@@ -129,7 +129,7 @@ fn standard_input_is_the_commands() {
 
 /// `explain` of a command, as a job of its own, with the report in `report` in that folder.
 fn running(folder: &TempDir, command: &[&str]) -> Command {
-    let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    let mut pagewise = interruptible();
     pagewise.args(["explain", "--output"]).arg(folder.path().join("report")).arg("--");
     pagewise.args(command).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
     pagewise

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 
-use fixture::{copy_program, is_root, lacks, number, pagewise, program, skip};
+use fixture::{copy_program, interruptible, is_root, lacks, number, pagewise, program, skip};
 
 const KIB: i64 = 1 << 10;
 
@@ -321,7 +321,7 @@ fn exit_codes_are_passed_on_and_failures_told_as_a_shell_tells_them() {
 
 /// `syscalls` of a command, as a job of its own, with the report in `report` in that folder.
 fn job(folder: &Path, command: &[&str]) -> Command {
-    let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    let mut pagewise = interruptible();
     pagewise.args(["syscalls", "--json", "--output"]).arg(folder.join("report")).arg("--");
     pagewise.args(command).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
     pagewise
@@ -452,7 +452,7 @@ fn an_interrupt_ends_the_recording_and_not_the_process() {
     let Some(looping) = Looping::start() else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report");
-    let mut recording = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+    let mut recording = interruptible()
         .args(["syscalls", &looping.pid(), "--output", file.to_str().unwrap()])
         .process_group(0)
         .spawn()
