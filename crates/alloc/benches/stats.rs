@@ -1,6 +1,7 @@
 //! What counting costs: each pool in its own pattern, with the feature `stats` and without it, by turns.
 //!
-//! Cargo builds one of the two, and the bench has cargo build the other; each turn is a process of one of them.
+//! Cargo builds one of the two, and the bench has cargo build the other; each turn is a process of one of them. With words
+//! (`cargo bench --bench stats -- persistent`) only the patterns that have one of them in their names.
 
 #![allow(
     clippy::unwrap_used,
@@ -49,7 +50,11 @@ fn main() {
     }
     let [without, with] = [false, true].map(built);
     println!("{:36} {:>8} {:>8}  {:>6}", "ns for a request, median", "without", "with", "ratio");
-    for (at, (name, _)) in PATTERNS.iter().enumerate() {
+    let words: Vec<String> =
+        std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let wanted =
+        |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    for (at, (name, _)) in PATTERNS.iter().enumerate().filter(|(_, (name, _))| wanted(name)) {
         let mut times = [Vec::new(), Vec::new()];
         for turn in 0..TURNS * 2 {
             let which = (turn + turn / 2) % 2;

@@ -208,6 +208,66 @@ pub fn counted(pool: &Pool, size: usize) {
     let _ = (pool, size);
 }
 
+/// Counts of blocks for a pool with few sizes, which says itself when it is time to tell them.
+#[derive(Debug)]
+pub struct Classes<const N: usize> {
+    #[cfg(feature = "stats")]
+    asked: [Cell<u32>; N],
+    #[cfg(feature = "stats")]
+    returned: [Cell<u32>; N],
+}
+
+impl<const N: usize> Default for Classes<N> {
+    fn default() -> Classes<N> {
+        Classes {
+            #[cfg(feature = "stats")]
+            asked: [const { Cell::new(0) }; N],
+            #[cfg(feature = "stats")]
+            returned: [const { Cell::new(0) }; N],
+        }
+    }
+}
+
+impl<const N: usize> Classes<N> {
+    /// Counts a block that is handed out.
+    #[inline(always)]
+    pub fn asked(&self, class: usize) {
+        #[cfg(feature = "stats")]
+        self.asked[class].set(self.asked[class].get().wrapping_add(1));
+        #[cfg(not(feature = "stats"))]
+        let _ = class;
+    }
+
+    /// Counts a block that came back.
+    #[inline(always)]
+    pub fn returned(&self, class: usize) {
+        #[cfg(feature = "stats")]
+        self.returned[class].set(self.returned[class].get().wrapping_add(1));
+        #[cfg(not(feature = "stats"))]
+        let _ = class;
+    }
+
+    /// Tells all that was counted, of blocks of these sizes.
+    pub fn tell(&self, pool: &Pool, size: impl Fn(usize) -> usize) {
+        #[cfg(feature = "stats")]
+        if let Some(entry) = pool.entry.get() {
+            let mut sum = Progress { requests: 0, requested: 0, returned: 0, size: 0 };
+            for class in 0..N {
+                let [asked, returned] =
+                    [&self.asked, &self.returned].map(|count| count[class].take() as usize);
+                let size = size(class);
+                entry.sized(size, asked as u64);
+                sum.requests += asked;
+                sum.requested += asked * size;
+                sum.returned += returned * size;
+            }
+            entry.moved(sum);
+        }
+        #[cfg(not(feature = "stats"))]
+        let _ = (pool, size);
+    }
+}
+
 /// Counts a block that has another size.
 #[inline(always)]
 pub fn recounted(pool: &Pool, old: usize, new: usize) {

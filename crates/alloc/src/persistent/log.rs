@@ -11,8 +11,7 @@
 //! Generations use two logs in turn: the last
 //! committed one stays whole while the next one runs.
 
-use super::Error;
-use super::format::{LOG, Shape, mix};
+use super::format::{AREA, LOG, Shape, mix};
 use super::index::Found;
 use super::mapping::{Mapping, barrier};
 
@@ -59,6 +58,11 @@ impl Entry {
     }
 }
 
+/// Who writes more than so many bytes is asked for a pause, each time.
+const PAUSE: usize = 4 << 10;
+
+const _: () = assert!(PAUSE <= AREA);
+
 /// How many frees of a transaction are known without reading its log again.
 const FEW: usize = 4;
 
@@ -68,6 +72,8 @@ pub(super) struct Log {
     /// Where it is in the file.
     start: usize,
     end: usize,
+    /// Where the next pause is: `end` at the latest.
+    pause: usize,
     /// Where the next entry goes, and where the last one is from the start.
     next: usize,
     last: usize,
@@ -81,7 +87,8 @@ impl Log {
     #[inline]
     pub(super) fn new(shape: Shape, generation: u64) -> Log {
         let start = start(shape, generation);
-        Log { start, end: start + shape.log, next: start, last: 0, frees: 0, first_frees: [0; FEW] }
+        let (end, pause) = (start + shape.log, start + PAUSE);
+        Log { start, end, pause, next: start, last: 0, frees: 0, first_frees: [0; FEW] }
     }
 
     /// Makes it that of another generation.
@@ -89,6 +96,7 @@ impl Log {
     pub(super) fn begin(&mut self, shape: Shape, generation: u64) {
         self.start = start(shape, generation);
         self.end = self.start + shape.log;
+        self.pause = self.start + PAUSE;
         (self.next, self.last, self.frees) = (self.start, 0, 0);
     }
 
@@ -98,8 +106,18 @@ impl Log {
         self.next == self.start
     }
 
+    /// After a refusal for want of a pause: whether there is room for an entry with so many bytes.
+    pub(super) fn go_on(&mut self, len: usize) -> bool {
+        let need = HEADER + len;
+        let has_room = need <= self.end - self.next;
+        if has_room {
+            self.pause = (self.next + need.max(PAUSE)).min(self.end);
+        }
+        has_room
+    }
+
     /// Writes down what is about to change. Places and lengths are multiples of 8. Where the length is known to the
-    /// compiler, it is some instructions.
+    /// compiler, it is some instructions. `false` where it is time for a pause, or the log is full.
     #[inline(always)]
     pub(super) fn append(
         &mut self,
@@ -107,10 +125,10 @@ impl Log {
         generation: u64,
         kind: Kind,
         (place, len): (usize, usize),
-    ) -> Result<(), Error> {
+    ) -> bool {
         let (at, position) = (self.next, self.next - self.start);
-        if HEADER + len > self.end - at {
-            return Err(Error::LogFull);
+        if HEADER + len > self.pause - at {
+            return false;
         }
         let what = (kind as u64) << KIND | place as u64;
         let sizes = (self.last as u64) << 32 | len as u64;
@@ -124,7 +142,7 @@ impl Log {
         barrier();
         self.last = position;
         self.next = at + HEADER + len;
-        Ok(())
+        true
     }
 
     /// Takes in which block it was that the last entry frees.

@@ -37,7 +37,7 @@ impl Persistent {
                 self.note(Kind::Take, place, 0)?;
                 self.mapping.store(bitmap + word * 8, bits | (bits + 1));
                 self.index.taken(chunk, class, word);
-                self.count(row.size);
+                self.watched.classes.asked(class);
                 return Ok(place);
             }
         }
@@ -66,7 +66,7 @@ impl Persistent {
         self.note(Kind::Take, place, 0)?;
         self.mapping.store(entry, State::Run(chunks).word(entry));
         self.index.set_run(first, chunks);
-        self.count(chunks * CHUNK);
+        self.watched.count_run(chunks * CHUNK, 0);
         Ok(place)
     }
 
@@ -116,14 +116,28 @@ impl Persistent {
         if self.careful {
             return self.note_with_care(kind, place, len);
         }
-        self.log.append(&mut self.mapping, self.generation, kind, (place, len))
+        if self.log.append(&mut self.mapping, self.generation, kind, (place, len)) {
+            return Ok(());
+        }
+        self.note_after_a_pause(kind, place, len)
+    }
+
+    /// Where a transaction is large: counts are told meanwhile.
+    #[cold]
+    fn note_after_a_pause(&mut self, kind: Kind, place: usize, len: usize) -> Result<(), Error> {
+        self.watched.tell();
+        let done = self.log.go_on(len)
+            && self.log.append(&mut self.mapping, self.generation, kind, (place, len));
+        if done { Ok(()) } else { Err(Error::LogFull) }
     }
 
     /// Where power may fail or accesses are checked.
     #[cold]
     fn note_with_care(&mut self, kind: Kind, place: usize, len: usize) -> Result<(), Error> {
         let _quiet = self.watched.quiet();
-        self.log.append(&mut self.mapping, self.generation, kind, (place, len))?;
+        if !self.log.append(&mut self.mapping, self.generation, kind, (place, len)) {
+            self.note_after_a_pause(kind, place, len)?;
+        }
         if self.durability == Durability::Power && kind != Kind::Free {
             return self.mapping.sync(0, self.shape.table());
         }
@@ -183,6 +197,9 @@ impl Persistent {
         self.generation = next(self.generation, by);
         self.mapping.store(GENERATION, checked(GENERATION, self.generation));
         self.log.begin(self.shape, self.generation);
+        if self.watched.is_turn(self.generation) {
+            self.watched.take_turn();
+        }
     }
 
     /// Frees what a transaction that was just committed says.
@@ -204,6 +221,7 @@ impl Persistent {
                 self.put_back(found);
             }
         }
+        self.watched.tell();
     }
 
     /// Whether the open transaction frees a block.
@@ -229,7 +247,10 @@ impl Persistent {
                     return;
                 }
                 self.mapping.store(place, bits & !bit);
-                self.uncount(found);
+                self.watched.classes.returned(class);
+                if self.watched.closely() {
+                    self.tell_freed(found);
+                }
                 if self.index.freed(chunk, class, slot / 64, 1) {
                     self.drop_slab(chunk, class);
                 }
@@ -242,7 +263,10 @@ impl Persistent {
         if self.index.run(chunk).is_some() {
             self.mapping.store(self.shape.entry(chunk), 0);
             self.index.release(chunk, chunks);
-            self.uncount(Found::Run { chunk, chunks });
+            self.watched.count_run(0, chunks * CHUNK);
+            if self.watched.closely() {
+                self.tell_freed(Found::Run { chunk, chunks });
+            }
         }
     }
 
@@ -275,6 +299,7 @@ impl Persistent {
             }
         }
         drop(quiet);
+        self.watched.tell();
         self.forget(self.index.chunks())
     }
 

@@ -5,16 +5,25 @@
 
 use core::ptr::NonNull;
 
-use super::format::{CHUNK, Shape, State, TABLE};
+use super::format::{CHUNK, CLASSES, Shape, State, TABLE};
 use super::index::Found;
 use super::{Error, Persistent};
 use crate::source::Block;
 use crate::watch::{self, Progress};
 
+/// How many transactions are untold at most, large ones apart.
+const UNTOLD: u64 = 512;
+
 /// A heap, as its watchers know it.
 #[derive(Debug)]
 pub(super) struct Watched {
     pool: watch::Pool,
+    /// What was counted of blocks that share chunks.
+    pub(super) classes: watch::Classes<CLASSES>,
+    /// Counts are told when the generation has none of these bits: an eighth of all transactions are untold at most.
+    between: u64,
+    /// How many transactions there were when they were told last.
+    turns: u64,
     /// Whether accesses are checked.
     closely: bool,
     /// From where on and up to where watchers know what lies in the file.
@@ -31,7 +40,15 @@ impl Watched {
     /// Of a file that is mapped here, in which watchers know nothing yet.
     pub(super) fn new(first: NonNull<u8>) -> Watched {
         let pool = watch::created("persistent");
-        Watched { pool, closely: watch::checked(), first, len: 0 }
+        Watched {
+            pool,
+            classes: watch::Classes::default(),
+            between: 0,
+            turns: 0,
+            closely: watch::checked(),
+            first,
+            len: 0,
+        }
     }
 
     #[inline]
@@ -47,6 +64,32 @@ impl Watched {
     #[inline]
     pub(super) fn quiet(&self) -> Option<watch::Quiet> {
         self.closely.then(watch::quiet)
+    }
+
+    /// Whether counts are told at the end of the transaction that made this the generation.
+    #[inline]
+    pub(super) fn is_turn(&self, generation: u64) -> bool {
+        cfg!(feature = "stats") && generation & self.between == 0
+    }
+
+    /// Tells what was counted, and when to do so next.
+    #[cold]
+    pub(super) fn take_turn(&mut self) {
+        self.tell();
+        self.turns += self.between + 1;
+        self.between = (self.turns / 8).clamp(1, UNTOLD).next_power_of_two() - 1;
+    }
+
+    /// Tells what was counted.
+    #[cold]
+    pub(super) fn tell(&self) {
+        self.classes.tell(&self.pool, |class| TABLE[class].size);
+    }
+
+    /// Counts a run that is taken, or is free again.
+    pub(super) fn count_run(&self, requested: usize, returned: usize) {
+        let (requests, size) = ((requested > 0).into(), requested.max(returned));
+        watch::progress(&self.pool, Progress { requests, requested, returned, size });
     }
 
     /// The file has so many bytes of chunks now.
@@ -139,23 +182,9 @@ impl Persistent {
         Ok(place)
     }
 
-    /// Counts a block that is taken.
-    #[inline]
-    pub(super) fn count(&self, size: usize) {
-        watch::counted(&self.watched.pool, size);
-    }
-
-    /// Counts a block that is free again.
-    #[inline]
-    pub(super) fn uncount(&self, found: Found) {
-        watch::uncounted(&self.watched.pool, found.size());
-        if self.watched.closely {
-            self.tell_freed(found);
-        }
-    }
-
+    /// Tells those who check accesses that a block is free again.
     #[cold]
-    fn tell_freed(&self, found: Found) {
+    pub(super) fn tell_freed(&self, found: Found) {
         let place = match found {
             Found::Slot { chunk, class, slot } => {
                 self.shape.chunk(chunk) + slot * TABLE[class].size

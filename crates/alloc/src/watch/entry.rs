@@ -190,9 +190,18 @@ impl Entry {
 
     #[cold]
     pub(super) fn progress(&self, progress: Progress) {
-        let requests = progress.requests as u64;
-        add(&self.requests, requests);
-        add(&self.sizes[class(progress.size)], requests);
+        self.sized(progress.size, progress.requests as u64);
+        self.moved(progress);
+    }
+
+    /// Counts requests by their size alone.
+    pub(super) fn sized(&self, size: usize, requests: u64) {
+        add(&self.sizes[class(size)], requests);
+    }
+
+    /// Counts all but sizes.
+    pub(super) fn moved(&self, progress: Progress) {
+        add(&self.requests, progress.requests as u64);
         // The most was out before anything came back.
         let requested = add(&self.requested, progress.requested as u64);
         self.note_live(requested);
