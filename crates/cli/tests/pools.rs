@@ -6,10 +6,12 @@ mod fixture;
 
 use std::alloc::Layout;
 use std::collections::VecDeque;
+use std::ffi::CString;
 use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pagewise_alloc::persistent::{Options, Persistent, Rel};
 use pagewise_alloc::{Fifo, Os, Ring, Stack, Tlsf};
 use serde_json::Value;
 
@@ -116,6 +118,44 @@ fn a_running_stack_is_read_to_a_block() {
             about("mean_size", 100, 0);
         });
     }
+}
+
+/// A persistent heap counts the sizes that its blocks have, exactly; an eighth of its transactions may not be told yet, and
+/// of a large one 4 KiB of its log.
+#[test]
+fn a_running_persistent_heap_is_read_to_an_eighth_of_its_transactions() {
+    let _turn = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let name = CString::new(folder.path().join("heap").to_str().unwrap()).unwrap();
+    // SAFETY: nobody else knows of the file.
+    let mut heap = unsafe { Persistent::open(&name, &Options::DEFAULT) }.unwrap();
+    let layout = Layout::from_size_align(64, 8).unwrap();
+    let told = || {
+        let report = report("pools");
+        let found = living(&report);
+        assert_eq!(found["kind"], "persistent");
+        ["requests", "requested", "returned"].map(|key| number(found, key))
+    };
+    let mut blocks: Vec<Rel<u8>> = Vec::new();
+    for transactions in [1, 4, 100, 4000] {
+        while blocks.len() < transactions {
+            let mut tx = heap.begin();
+            blocks.push(tx.alloc(layout).unwrap());
+            tx.commit().unwrap();
+        }
+        let ([requests, requested, returned], most) = (told(), transactions as u64);
+        assert!((most - most / 8..=most).contains(&requests), "{requests} of {most}");
+        assert_eq!((requested, returned), (64 * requests, 0));
+    }
+    let mut tx = heap.begin();
+    (0..10_000).for_each(|_| blocks.push(tx.alloc(layout).unwrap()));
+    tx.commit().unwrap();
+    let [requests, ..] = told();
+    assert!((13_800..=14_000).contains(&requests), "{requests}");
+    let mut tx = heap.begin();
+    blocks.iter().for_each(|block| tx.free(*block).unwrap());
+    tx.commit().unwrap();
+    assert_eq!(told(), [14_000, 14_000 * 64, 14_000 * 64]);
 }
 
 #[test]
