@@ -17,7 +17,7 @@ use super::guard::{self, Guard};
 use super::page::{CAPACITY, GRAIN, PAGE, PageRef, rounded};
 use super::policy::{Policy, SPARSE};
 use super::queue::Queue;
-use super::shelf::{Answer, Shelf};
+use super::shelf::Shelf;
 use crate::{Block, Source, watch};
 
 /// How many pages are looked at for holes at most, before a new one is taken.
@@ -317,8 +317,8 @@ impl<S: Source> Pool<S> {
         self.leave();
         self.tell(need);
         let (page, room) = (self.known_room(need))
-            .or_else(|| self.known_room_without_shelf(need))
             .or_else(|| self.new_page(this))
+            .or_else(|| self.known_room_without_shelf(need))
             .or_else(|| self.queue.iter().find_map(|page| self.hole_of(page, need)))?;
         self.enter(page, room);
         Some(())
@@ -610,16 +610,28 @@ impl<S: Source> Pool<S> {
 #[inline(never)]
 pub(super) unsafe fn free_slow(pool: NonNull<Hot>, block: NonNull<u8>, size: usize) {
     // SAFETY: a pool lives as long as it has blocks.
+    let shelf = unsafe { pool.as_ref() }.shelf.get();
+    if !shelf.is_some_and(|shelf| shelf.put(block, rounded(size))) {
+        // SAFETY: as the caller promises.
+        unsafe { free_slower(pool, block, size) }
+    }
+}
+
+/// The same of a block that cannot wait for a request.
+///
+/// # Safety
+/// As for [`free_slow`].
+#[inline(never)]
+unsafe fn free_slower(pool: NonNull<Hot>, block: NonNull<u8>, size: usize) {
+    // SAFETY: a pool lives as long as it has blocks.
     let hot = unsafe { pool.as_ref() };
     if hot.guarded.get() {
         // SAFETY: as the caller promises.
         return unsafe { (hot.call)(pool, Event::Freed(block, size)) };
     }
-    match hot.shelf.get().map_or(Answer::Refused, |shelf| shelf.put(block, rounded(size))) {
-        Answer::Kept => return,
-        Answer::Refused => {}
+    if hot.shelf.get().is_some_and(Shelf::is_over) {
         // SAFETY: a pool begins with what is hot.
-        Answer::Close => unsafe { (hot.call)(pool, Event::Drained) },
+        unsafe { (hot.call)(pool, Event::Drained) };
     }
     // SAFETY: as the caller promises.
     unsafe { free_now(block, rounded(size)) }

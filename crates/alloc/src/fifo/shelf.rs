@@ -41,17 +41,6 @@ struct Counts {
     served: Cell<usize>,
 }
 
-/// What the shelf does about a block that was freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// It waits here.
-    Kept,
-    /// It cannot wait.
-    Refused,
-    /// Nothing should wait any more.
-    Close,
-}
-
 impl Shelf {
     /// The memory that a shelf needs.
     pub(super) const LAYOUT: Layout = Layout::new::<Shelves>();
@@ -83,26 +72,32 @@ impl Shelf {
         unsafe { self.0.as_ref() }
     }
 
-    /// Puts a block of `size` bytes here, if it may wait.
+    /// Puts a block of `size` bytes here. `false` if it cannot wait.
     #[inline(always)]
-    pub(super) fn put(self, block: NonNull<u8>, size: usize) -> Answer {
+    pub(super) fn put(self, block: NonNull<u8>, size: usize) -> bool {
         let Shelves { counts, blocks } = self.shelves();
-        let index = size / GRAIN - 1;
-        if index >= SIZES {
-            return Answer::Refused;
+        let (index, frees) = (size / GRAIN - 1, counts.frees.get());
+        if index >= SIZES || frees == PATIENCE {
+            return false;
         }
-        if counts.frees.get() == PATIENCE {
-            return Answer::Close;
-        }
-        counts.frees.set(counts.frees.get() + 1);
         let waiting = counts.waiting[index].get();
-        if waiting == counts.most {
-            return Answer::Refused;
-        }
+        let Some(place) = blocks[index].get(usize::from(waiting)).filter(|_| waiting < counts.most)
+        else {
+            return false;
+        };
         debug_assert!(!self.holds(block, size), "a block was freed twice");
-        blocks[index][usize::from(waiting)].set(MaybeUninit::new(block));
+        place.set(MaybeUninit::new(block));
+        counts.frees.set(frees + 1);
         counts.waiting[index].set(waiting + 1);
-        Answer::Kept
+        true
+    }
+
+    /// Counts a block that could not wait. Whether nothing should wait any more.
+    pub(super) fn is_over(self) -> bool {
+        let frees = &self.shelves().counts.frees;
+        let is_over = frees.get() == PATIENCE;
+        frees.set(frees.get() + u8::from(!is_over));
+        is_over
     }
 
     /// Takes the block of this size that came last.
@@ -113,7 +108,9 @@ impl Shelf {
         let index = size / GRAIN - 1;
         let waiting = counts.waiting.get(index)?.get().checked_sub(1)?;
         counts.waiting[index].set(waiting);
-        counts.served.set(counts.served.get() + size);
+        if cfg!(feature = "stats") {
+            counts.served.set(counts.served.get() + size);
+        }
         // SAFETY: as many blocks of this size were written as wait.
         Some(unsafe { blocks[index][usize::from(waiting)].get().assume_init() })
     }

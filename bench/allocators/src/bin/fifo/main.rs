@@ -14,7 +14,7 @@ use pagewise_bench_allocators::{Runner, black_box, for_each_malloc, race, verdic
 const LIVE: usize = 4096;
 const STEPS: usize = 256 * LIVE;
 const RANDOM_LIVE: usize = 100_000;
-const RANDOM_STEPS: usize = 10 * RANDOM_LIVE;
+const RANDOM_STEPS: usize = 100 * RANDOM_LIVE;
 const ROUNDS: usize = 15;
 const SIZES: usize = 1 << 15;
 
