@@ -13,12 +13,12 @@ const LARGEST: usize = 512;
 const SIZES: usize = LARGEST / GRAIN;
 /// How many blocks of a size there is room for.
 const DEPTH: usize = 64;
-/// Of how many pages there must be for each block of a size that waits: what waits is then a thirtieth of the pool at most.
-const PAGES_FOR_ONE: usize = LARGEST / 2 * SIZES * 32 / PAGE;
+/// Of how many pages there must be for each block of a size that waits: what waits is then an eighth of the pool at most.
+const PAGES_FOR_ONE: usize = LARGEST / 2 * SIZES * 8 / PAGE;
 /// After so many frees without a request the pool is about to empty, and nothing waits any more.
 const PATIENCE: u8 = 32;
 
-const _: () = assert!(PAGES_FOR_ONE == 8);
+const _: () = assert!(PAGES_FOR_ONE == 2);
 
 /// A shelf that is open, in memory of its own. What lies here counts as live, and is not touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

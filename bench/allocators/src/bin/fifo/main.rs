@@ -14,6 +14,8 @@ use pagewise_bench_allocators::{Runner, black_box, for_each_malloc, race, verdic
 const LIVE: usize = 4096;
 const STEPS: usize = 256 * LIVE;
 const RANDOM_LIVE: usize = 100_000;
+/// Each block is replaced a hundred times in a round: to fetch again what others' rounds drove out of the caches takes as
+/// long as to replace each five times.
 const RANDOM_STEPS: usize = 100 * RANDOM_LIVE;
 const ROUNDS: usize = 15;
 const SIZES: usize = 1 << 15;
