@@ -27,8 +27,9 @@
 //!   any later mark, since a block in use is never moved. Popping is setting both back.
 //! - An allocation ends before `end`, never at it: then one comparison sends to the slow path also who has no block and
 //!   asks for nothing.
-//! - A guarded stack has `next == end`, so that every call takes the slow path: see `guard`. The fast paths, of which
-//!   there are copies in C programs that were compiled long ago, know nothing of guards.
+//! - A guarded stack has `next == end`, so that every call takes the slow path: see `guard`; both are NULL also while there
+//!   are blocks and nothing is in them. The fast paths, of which there are copies in C programs that were compiled long ago,
+//!   know nothing of guards.
 //!
 //! The same memory is `pw_stack` in `pagewise/stack.h`, and its inline functions do what those here do, to the byte.
 
@@ -320,6 +321,17 @@ impl<S: Source, P: Policy> Stack<S, P> {
         block.addr().get() + P::shape(layout).size() == self.next.get().addr()
     }
 
+    /// Has a single block ready for the next `size` bytes, what aligns them included, so that no request until then meets the
+    /// end of one: best in a stack that has no memory yet, where all of them then follow each other. `false`, and nothing is
+    /// changed, where the source has no more. What is ready stays until [`Stack::trim`].
+    #[must_use]
+    pub fn reserve(&self, size: usize) -> bool {
+        if watch::checked() {
+            self.guard();
+        }
+        Layout::from_size_align(size, 1).is_ok_and(|layout| self.make_room(layout))
+    }
+
     /// Gives the source back the blocks that nothing lies in.
     pub fn trim(&self) {
         if let Some(current) = self.current() {
@@ -371,7 +383,11 @@ impl<S: Source, P: Policy> Stack<S, P> {
             return;
         };
         let current = self.current().expect("who has memory has a block");
-        assert!(current.holds(self.next.get(), self.end.get()), "next and end are in the block");
+        let (next, end) = (self.next.get(), self.end.get());
+        let is_empty = self.is_guarded() && self.last_guard().is_none();
+        let fits =
+            if is_empty { next.is_null() && end.is_null() } else { current.holds(next, end) };
+        assert!(fits, "next and end are in the block");
         assert!(self.blocks().any(|block| ptr::eq(block, current)), "the block is in the list");
         assert_eq!(self.blocks().map(Header::size).sum::<usize>(), cold.held.get());
         self.check_guards();

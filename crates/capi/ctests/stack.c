@@ -57,6 +57,22 @@ static void frames_free_all_that_was_allocated_in_them(void)
     pw_stack_wipe(&stack);
 }
 
+static void what_is_reserved_is_one_block(void)
+{
+    pw_stack stack = {0};
+    CHECK(!pw_stack_reserve(&stack, SIZE_MAX / 4) && pw_stack_held(&stack) == 0);
+    CHECK(pw_stack_reserve(&stack, 10000 * 24));
+    size_t held = pw_stack_held(&stack);
+    pw_scope(&stack);
+    char *first = pw_stack_new(&stack, char, 24), *last = first;
+    for (int n = 1; n < 10000 && !pw_stack_guard(&stack); n++) {
+        char *next = pw_stack_new(&stack, char, 24);
+        CHECK(next == last + 24);
+        last = next;
+    }
+    CHECK(pw_stack_held(&stack) == held);
+}
+
 static void the_last_block_grows_where_it_is(void)
 {
     pw_stack stack = {0};
@@ -213,6 +229,7 @@ int main(int argc, char **argv)
     is_watched = argc > 1 && strcmp(argv[1], "watched") == 0;
     small_blocks_are_adjacent();
     frames_free_all_that_was_allocated_in_them();
+    what_is_reserved_is_one_block();
     the_last_block_grows_where_it_is();
     too_much_is_null();
     a_buffer_is_all_that_is_used();

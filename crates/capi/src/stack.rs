@@ -1,7 +1,7 @@
 //! `pagewise/stack.h`: what its inline functions call where they do not know what to do.
 
 use std::alloc::Layout;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use pagewise_alloc::source::Memory;
@@ -54,6 +54,16 @@ functions! {
     held pw_stack_held,
     set_name pw_stack_set_name,
     check pw_stack_check,
+}
+
+/// See `pagewise/stack.h`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pw_stack_reserve(pointer: *mut CStack, size: usize) -> c_int {
+    // SAFETY: as the header says.
+    unsafe { stack(pointer) }.reserve(size).into()
 }
 
 /// See `pagewise/stack.h`.

@@ -216,6 +216,23 @@ impl<S: Source, P: Policy> Stack<S, P> {
         Some(block)
     }
 
+    /// Has a block come next into which `layout` fits, unless the rest of the current one is as large.
+    pub(super) fn make_room(&self, layout: Layout) -> bool {
+        let Some(current) = self.current() else {
+            // Where there are guards, a stack is in its first block by its first guard.
+            let first = self.first_block(layout);
+            first.filter(|_| !self.is_guarded()).inspect(|first| self.enter(first));
+            return first.is_some();
+        };
+        let is_empty = self.next.get().is_null();
+        let next = if is_empty { current.begin() } else { self.next.get() };
+        if current.end().addr() - next.addr() > layout.size() {
+            return true;
+        }
+        let found = self.free_block_for(layout, current).or_else(|| self.new_block(layout));
+        found.inspect(|block| _ = current.insert(*block)).is_some()
+    }
+
     /// Tells watchers how many bytes are live, in requests of about this size, and returns it. Those that came and went
     /// since the last time are not seen, unless the stack is guarded: then each is counted, and this is nothing.
     fn tell(&self, size: usize) -> usize {

@@ -149,6 +149,9 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// A place in the current block, or in another, and the block.
     fn place(&self, whole: Layout) -> Option<(NonNull<u8>, NonNull<Header>)> {
         if let Some(current) = self.current() {
+            if self.last_guard().is_none() {
+                self.next.set(current.begin());
+            }
             // For one allocation only.
             self.end.set(current.end());
             if let Some(start) = self.bump(whole) {
@@ -174,8 +177,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
         }
         // Also where a guard is broken: the frame ends here, whether or not what was in it was used well.
         self.block.set(mark.block);
-        let begin = self.blocks().next().map_or(ptr::null_mut(), Header::begin);
-        let next = if mark.block.is_null() { begin } else { mark.next };
+        // A mark of when there was no guard may be of when there was no memory: both are NULL.
+        let next = if mark.block.is_null() { ptr::null_mut() } else { mark.next };
         self.next.set(next);
         self.end.set(next);
         self.note_block();

@@ -76,6 +76,10 @@ void pw_stack_wipe(pw_stack *stack);
  * popped memory is filled with rubbish. Returns whether the stack is guarded, which it stays. */
 int pw_stack_guard(pw_stack *stack);
 
+/* Has a single block ready for the next `size` bytes, what aligns them included, so that no request until then meets the end
+ * of one: best in a stack that has no memory yet. 0, and nothing is changed, where there is no memory. */
+int pw_stack_reserve(pw_stack *stack, size_t size);
+
 /* Gives the system back what nothing lies in. */
 void pw_stack_trim(pw_stack *stack);
 

@@ -101,6 +101,8 @@ fn lap(list: &List<'_>, free: bool) -> f64 {
 fn lists() {
     let mut memory = vec![1_u64; ROOM / 8];
     let mut stack = Stack::new(Os);
+    let mut told = Stack::new(Os);
+    assert!(told.reserve(ROOM), "memory");
     let mut bump: Bump = Bump::with_size(ROOM);
     let mut bumpalo = Bumpalo::with_capacity(ROOM);
     let mut blink = BlinkAlloc::with_chunk_size(ROOM);
@@ -112,6 +114,10 @@ fn lists() {
     }
     list!("floor: nobody looks for room", |built| with_floor(&mut memory, built));
     list!("pagewise", |built| stack.scope(|scope| {
+        build(|node| scope.alloc(node));
+        built();
+    }));
+    list!("pagewise, told the size", |built| told.scope(|scope| {
         build(|node| scope.alloc(node));
         built();
     }));
@@ -151,6 +157,7 @@ fn lists() {
     };
     let built = race("list of 20M nodes of 8 bytes, warm: allocating a node", ROUNDS, laps(false));
     built.goal("pagewise", 1.0, "bump-scope, told the size");
+    built.goal("pagewise, told the size", 1.0, "bumpalo, told the size");
     race("the same: walking and freeing, or popping", 3, laps(true));
 }
 
@@ -252,6 +259,8 @@ fn frames() {
     let levels = &levels[..];
     let mut memory = vec![1_u64; DEPTH * REQUESTS * 16];
     let mut stack = Stack::new(Os);
+    let mut told = Stack::new(Os);
+    assert!(told.reserve(ROOM), "memory");
     let mut bump: Bump = Bump::with_size(1 << 16);
     let mut bumpalo = Bumpalo::with_capacity(1 << 16);
     let mut blink = BlinkAlloc::with_chunk_size(1 << 16);
