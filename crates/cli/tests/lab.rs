@@ -204,18 +204,20 @@ fn every_experiment_runs_and_has_the_keys_that_programs_rely_on() {
 }
 
 #[test]
-fn ctrl_c_leaves_nothing_behind_and_keeps_what_there_is() {
+fn who_asks_it_to_end_leaves_nothing_behind_and_keeps_what_there_is() {
     if !is_root() {
         return;
     }
     let _alone = alone();
-    let (lab, before) = (Lab::new(), settings());
-    let mut running =
-        lab.in_the_midst(&["compete", "--set", "set=64", "--set", "limit=32"], Lab::swaps);
-    kill_process(Pid::from_child(&running), Signal::INT).unwrap();
-    assert_eq!(running.wait().unwrap().code(), Some(130));
-    assert_eq!((lab.swaps(), lab.files(), cgroups(running.id())), (false, 0, vec![]));
-    assert_eq!(settings(), before);
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let (lab, before) = (Lab::new(), settings());
+        let mut running =
+            lab.in_the_midst(&["compete", "--set", "set=64", "--set", "limit=32"], Lab::swaps);
+        kill_process(Pid::from_child(&running), signal).unwrap();
+        assert_eq!(running.wait().unwrap().code(), Some(128 + signal.as_raw()));
+        assert_eq!((lab.swaps(), lab.files(), cgroups(running.id())), (false, 0, vec![]));
+        assert_eq!(settings(), before);
+    }
 }
 
 #[test]

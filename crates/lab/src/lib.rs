@@ -20,6 +20,7 @@ mod outline;
 mod replacement;
 mod results;
 pub mod runner;
+mod simulated;
 
 pub use about::{About, Need, Parameter, Parameters, Quantity, Size};
 pub use bench::{Bench, Child, run_child};

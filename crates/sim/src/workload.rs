@@ -80,6 +80,23 @@ impl MemAccess {
     }
 }
 
+/// A write to each line of a region, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// The region's size.
+    pub bytes: u64,
+}
+
+impl Fill {
+    /// Makes the stream.
+    pub fn play(&self, sink: Sink<'_>) {
+        let mut lines = 0..self.bytes / LINE;
+        let count = lines.end;
+        let next = || REGION.wrapping_add(lines.next().unwrap_or(0) * LINE);
+        in_blocks(count, Access::write, next, sink);
+    }
+}
+
 /// Reads of words of a region, each anywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uniform {
@@ -97,7 +114,7 @@ impl Uniform {
         let words = (self.bytes / u64::from(WORD)).max(1);
         let mut chance = fastrand::Rng::with_seed(self.seed);
         let place = || REGION.wrapping_add(chance.u64(..words) * u64::from(WORD));
-        in_blocks(self.accesses, place, sink);
+        in_blocks(self.accesses, Access::read, place, sink);
     }
 }
 
@@ -123,7 +140,7 @@ impl Chase {
         let mut numbers = (0..order.count).cycle();
         let at = |number| REGION.wrapping_add(order.at(number) * stride);
         let place = || numbers.next().map_or(REGION, at);
-        in_blocks(self.accesses, place, sink);
+        in_blocks(self.accesses, Access::read, place, sink);
     }
 }
 
@@ -164,12 +181,17 @@ impl Shuffle {
 }
 
 /// Reads of words at so many places.
-fn in_blocks(accesses: u64, mut place: impl FnMut() -> u64, sink: Sink<'_>) {
+fn in_blocks(
+    accesses: u64,
+    kind: fn(u64, u16) -> Access,
+    mut place: impl FnMut() -> u64,
+    sink: Sink<'_>,
+) {
     let mut block = [Access::default(); BLOCK];
     let mut left = accesses;
     while left > 0 {
         let some = usize::try_from(left).unwrap_or(BLOCK).min(BLOCK);
-        block[..some].iter_mut().for_each(|access| *access = Access::read(place(), WORD));
+        block[..some].iter_mut().for_each(|access| *access = kind(place(), WORD));
         sink(&block[..some]);
         left -= some as u64;
     }
@@ -185,6 +207,12 @@ mod tests {
         let mut addresses = Vec::new();
         play(&mut |block| addresses.extend(block.iter().map(|access| access.address - REGION)));
         addresses
+    }
+
+    #[test]
+    fn a_fill_writes_each_line_once_in_order() {
+        let addresses = addresses(|sink| Fill { bytes: 100_000 }.play(sink));
+        assert!(addresses.into_iter().eq((0..100_000 / 64).map(|line| line * 64)));
     }
 
     proptest! {

@@ -1,13 +1,18 @@
-//! Ctrl-C while a command runs: it is for the command, and we want to know of it.
+//! Ctrl-C while a command runs: it is for the command, and we want to know of it. So do those who have something to put back
+//! before they end, whoever asks them to.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
-const SIGNALS: [c_int; 2] = [libc::SIGINT, libc::SIGQUIT];
+/// What the keyboard sends.
+const KEYS: [c_int; 2] = [libc::SIGINT, libc::SIGQUIT];
+/// What else asks a process to end.
+const OTHERS: [c_int; 2] = [libc::SIGTERM, libc::SIGHUP];
 
-static CAME: AtomicBool = AtomicBool::new(false);
+/// The signal that came last; 0 before any.
+static CAME: AtomicI32 = AtomicI32::new(0);
 
 /// While it lives, SIGINT and SIGQUIT do not end this process but are noted. Those that are ignored stay so.
 ///
@@ -21,10 +26,19 @@ pub struct Interrupts {
 impl Interrupts {
     /// Begins to note them.
     pub fn note() -> Interrupts {
-        CAME.store(false, Ordering::Relaxed);
+        Interrupts::note_each(&KEYS)
+    }
+
+    /// Notes SIGTERM and SIGHUP as well.
+    pub fn note_all() -> Interrupts {
+        Interrupts::note_each(&[KEYS, OTHERS].concat())
+    }
+
+    fn note_each(signals: &[c_int]) -> Interrupts {
+        CAME.store(0, Ordering::Relaxed);
         let handler: extern "C" fn(c_int) = on_signal;
         let mut before = Vec::new();
-        for signal in SIGNALS {
+        for &signal in signals {
             if action(signal) != libc::SIG_IGN {
                 before.push((signal, action(signal)));
                 set_action(signal, handler as libc::sighandler_t);
@@ -35,7 +49,12 @@ impl Interrupts {
 
     /// Whether one came.
     pub fn came(&self) -> bool {
-        CAME.load(Ordering::Relaxed)
+        self.signal().is_some()
+    }
+
+    /// The number of the one that came last.
+    pub fn signal(&self) -> Option<c_int> {
+        Some(CAME.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
 }
 
@@ -47,8 +66,8 @@ impl Drop for Interrupts {
     }
 }
 
-extern "C" fn on_signal(_: c_int) {
-    CAME.store(true, Ordering::Relaxed);
+extern "C" fn on_signal(signal: c_int) {
+    CAME.store(signal, Ordering::Relaxed);
 }
 
 fn no_action() -> libc::sigaction {

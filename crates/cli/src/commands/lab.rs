@@ -62,7 +62,7 @@ fn try_out(mut args: LabTry, look: &Look) -> anyhow::Result<ExitCode> {
     take_name_back(&mut args);
     let names = if args.names.iter().any(|name| name == "all") { all() } else { args.names };
     let plan = plan(names, &args.how, args.runs)?;
-    let interrupts = Interrupts::note();
+    let interrupts = Interrupts::note_all();
     let bar = bar();
     let notebook = runner::run(
         &plan,
@@ -80,7 +80,10 @@ fn try_out(mut args: LabTry, look: &Look) -> anyhow::Result<ExitCode> {
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     show(&notebook, &args.output, look)?;
-    Ok(if notebook.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    // As a shell would tell it of a process that the signal ended.
+    let signal = interrupts.signal().filter(|_| notebook.interrupted);
+    let code = signal.map_or(Ok(0), |signal| u8::try_from(128 + signal));
+    Ok(ExitCode::from(code.unwrap_or(INTERRUPTED)))
 }
 
 /// `--json` takes a file, or none: then what follows may be the name of an experiment.
