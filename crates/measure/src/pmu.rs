@@ -167,7 +167,7 @@ impl Pmus {
             }
         }
         let [config, config1, config2] = words;
-        Ok(Event { kind: Kind(kind), config, config1, config2 })
+        Ok(Event { kind: Kind(kind), config, config1, config2, accesses: 0 })
     }
 }
 

@@ -15,6 +15,7 @@ pub mod mapping;
 pub mod pagemap_scan;
 pub mod perf_event;
 pub mod perf_page;
+pub mod perf_ring;
 pub mod probe;
 pub mod procmap_query;
 mod ptrace;

@@ -19,6 +19,8 @@ impl Kind {
     pub const CACHE: Kind = Kind(3);
     /// An event of the CPU by its own number: `config` is what the CPU's manual says.
     pub const RAW: Kind = Kind(4);
+    /// An access to some bytes of memory: see [`Event::access`].
+    pub const BREAKPOINT: Kind = Kind(5);
 }
 
 /// What is counted.
@@ -32,12 +34,22 @@ pub struct Event {
     pub config1: u64,
     /// Still more.
     pub config2: u64,
+    /// Of a breakpoint, which accesses: `HW_BREAKPOINT_*` of `linux/hw_breakpoint.h`.
+    pub accesses: u32,
 }
 
 impl Event {
     /// An event that `config` alone names.
     pub const fn new(kind: Kind, config: u64) -> Event {
-        Event { kind, config, config1: 0, config2: 0 }
+        Event { kind, config, config1: 0, config2: 0, accesses: 0 }
+    }
+
+    /// A write to any of 1, 2, 4 or 8 aligned bytes, or a read as well.
+    pub const fn access(address: u64, length: u64, reads: bool) -> Event {
+        const READ: u32 = 1;
+        const WRITE: u32 = 2;
+        let accesses = if reads { READ | WRITE } else { WRITE };
+        Event { kind: Kind::BREAKPOINT, config: 0, config1: address, config2: length, accesses }
     }
 }
 
@@ -48,6 +60,31 @@ pub enum Whose {
     ThisThread,
     /// Those of this thread.
     Thread(u32),
+    /// Those of this thread while it runs on this CPU.
+    ThreadOn {
+        /// Its number.
+        thread: u32,
+        /// The CPU's.
+        cpu: u32,
+    },
+    /// Those of all that runs on this CPU.
+    Cpu(u32),
+}
+
+impl Whose {
+    /// The two numbers that say so to the kernel.
+    fn numbers(self) -> io::Result<(libc::pid_t, c_int)> {
+        const ANY: c_int = -1;
+        let number = |number: u32| {
+            c_int::try_from(number).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
+        };
+        Ok(match self {
+            Whose::ThisThread => (0, ANY),
+            Whose::Thread(thread) => (number(thread)?, ANY),
+            Whose::ThreadOn { thread, cpu } => (number(thread)?, number(cpu)?),
+            Whose::Cpu(cpu) => (ANY, number(cpu)?),
+        })
+    }
 }
 
 /// When and where a counter counts.
@@ -66,26 +103,48 @@ pub struct Mode {
 /// `perf_event_attr` of `linux/perf_event.h`, as large as it was in Linux 4.1.
 #[repr(C)]
 #[derive(Default)]
-struct Attributes {
+pub(crate) struct Attributes {
     kind: u32,
     size: u32,
     config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
+    pub(crate) sample_period: u64,
+    pub(crate) sample_type: u64,
+    pub(crate) read_format: u64,
+    pub(crate) flags: u64,
+    pub(crate) wakeup_events: u32,
     breakpoint_type: u32,
     config1: u64,
     config2: u64,
     branch_sample_type: u64,
-    sample_regs_user: u64,
-    sample_stack_user: u32,
-    clock_id: i32,
+    pub(crate) sample_regs_user: u64,
+    pub(crate) sample_stack_user: u32,
+    pub(crate) clock_id: i32,
     sample_regs_interrupted: u64,
     aux_watermark: u32,
-    sample_max_stack: u16,
+    pub(crate) sample_max_stack: u16,
     reserved: u16,
+}
+
+impl Attributes {
+    /// Those of an event, when and where it is to be counted.
+    pub(crate) fn new(event: Event, mode: Mode) -> Attributes {
+        let bits = [
+            (mode.disabled, flag::DISABLED),
+            (mode.inherit, flag::INHERIT),
+            (mode.exclude_kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HYPERVISOR),
+            (mode.enable_on_exec, flag::ENABLE_ON_EXEC),
+        ];
+        Attributes {
+            kind: event.kind.0,
+            size: ATTRIBUTES_SIZE,
+            config: event.config,
+            breakpoint_type: event.accesses,
+            config1: event.config1,
+            config2: event.config2,
+            flags: bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit),
+            ..Attributes::default()
+        }
+    }
 }
 
 /// `PERF_ATTR_SIZE_VER5`.
@@ -175,39 +234,30 @@ impl Counter {
         leader: Option<&Counter>,
         group: bool,
     ) -> io::Result<Counter> {
-        let bits = [
-            (mode.disabled, flag::DISABLED),
-            (mode.inherit, flag::INHERIT),
-            (mode.exclude_kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HYPERVISOR),
-            (mode.enable_on_exec, flag::ENABLE_ON_EXEC),
-        ];
         let attributes = Attributes {
-            kind: event.kind.0,
-            size: ATTRIBUTES_SIZE,
-            config: event.config,
-            config1: event.config1,
-            config2: event.config2,
             read_format: FORMAT_TOTAL_TIME_ENABLED
                 | FORMAT_TOTAL_TIME_RUNNING
                 | if group { FORMAT_GROUP } else { 0 },
-            flags: bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit),
-            ..Attributes::default()
+            ..Attributes::new(event, mode)
         };
-        let thread = match whose {
-            Whose::ThisThread => 0,
-            Whose::Thread(tid) => {
-                libc::pid_t::try_from(tid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?
-            }
-        };
+        Counter::open_with(&attributes, whose, leader, group)
+    }
+
+    pub(crate) fn open_with(
+        attributes: &Attributes,
+        whose: Whose,
+        leader: Option<&Counter>,
+        group: bool,
+    ) -> io::Result<Counter> {
+        let (thread, cpu) = whose.numbers()?;
         let leader = leader.map_or(-1, |leader| leader.fd.as_raw_fd());
-        const ANY_CPU: c_int = -1;
         // SAFETY: the call reads as many bytes as `size` says from its first argument, which is a struct of that size.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
-                &raw const attributes,
+                &raw const *attributes,
                 thread,
-                ANY_CPU,
+                cpu,
                 leader,
                 FLAG_FD_CLOEXEC,
             )
@@ -291,7 +341,7 @@ impl Counter {
         self.control(IOC_RESET, IOC_FLAG_GROUP)
     }
 
-    fn control(&self, request: libc::Ioctl, flags: c_ulong) -> io::Result<()> {
+    pub(crate) fn control(&self, request: libc::Ioctl, flags: c_ulong) -> io::Result<()> {
         // SAFETY: these requests take a number and touch no memory of ours.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), request, flags) } {
             -1 => Err(io::Error::last_os_error()),

@@ -1,0 +1,304 @@
+//! Samples of `perf_event_open`: each event with where it happened, in a ring that the kernel writes and we read.
+
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::perf_event::{Attributes, Counter, Event, Mode, Whose};
+
+/// What a sample says besides its event's [`id`], where the program was, which thread, when, and on which CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carries {
+    /// The address of a page fault or an access.
+    pub address: bool,
+    /// Callers in user mode by their frame pointers, at most so many.
+    pub callers: u16,
+    /// The fields of a tracepoint.
+    pub raw: bool,
+    /// Registers in user mode, a bit each, by the numbers of `asm/perf_regs.h`.
+    pub registers: u64,
+    /// So many bytes from the stack pointer on, a multiple of 8.
+    pub stack: u32,
+}
+
+/// Which samples are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampling {
+    /// Of which event.
+    pub event: Event,
+    /// Of which of them: each first of so many.
+    pub every: u64,
+    /// What they say.
+    pub carries: Carries,
+    /// When and where; with `inherit` only for a [`Whose::ThreadOn`] can a ring be had.
+    pub mode: Mode,
+    /// Whether there are records of new mappings, programs, threads and their ends, too.
+    pub tasks: bool,
+    /// Who waits for a ring is woken when so many bytes are in it.
+    pub wake_at: u32,
+}
+
+/// Bits of `sample_type`. The identifier comes first in samples and last in other records.
+mod field {
+    pub(super) const IP: u64 = 1 << 0;
+    pub(super) const TID: u64 = 1 << 1;
+    pub(super) const TIME: u64 = 1 << 2;
+    pub(super) const ADDR: u64 = 1 << 3;
+    pub(super) const CALLCHAIN: u64 = 1 << 5;
+    pub(super) const CPU: u64 = 1 << 7;
+    pub(super) const RAW: u64 = 1 << 10;
+    pub(super) const REGS_USER: u64 = 1 << 12;
+    pub(super) const STACK_USER: u64 = 1 << 13;
+    pub(super) const IDENTIFIER: u64 = 1 << 16;
+}
+
+/// Bits of `flags`.
+mod flag {
+    pub(super) const MMAP: u64 = 1 << 8;
+    pub(super) const COMM: u64 = 1 << 9;
+    pub(super) const TASK: u64 = 1 << 13;
+    pub(super) const WATERMARK: u64 = 1 << 14;
+    pub(super) const MMAP_DATA: u64 = 1 << 17;
+    pub(super) const SAMPLE_ID_ALL: u64 = 1 << 18;
+    pub(super) const EXCLUDE_CALLCHAIN_KERNEL: u64 = 1 << 21;
+    pub(super) const MMAP2: u64 = 1 << 23;
+    pub(super) const COMM_EXEC: u64 = 1 << 24;
+    pub(super) const USE_CLOCKID: u64 = 1 << 25;
+}
+
+const TASKS: u64 =
+    flag::MMAP | flag::COMM | flag::TASK | flag::MMAP_DATA | flag::MMAP2 | flag::COMM_EXEC;
+
+/// `_IO('$', 5)`, and `_IOR('$', 7, __u64 *)`.
+const IOC_SET_OUTPUT: libc::Ioctl = 0x2405;
+const IOC_ID: libc::Ioctl = 0x8008_2407;
+
+/// Opens an event that is sampled. Times are of `CLOCK_MONOTONIC`.
+///
+/// # Errors
+/// As [`Counter::open`]; `EMFILE`; `ENOSPC` for more breakpoints than the CPU has.
+pub fn open(sampling: &Sampling, whose: Whose) -> io::Result<Counter> {
+    let Sampling { event, every, carries, mode, tasks, wake_at } = *sampling;
+    let fields = [
+        (carries.address, field::ADDR),
+        (carries.callers > 0, field::CALLCHAIN),
+        (carries.raw, field::RAW),
+        (carries.registers > 0, field::REGS_USER),
+        (carries.stack > 0, field::STACK_USER),
+    ];
+    let always = field::IP | field::TID | field::TIME | field::CPU | field::IDENTIFIER;
+    let mut attributes = Attributes::new(event, mode);
+    attributes.sample_period = every;
+    attributes.sample_type =
+        fields.iter().filter(|(wanted, _)| *wanted).fold(always, |bits, (_, bit)| bits | bit);
+    attributes.flags |= flag::SAMPLE_ID_ALL
+        | flag::WATERMARK
+        | flag::USE_CLOCKID
+        | flag::EXCLUDE_CALLCHAIN_KERNEL
+        | if tasks { TASKS } else { 0 };
+    attributes.wakeup_events = wake_at;
+    attributes.clock_id = libc::CLOCK_MONOTONIC;
+    attributes.sample_regs_user = carries.registers;
+    attributes.sample_stack_user = carries.stack;
+    attributes.sample_max_stack = carries.callers;
+    Counter::open_with(&attributes, whose, None, false)
+}
+
+/// What the records of an event are known by.
+///
+/// # Errors
+/// Those of `ioctl`.
+pub fn id(counter: &Counter) -> io::Result<u64> {
+    let mut id = 0_u64;
+    // SAFETY: the request writes a number to its argument, which is one.
+    match unsafe { libc::ioctl(counter.as_fd().as_raw_fd(), IOC_ID, &raw mut id) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(id),
+    }
+}
+
+/// Has an event write to the ring of another, of the same CPU.
+///
+/// # Errors
+/// `EINVAL` for another CPU or clock.
+pub fn redirect(counter: &Counter, to: &Counter) -> io::Result<()> {
+    let fd = to.as_fd().as_raw_fd();
+    counter.control(IOC_SET_OUTPUT, fd.unsigned_abs().into())
+}
+
+/// A record's first word: what it is (`PERF_RECORD_*`), and of which mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What it is.
+    pub kind: u32,
+    /// Bits that depend on what it is.
+    pub misc: u16,
+}
+
+/// What of `perf_event_mmap_page` says where the ring is written and read.
+#[repr(C)]
+struct Head {
+    page: [u64; 128],
+    data_head: AtomicU64,
+    data_tail: AtomicU64,
+    data_offset: u64,
+    data_size: u64,
+}
+
+const _: () = assert!(offset_of!(Head, data_head) == 1024);
+
+/// A ring, mapped. Unmapping it is dropping it.
+#[derive(Debug)]
+pub struct Ring {
+    head: NonNull<Head>,
+    length: usize,
+    /// Of what the kernel writes: where from the start, and how many bytes, a power of 2.
+    offset: usize,
+    size: usize,
+    /// A record that goes over the end.
+    joined: Vec<u8>,
+}
+
+// SAFETY: the mapping belongs to the value alone; the kernel writes to it, whichever thread reads.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// Maps the ring of an event, of `size` bytes rounded up to pages in a power of 2.
+    ///
+    /// # Errors
+    /// `EPERM` beyond `kernel.perf_event_mlock_kb` and what the user may lock; `EINVAL` for an event that is inherited and
+    /// of no CPU; `ENOMEM`.
+    pub fn of(counter: &Counter, size: usize) -> io::Result<Ring> {
+        let page = rustix::param::page_size();
+        let size = size.next_multiple_of(page).next_power_of_two();
+        let (length, access) = (page + size, ProtFlags::READ | ProtFlags::WRITE);
+        let fd = counter.as_fd();
+        // SAFETY: a new mapping where the kernel likes touches no memory that there is.
+        let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0) }?;
+        let head = NonNull::new(start.cast::<Head>()).expect("the kernel maps nothing at 0");
+        // SAFETY: the kernel has filled in the page, and these two do not change.
+        let Head { data_offset, data_size, .. } = unsafe { head.as_ref() };
+        let told = |bytes: u64, usual| match usize::try_from(bytes) {
+            Ok(bytes @ 1..) => bytes,
+            // Before Linux 4.1 neither is told.
+            _ => usual,
+        };
+        let (offset, size) = (told(*data_offset, page), told(*data_size, size));
+        Ok(Ring { head, length, offset, size, joined: Vec::new() })
+    }
+
+    /// Hands on each record that there is, in the order in which they were written: what follows the first word. Returns
+    /// how many bytes there were.
+    pub fn drain(&mut self, each: &mut dyn FnMut(Header, &[u8])) -> usize {
+        const WORD: usize = size_of::<u64>();
+        // SAFETY: the page is mapped until `self` is dropped, and what is read of it changes as an atomic only.
+        let head = unsafe { self.head.as_ref() };
+        let end = head.data_head.load(Ordering::Acquire);
+        let begin = head.data_tail.load(Ordering::Relaxed);
+        let mut at = begin;
+        while end.wrapping_sub(at) >= WORD as u64 {
+            let mut word = [0; WORD];
+            self.copy(at, &mut word);
+            let [a, b, c, d, e, f, g, h] = word;
+            let header =
+                Header { kind: u32::from_ne_bytes([a, b, c, d]), misc: u16::from_ne_bytes([e, f]) };
+            let size = u64::from(u16::from_ne_bytes([g, h]));
+            if size < WORD as u64 || size > end.wrapping_sub(at) {
+                // Nobody writes that; what is behind cannot be told apart.
+                at = end;
+                break;
+            }
+            let mut record = std::mem::take(&mut self.joined);
+            record.resize(usize::from(u16::from_ne_bytes([g, h])) - WORD, 0);
+            self.copy(at + WORD as u64, &mut record);
+            each(header, &record);
+            self.joined = record;
+            at += size;
+        }
+        head.data_tail.store(at, Ordering::Release);
+        usize::try_from(at.wrapping_sub(begin)).unwrap_or(usize::MAX)
+    }
+
+    /// Copies what was written from a position on, over the end.
+    fn copy(&self, position: u64, to: &mut [u8]) {
+        #[expect(clippy::cast_possible_truncation, reason = "what is cut off goes round")]
+        let from = position as usize & (self.size - 1);
+        let first = to.len().min(self.size - from);
+        let data = self.head.cast::<u8>();
+        let (before, behind) = to.split_at_mut(first);
+        for (from, to) in [(from, before), (0, behind)] {
+            // SAFETY: the offset and what follows lie in the ring, which is mapped.
+            let from = unsafe { data.add(self.offset + from) };
+            // SAFETY: what is between tail and head the kernel does not write, and `to` is ours.
+            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
+        // It cannot fail: the range is one mapping.
+        let _ = unsafe { munmap(self.head.as_ptr().cast(), self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf_event::Kind;
+
+    /// `PERF_COUNT_SW_PAGE_FAULTS`, `PERF_RECORD_SAMPLE`.
+    const FAULTS: Event = Event::new(Kind::SOFTWARE, 2);
+    const SAMPLE: u32 = 9;
+
+    fn words(record: &[u8]) -> Vec<u64> {
+        let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
+        record.chunks_exact(8).map(word).collect()
+    }
+
+    #[test]
+    fn each_page_that_is_touched_is_a_sample_with_its_address_also_round_the_end() {
+        let sampling = Sampling {
+            event: FAULTS,
+            every: 1,
+            carries: Carries { address: true, ..Carries::default() },
+            mode: Mode { exclude_kernel: true, ..Mode::default() },
+            tasks: false,
+            wake_at: 1,
+        };
+        let Ok(counter) = open(&sampling, Whose::ThisThread) else {
+            eprintln!("skipped: page faults may not be counted here");
+            return;
+        };
+        let id = id(&counter).unwrap();
+        let page = usize::try_from(crate::system::page_size()).unwrap();
+        let mut ring = Ring::of(&counter, page).unwrap();
+        let mut pages = 0;
+        for _ in 0..10 {
+            let mut region = crate::region::Region::map(32 * page, page).unwrap();
+            region.advise(crate::madvise::Advice::NoHugePage).unwrap();
+            let bytes = region.bytes();
+            let start = bytes.as_ptr().addr() as u64;
+            bytes.iter_mut().step_by(page).for_each(|byte| *byte = 1);
+            let mut found = Vec::new();
+            ring.drain(&mut |header, record| {
+                assert_eq!(header.kind, SAMPLE);
+                // Identifier, place, thread, time, address, CPU.
+                let words = words(record);
+                assert_eq!((words[0], words.len()), (id, 6));
+                found.push(words[4]);
+            });
+            let expected: Vec<u64> = (0..32).map(|at| start + at * page as u64).collect();
+            found.retain(|address| expected.contains(address));
+            assert_eq!(found, expected);
+            pages += 32;
+        }
+        assert!(pages * 56 > 4 * page, "the ring was filled more than once");
+        assert_eq!(ring.drain(&mut |_, _| panic!("it is empty")), 0);
+    }
+}
