@@ -24,11 +24,12 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("capi", &["alloc", "measure", "model"]),
     ("preload", &["heaplog"]),
     ("lab", &["model", "sys", "proc", "measure", "stats", "sim", "alloc"]),
+    ("trace", &["model", "sys", "proc"]),
     (
         "cli",
         &[
             "model", "sys", "heaplog", "stats", "sim", "alloc", "proc", "repair", "measure",
-            "analysis", "view", "lab",
+            "analysis", "view", "lab", "trace",
         ],
     ),
     ("xtask", &[]),

@@ -25,6 +25,7 @@ pub mod settings;
 pub mod simulated;
 pub mod snapshot;
 pub mod thp;
+pub mod traced;
 pub mod units;
 
 pub use counters::{Counter, Smaps, VmFlags};

@@ -42,32 +42,40 @@ pub struct Sampling {
     pub wake_at: u32,
 }
 
+const fn bit(at: u32) -> u64 {
+    1_u64 << at
+}
+
 /// Bits of `sample_type`. The identifier comes first in samples and last in other records.
 mod field {
-    pub(super) const IP: u64 = 1 << 0;
-    pub(super) const TID: u64 = 1 << 1;
-    pub(super) const TIME: u64 = 1 << 2;
-    pub(super) const ADDR: u64 = 1 << 3;
-    pub(super) const CALLCHAIN: u64 = 1 << 5;
-    pub(super) const CPU: u64 = 1 << 7;
-    pub(super) const RAW: u64 = 1 << 10;
-    pub(super) const REGS_USER: u64 = 1 << 12;
-    pub(super) const STACK_USER: u64 = 1 << 13;
-    pub(super) const IDENTIFIER: u64 = 1 << 16;
+    use super::bit;
+
+    pub(super) const IP: u64 = bit(0);
+    pub(super) const TID: u64 = bit(1);
+    pub(super) const TIME: u64 = bit(2);
+    pub(super) const ADDR: u64 = bit(3);
+    pub(super) const CALLCHAIN: u64 = bit(5);
+    pub(super) const CPU: u64 = bit(7);
+    pub(super) const RAW: u64 = bit(10);
+    pub(super) const REGS_USER: u64 = bit(12);
+    pub(super) const STACK_USER: u64 = bit(13);
+    pub(super) const IDENTIFIER: u64 = bit(16);
 }
 
 /// Bits of `flags`.
 mod flag {
-    pub(super) const MMAP: u64 = 1 << 8;
-    pub(super) const COMM: u64 = 1 << 9;
-    pub(super) const TASK: u64 = 1 << 13;
-    pub(super) const WATERMARK: u64 = 1 << 14;
-    pub(super) const MMAP_DATA: u64 = 1 << 17;
-    pub(super) const SAMPLE_ID_ALL: u64 = 1 << 18;
-    pub(super) const EXCLUDE_CALLCHAIN_KERNEL: u64 = 1 << 21;
-    pub(super) const MMAP2: u64 = 1 << 23;
-    pub(super) const COMM_EXEC: u64 = 1 << 24;
-    pub(super) const USE_CLOCKID: u64 = 1 << 25;
+    use super::bit;
+
+    pub(super) const MMAP: u64 = bit(8);
+    pub(super) const COMM: u64 = bit(9);
+    pub(super) const TASK: u64 = bit(13);
+    pub(super) const WATERMARK: u64 = bit(14);
+    pub(super) const MMAP_DATA: u64 = bit(17);
+    pub(super) const SAMPLE_ID_ALL: u64 = bit(18);
+    pub(super) const EXCLUDE_CALLCHAIN_KERNEL: u64 = bit(21);
+    pub(super) const MMAP2: u64 = bit(23);
+    pub(super) const COMM_EXEC: u64 = bit(24);
+    pub(super) const USE_CLOCKID: u64 = bit(25);
 }
 
 const TASKS: u64 =

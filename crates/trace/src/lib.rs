@@ -1,0 +1,20 @@
+//! Kernel events of running programs: where in the program they happened, and in which memory.
+//!
+//! A [`Session`] has the kernel write samples into rings, and hands them on in order of time as [`Record`]s. [`Spaces`] knows
+//! which mapping an address was in, [`Stacks`] gives each call stack a number, and [`Symbols`] tells its functions and lines.
+#![forbid(unsafe_code)]
+
+mod error;
+mod jit;
+mod record;
+mod session;
+mod spaces;
+mod stacks;
+mod symbols;
+
+pub use error::Error;
+pub use record::{Access, Carried, Mapped, Record, Sample};
+pub use session::{Session, Target, Wanted};
+pub use spaces::{Region, Spaces};
+pub use stacks::{StackId, Stacks};
+pub use symbols::{Place, Symbols};

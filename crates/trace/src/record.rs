@@ -1,0 +1,332 @@
+//! What the kernel writes into a ring: `PERF_RECORD_*` of `linux/perf_event.h`, from bytes.
+
+use pagewise_sys::perf_ring::{Carries, Header};
+
+/// A record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// An event that was asked for.
+    Sample(Sample<'a>),
+    /// A new mapping.
+    Mapped(Mapped<'a>),
+    /// A thread has another name; with `exec`, its process another program.
+    Named {
+        /// Its process.
+        pid: u32,
+        /// The thread.
+        tid: u32,
+        /// The name.
+        name: &'a [u8],
+        /// Whether it is a new program.
+        exec: bool,
+    },
+    /// A new thread or process.
+    Forked {
+        /// Its process.
+        pid: u32,
+        /// The process that made it.
+        parent: u32,
+        /// The thread.
+        tid: u32,
+    },
+    /// A thread ended.
+    Ended {
+        /// Its process.
+        pid: u32,
+        /// The thread.
+        tid: u32,
+    },
+    /// So many events are missing.
+    Lost(u64),
+    /// Anything else.
+    Other,
+}
+
+/// What samples of an event carry: its place among those that were wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Which of the events.
+    pub which: usize,
+    /// What its samples say.
+    pub carries: Carries,
+}
+
+/// An event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample<'a> {
+    /// Which of those that were wanted.
+    pub which: usize,
+    /// Where the program was, or the kernel.
+    pub ip: u64,
+    /// The process.
+    pub pid: u32,
+    /// The thread.
+    pub tid: u32,
+    /// When: nanoseconds of `CLOCK_MONOTONIC`.
+    pub time: u64,
+    /// On which CPU.
+    pub cpu: u32,
+    /// The address, where samples carry it.
+    pub address: u64,
+    callers: &'a [u8],
+    /// The fields of a tracepoint, where samples carry them.
+    pub raw: &'a [u8],
+    registers: &'a [u8],
+    /// What was on the stack, from the stack pointer on.
+    pub stack: &'a [u8],
+}
+
+/// A new mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mapped<'a> {
+    /// The process.
+    pub pid: u32,
+    /// Where it begins.
+    pub start: u64,
+    /// How long it is.
+    pub length: u64,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// Of the file's device, the major and minor number.
+    pub device: (u32, u32),
+    /// The file's inode; 0 where there is none.
+    pub inode: u64,
+    /// How it may be used, and whether it is shared.
+    pub access: Access,
+    /// The file's path, or what else it is: `//anon`, `[heap]`, `[stack]`.
+    pub name: &'a [u8],
+}
+
+/// How a mapping may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// `PROT_WRITE`.
+    pub write: bool,
+    /// `PROT_EXEC`.
+    pub execute: bool,
+    /// `MAP_SHARED`.
+    pub shared: bool,
+}
+
+/// `PERF_RECORD_*`.
+mod kind {
+    pub(super) const LOST: u32 = 2;
+    pub(super) const COMM: u32 = 3;
+    pub(super) const EXIT: u32 = 4;
+    pub(super) const FORK: u32 = 7;
+    pub(super) const SAMPLE: u32 = 9;
+    pub(super) const MMAP2: u32 = 10;
+    pub(super) const LOST_SAMPLES: u32 = 13;
+}
+
+/// `PERF_RECORD_MISC_COMM_EXEC`, `PERF_RECORD_MISC_MMAP_BUILD_ID`.
+const MISC_COMM_EXEC: u16 = 1 << 13;
+const MISC_MMAP_BUILD_ID: u16 = 1 << 14;
+
+/// What ends records that are no samples: thread, time, CPU, identifier.
+const TRAILER: usize = 4 * 8;
+
+/// Bytes that are read from the front.
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, bytes: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(bytes)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take(8)?.try_into().ok().map(u64::from_ne_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take(4)?.try_into().ok().map(u32::from_ne_bytes)
+    }
+}
+
+/// When a record was written, and which event's it is: where in its bytes that stands does not depend on the event.
+pub(crate) fn stamp(header: Header, bytes: &[u8]) -> Option<(u64, u64)> {
+    let word =
+        |at: usize| bytes.get(at..)?.first_chunk::<8>().map(|bytes| u64::from_ne_bytes(*bytes));
+    if header.kind == kind::SAMPLE {
+        return Some((word(3 * 8)?, word(0)?));
+    }
+    let trailer = bytes.len().checked_sub(TRAILER)?;
+    Some((word(trailer + 8)?, word(trailer + 24)?))
+}
+
+/// Reads a record. `None` where it is too short for what it should say.
+pub(crate) fn parse<'a>(header: Header, bytes: &'a [u8], event: Carried) -> Option<Record<'a>> {
+    if header.kind == kind::SAMPLE {
+        return sample(bytes, event).map(Record::Sample);
+    }
+    let mut body = Cursor(bytes.get(..bytes.len().checked_sub(TRAILER)?)?);
+    Some(match header.kind {
+        kind::LOST => Record::Lost(body.u64().and_then(|_| body.u64())?),
+        kind::LOST_SAMPLES => Record::Lost(body.u64()?),
+        kind::COMM => {
+            let (pid, tid) = (body.u32()?, body.u32()?);
+            let exec = header.misc & MISC_COMM_EXEC != 0;
+            Record::Named { pid, tid, name: string(body.0), exec }
+        }
+        kind::FORK | kind::EXIT => {
+            let (pid, parent, tid) = (body.u32()?, body.u32()?, body.u32()?);
+            match header.kind {
+                kind::FORK => Record::Forked { pid, parent, tid },
+                _ => Record::Ended { pid, tid },
+            }
+        }
+        kind::MMAP2 => Record::Mapped(mapped(header, body)?),
+        _ => Record::Other,
+    })
+}
+
+fn mapped<'a>(header: Header, mut body: Cursor<'a>) -> Option<Mapped<'a>> {
+    const WRITE: u32 = 2;
+    const EXECUTE: u32 = 4;
+    const SHARED: u32 = 1;
+    let (pid, _tid) = (body.u32()?, body.u32()?);
+    let (start, length, offset) = (body.u64()?, body.u64()?, body.u64()?);
+    let mut file = Cursor(body.take(24)?);
+    let (device, inode) = match header.misc & MISC_MMAP_BUILD_ID {
+        0 => ((file.u32()?, file.u32()?), file.u64()?),
+        _ => ((0, 0), 0),
+    };
+    let (prot, flags) = (body.u32()?, body.u32()?);
+    let has = |bits: u32, bit| bits & bit != 0;
+    let access =
+        Access { write: has(prot, WRITE), execute: has(prot, EXECUTE), shared: has(flags, SHARED) };
+    Some(Mapped { pid, start, length, offset, device, inode, access, name: string(body.0) })
+}
+
+/// A string that is filled up with NUL.
+fn string(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+fn sample<'a>(bytes: &'a [u8], event: Carried) -> Option<Sample<'a>> {
+    let mut cursor = Cursor(bytes);
+    let Carries { address, callers, raw, registers, stack } = event.carries;
+    let _identifier = cursor.u64()?;
+    let ip = cursor.u64()?;
+    let (pid, tid) = (cursor.u32()?, cursor.u32()?);
+    let time = cursor.u64()?;
+    let mut sample = Sample { which: event.which, ip, pid, tid, time, ..Sample::default() };
+    if address {
+        sample.address = cursor.u64()?;
+    }
+    (sample.cpu, _) = (cursor.u32()?, cursor.u32()?);
+    if callers > 0 {
+        let count = usize::try_from(cursor.u64()?).ok()?;
+        sample.callers = cursor.take(count.checked_mul(8)?)?;
+    }
+    if raw {
+        let size = usize::try_from(cursor.u32()?).ok()?;
+        sample.raw = cursor.take(size)?;
+    }
+    if registers > 0 {
+        // No registers where there was no user mode to have any.
+        let count = if cursor.u64()? == 0 { 0 } else { registers.count_ones() as usize };
+        sample.registers = cursor.take(count * 8)?;
+    }
+    if stack > 0 {
+        let size = usize::try_from(cursor.u64()?).ok()?;
+        let whole = cursor.take(size)?;
+        let used = if size == 0 { 0 } else { usize::try_from(cursor.u64()?).ok()? };
+        sample.stack = whole.get(..used.min(size))?;
+    }
+    Some(sample)
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word))
+}
+
+impl Sample<'_> {
+    /// Where the program was, then the return addresses of its callers. Empty where samples do not carry them.
+    pub fn callers(&self) -> impl Iterator<Item = u64> + '_ {
+        /// From here on it is no address but what those that follow are: `PERF_CONTEXT_MAX`.
+        const CONTEXT: u64 = 4095_u64.wrapping_neg();
+        words(self.callers).filter(|address| *address < CONTEXT)
+    }
+
+    /// The registers that were asked for, in the order of their numbers. Empty where the thread has no user mode.
+    pub fn registers(&self) -> impl Iterator<Item = u64> + '_ {
+        words(self.registers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ALL: Carries =
+        Carries { address: true, callers: 8, raw: true, registers: 0b101, stack: 16 };
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn a_sample_with_all_it_can_carry_reads_as_the_kernel_lays_it_out() {
+        let mut text = bytes(&[77, 0x1000, 5 << 32 | 4, 99, 0xabc, 3]);
+        text.extend(bytes(&[3, 512_u64.wrapping_neg(), 0x1000, 0x2000]));
+        text.extend(12_u32.to_ne_bytes());
+        text.extend(*b"twelve bytes");
+        text.extend(bytes(&[2, 10, 30]));
+        text.extend(bytes(&[16, 1, 2, 8]));
+        let header = Header { kind: kind::SAMPLE, misc: 0 };
+        assert_eq!(stamp(header, &text), Some((99, 77)));
+        let event = Carried { which: 6, carries: ALL };
+        let Some(Record::Sample(sample)) = parse(header, &text, event) else { panic!("no sample") };
+        assert_eq!((sample.which, sample.ip, sample.pid, sample.tid), (6, 0x1000, 4, 5));
+        assert_eq!((sample.time, sample.cpu, sample.address), (99, 3, 0xabc));
+        assert!(sample.callers().eq([0x1000, 0x2000]));
+        assert_eq!(sample.raw, b"twelve bytes");
+        assert!(sample.registers().eq([10, 30]));
+        assert_eq!(sample.stack, bytes(&[1]));
+    }
+
+    #[test]
+    fn a_mapping_reads_as_the_kernel_lays_it_out() {
+        let mut text = bytes(&[8 << 32 | 7, 0x1000, 0x2000, 0x3000]);
+        text.extend([1_u32, 2].into_iter().flat_map(u32::to_ne_bytes));
+        text.extend(bytes(&[42, 0]));
+        text.extend([5_u32, 1].into_iter().flat_map(u32::to_ne_bytes));
+        text.extend(*b"/bin/a\0\0");
+        text.extend(bytes(&[8 << 32 | 7, 99, 0, 77]));
+        let header = Header { kind: kind::MMAP2, misc: 0 };
+        assert_eq!(stamp(header, &text), Some((99, 77)));
+        let event = Carried { which: 0, carries: ALL };
+        let expected = Mapped {
+            pid: 7,
+            start: 0x1000,
+            length: 0x2000,
+            offset: 0x3000,
+            device: (1, 2),
+            inode: 42,
+            access: Access { write: false, execute: true, shared: true },
+            name: b"/bin/a",
+        };
+        assert_eq!(parse(header, &text, event), Some(Record::Mapped(expected)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(
+            kind in 0_u32..16,
+            misc: u16,
+            bytes: Vec<u8>,
+        ) {
+            let header = Header { kind, misc };
+            let _ = stamp(header, &bytes);
+            let event = Carried { which: 0, carries: ALL };
+            if let Some(Record::Sample(sample)) = parse(header, &bytes, event) {
+                let _ = (sample.callers().count(), sample.registers().count());
+            }
+        }
+    }
+}

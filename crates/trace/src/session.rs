@@ -1,0 +1,298 @@
+//! Events of a process, a command or a machine, as they come.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use pagewise_sys::perf_event::{Counter, Whose};
+use pagewise_sys::perf_ring::{self, Header, Ring, Sampling};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::Error;
+use crate::record::{self, Carried, Record};
+
+/// Whose events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Those of a process that runs, of each of its threads, and of all that they make from now on.
+    Process(u32),
+    /// Those of a process that has not begun yet, and of all that it makes: from its next `exec` on.
+    Command(u32),
+    /// Those of all that run.
+    Machine,
+}
+
+/// An event that is wanted.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// What it is called, where it is said that it cannot be had.
+    pub name: String,
+    /// How it is sampled. `mode` is set to what the target needs, but for `exclude_kernel`.
+    pub sampling: Sampling,
+}
+
+/// A record that was read and not handed on.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    time: u64,
+    /// Its place among those of the same time.
+    number: usize,
+    header: Header,
+    event: Carried,
+    start: usize,
+    end: usize,
+}
+
+/// Events that the kernel writes into rings, one a CPU. Dropping it ends that.
+#[derive(Debug)]
+pub struct Session {
+    rings: Vec<Ring>,
+    /// The first of each CPU, whose rings they are, then the others.
+    counters: Vec<Counter>,
+    events: HashMap<u64, Carried>,
+    /// Bytes of records that wait, and room for those that go on waiting.
+    arena: Vec<u8>,
+    spare: Vec<u8>,
+    waiting: Vec<Waiting>,
+    /// Records up to this time have all been read.
+    horizon: u64,
+    lost: u64,
+    torn: u64,
+}
+
+impl Session {
+    /// Opens events, each in a ring of so many bytes a CPU. Nothing is counted before [`Session::enable`], or the command's
+    /// `exec`.
+    ///
+    /// # Errors
+    /// [`Error::NotWatched`] for what may not be watched or is not there; [`Error::Gone`]; [`Error::System`].
+    pub fn open(target: Target, wanted: &[Wanted], ring: usize) -> Result<Session, Error> {
+        let cpus = cpus()?;
+        let mut session = Session {
+            rings: Vec::new(),
+            counters: Vec::new(),
+            events: HashMap::new(),
+            arena: Vec::new(),
+            spare: Vec::new(),
+            waiting: Vec::new(),
+            horizon: 0,
+            lost: 0,
+            torn: 0,
+        };
+        let mut known = BTreeSet::new();
+        loop {
+            // Threads that were made meanwhile by one that was not opened yet are in none of those.
+            let new: Vec<Option<u32>> = match target {
+                Target::Machine => vec![None],
+                Target::Command(pid) => vec![Some(pid)],
+                Target::Process(pid) => threads(pid)?.into_iter().map(Some).collect(),
+            };
+            let new: Vec<Option<u32>> = new.into_iter().filter(|it| !known.contains(it)).collect();
+            if new.is_empty() {
+                break;
+            }
+            for thread in new {
+                known.insert(thread);
+                session.open_thread(target, thread, wanted, &cpus, ring)?;
+            }
+        }
+        match (target, session.rings.is_empty()) {
+            (Target::Process(pid) | Target::Command(pid), true) => Err(Error::Gone { pid }),
+            _ => Ok(session),
+        }
+    }
+
+    fn open_thread(
+        &mut self,
+        target: Target,
+        thread: Option<u32>,
+        wanted: &[Wanted],
+        cpus: &[u32],
+        ring: usize,
+    ) -> Result<(), Error> {
+        for (at, cpu) in cpus.iter().copied().enumerate() {
+            let whose = match thread {
+                Some(thread) => Whose::ThreadOn { thread, cpu },
+                None => Whose::Cpu(cpu),
+            };
+            for (which, Wanted { name, sampling }) in wanted.iter().enumerate() {
+                let mut sampling = *sampling;
+                sampling.mode.disabled = true;
+                sampling.mode.inherit = target != Target::Machine;
+                sampling.mode.enable_on_exec = matches!(target, Target::Command(_));
+                let failed = |error| Error::NotWatched { what: name.clone(), error };
+                let counter = match perf_ring::open(&sampling, whose) {
+                    // A thread that ended meanwhile.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+                    counter => counter.map_err(failed)?,
+                };
+                let id = perf_ring::id(&counter).map_err(failed)?;
+                self.events.insert(id, Carried { which, carries: sampling.carries });
+                if self.rings.len() == at {
+                    self.rings.push(Ring::of(&counter, ring).map_err(failed)?);
+                    self.counters.insert(at, counter);
+                } else {
+                    perf_ring::redirect(&counter, &self.counters[at]).map_err(failed)?;
+                    self.counters.push(counter);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to count.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    pub fn enable(&self) -> Result<(), Error> {
+        self.each(Counter::enable)
+    }
+
+    /// Has the kernel count nothing more. What was counted can still be read.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    pub fn disable(&self) -> Result<(), Error> {
+        self.each(Counter::disable)
+    }
+
+    fn each(&self, what: fn(&Counter) -> io::Result<()>) -> Result<(), Error> {
+        let done = self.counters.iter().try_for_each(what);
+        done.map_err(|error| Error::System { doing: "cannot switch events".to_owned(), error })
+    }
+
+    /// Has events that name a tracepoint count only where an expression holds: `reason == 1`.
+    ///
+    /// # Errors
+    /// [`Error::System`] for an expression that the kernel does not understand.
+    pub fn filter(&self, which: usize, expression: &std::ffi::CStr) -> Result<(), Error> {
+        for counter in &self.counters {
+            let id = perf_ring::id(counter);
+            let is_it = id.is_ok_and(|id| self.events.get(&id).is_some_and(|it| it.which == which));
+            if is_it {
+                counter.set_filter(expression).map_err(|error| Error::System {
+                    doing: "cannot choose among events".to_owned(),
+                    error,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a ring has much to read, or so long.
+    pub fn wait(&self, at_most: Duration) {
+        let rings = &self.counters[..self.rings.len()];
+        let mut fds: Vec<PollFd<'_>> =
+            rings.iter().map(|counter| PollFd::new(counter, PollFlags::IN)).collect();
+        // A ring hangs up with the threads of its first counter; others still write to it.
+        let timeout = Timespec::try_from(at_most).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        let _ = poll(&mut fds, Some(&timeout));
+        if fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP)) {
+            std::thread::sleep(at_most.min(Duration::from_millis(5)));
+        }
+    }
+
+    /// Reads the rings, and hands on, in order of time, what happened before they were read the last time: all of that is
+    /// there by now.
+    pub fn drain(&mut self, each: &mut dyn FnMut(Record<'_>)) {
+        let now = now();
+        self.read();
+        let horizon = std::mem::replace(&mut self.horizon, now);
+        self.hand_on(horizon, each);
+    }
+
+    /// Ends it, and hands on all that is left.
+    pub fn finish(&mut self, each: &mut dyn FnMut(Record<'_>)) {
+        // Who cannot be stopped is not heard any more.
+        let _ = self.disable();
+        self.read();
+        self.hand_on(u64::MAX, each);
+    }
+
+    /// How many events the kernel could not write, for want of room in a ring, and how many records could not be read.
+    pub fn lost(&self) -> u64 {
+        self.lost + self.torn
+    }
+
+    fn read(&mut self) {
+        let Session { rings, events, arena, waiting, torn, .. } = self;
+        for ring in rings {
+            ring.drain(&mut |header, bytes| {
+                let stamp = record::stamp(header, bytes);
+                let known = stamp.and_then(|(time, id)| Some((time, *events.get(&id)?)));
+                let Some((time, event)) = known else {
+                    *torn += 1;
+                    return;
+                };
+                let (start, number) = (arena.len(), waiting.len());
+                arena.extend_from_slice(bytes);
+                waiting.push(Waiting { time, number, header, event, start, end: arena.len() });
+            });
+        }
+        waiting.sort_unstable_by_key(|it| (it.time, it.number));
+    }
+
+    fn hand_on(&mut self, until: u64, each: &mut dyn FnMut(Record<'_>)) {
+        let due = self.waiting.partition_point(|it| it.time <= until);
+        for it in self.waiting.drain(..due) {
+            match record::parse(it.header, &self.arena[it.start..it.end], it.event) {
+                Some(Record::Lost(events)) => self.lost += events,
+                Some(record) => each(record),
+                None => self.torn += 1,
+            }
+        }
+        let mut arena = std::mem::take(&mut self.spare);
+        arena.clear();
+        for (number, it) in self.waiting.iter_mut().enumerate() {
+            let start = arena.len();
+            arena.extend_from_slice(&self.arena[it.start..it.end]);
+            (it.start, it.end, it.number) = (start, arena.len(), number);
+        }
+        self.spare = std::mem::replace(&mut self.arena, arena);
+    }
+}
+
+/// Nanoseconds of the clock that records have.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let [seconds, nanos] = [now.tv_sec, now.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
+    seconds * 1_000_000_000 + nanos
+}
+
+/// The threads of a process.
+fn threads(pid: u32) -> Result<Vec<u32>, Error> {
+    let folder = fs::read_dir(format!("/proc/{pid}/task")).map_err(|_| Error::Gone { pid })?;
+    let names = folder.flatten().map(|entry| entry.file_name());
+    Ok(names.filter_map(|name| name.to_str()?.parse().ok()).collect())
+}
+
+/// The CPUs that are switched on.
+fn cpus() -> Result<Vec<u32>, Error> {
+    const ONLINE: &str = "/sys/devices/system/cpu/online";
+    let failed = |error| Error::System { doing: format!("cannot read {ONLINE}"), error };
+    let text = fs::read_to_string(ONLINE).map_err(failed)?;
+    Ok(ranges(text.trim()))
+}
+
+/// `0-3,5` as 0, 1, 2, 3, 5.
+fn ranges(text: &str) -> Vec<u32> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<u32>().ok()?..=last.parse().ok()?)
+    };
+    text.split(',').filter_map(range).flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_counted_as_the_kernel_writes_them() {
+        assert_eq!(ranges("0-3,5"), [0, 1, 2, 3, 5]);
+        assert_eq!(ranges("0"), [0]);
+        assert_eq!(ranges(""), Vec::<u32>::new());
+    }
+}

@@ -1,0 +1,181 @@
+//! Which mapping an address of a process was in, as mappings come.
+//!
+//! The kernel tells new mappings only. What is unmapped stays here until something else is mapped there: nothing happens at
+//! such addresses meanwhile.
+
+use std::collections::{BTreeMap, HashMap};
+
+use pagewise_model::mapping::Sharing;
+use pagewise_model::{Name, Pid};
+use pagewise_proc::{ProcRoot, maps};
+
+use crate::record::{Mapped, Record};
+
+/// A mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Its first address.
+    pub start: u64,
+    /// The address behind it.
+    pub end: u64,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// The file's inode; 0 where there is none.
+    pub inode: u64,
+    /// The file's path, or what else it is: `[heap]`, `[stack]`; empty for anonymous memory.
+    pub name: Name,
+    /// Whether it is shared.
+    pub shared: bool,
+}
+
+impl Region {
+    /// Whether it is of a file.
+    pub fn is_file(&self) -> bool {
+        self.inode != 0
+    }
+}
+
+/// A process's.
+#[derive(Clone, Debug, Default)]
+struct Space {
+    /// Which program's: processes of `fork` have their parent's until they start another.
+    program: u32,
+    regions: BTreeMap<u64, Region>,
+}
+
+/// The mappings of all processes that are watched.
+#[derive(Debug, Default)]
+pub struct Spaces {
+    spaces: HashMap<u32, Space>,
+    programs: u32,
+}
+
+impl Spaces {
+    /// Takes in the mappings of a process as they are now.
+    pub fn read(&mut self, root: &ProcRoot, pid: u32) {
+        let Ok(text) = root.read(Pid(pid), "maps") else { return };
+        let regions = maps::parse(&text).mappings.into_iter().map(|mapping| Region {
+            start: mapping.range.start,
+            end: mapping.range.end,
+            offset: mapping.offset,
+            inode: mapping.inode,
+            name: mapping.name,
+            shared: mapping.sharing == Sharing::Shared,
+        });
+        let program = self.next_program();
+        let regions = regions.map(|region| (region.start, region)).collect();
+        self.spaces.insert(pid, Space { program, regions });
+    }
+
+    /// Takes in what a record says.
+    pub fn note(&mut self, record: &Record<'_>) {
+        match *record {
+            Record::Mapped(mapped) => self.map(&mapped),
+            Record::Named { pid, exec: true, .. } => {
+                let program = self.next_program();
+                self.spaces.insert(pid, Space { program, regions: BTreeMap::new() });
+            }
+            Record::Forked { pid, parent, .. } if pid != parent => {
+                let space = self.spaces.get(&parent).cloned().unwrap_or_default();
+                self.spaces.insert(pid, space);
+            }
+            _ => {}
+        }
+    }
+
+    fn next_program(&mut self) -> u32 {
+        self.programs += 1;
+        self.programs
+    }
+
+    fn map(&mut self, mapped: &Mapped<'_>) {
+        let Some(end) = mapped.start.checked_add(mapped.length) else { return };
+        // The kernel has a name for everything here; in `maps` anonymous memory has none.
+        let name = if mapped.name == b"//anon" { b"" } else { mapped.name };
+        let region = Region {
+            start: mapped.start,
+            end,
+            offset: mapped.offset,
+            inode: mapped.inode,
+            name: Name::new(name),
+            shared: mapped.access.shared,
+        };
+        let space = self.spaces.entry(mapped.pid).or_default();
+        cut(&mut space.regions, mapped.start, end);
+        space.regions.insert(mapped.start, region);
+    }
+
+    /// The mapping that an address is in.
+    pub fn find(&self, pid: u32, address: u64) -> Option<&Region> {
+        let (_, region) = self.spaces.get(&pid)?.regions.range(..=address).next_back()?;
+        (address < region.end).then_some(region)
+    }
+
+    /// The number of the program that a process runs: another after `exec`, the same in a child until then.
+    pub fn program(&self, pid: u32) -> u32 {
+        self.spaces.get(&pid).map_or(0, |space| space.program)
+    }
+}
+
+/// Leaves nothing from `start` up to `end`.
+fn cut(regions: &mut BTreeMap<u64, Region>, start: u64, end: u64) {
+    while let Some((&first, region)) = regions.range(..end).next_back() {
+        if region.end <= start {
+            break;
+        }
+        let region = region.clone();
+        regions.remove(&first);
+        if region.end > end {
+            let offset = region.offset + (end - first);
+            regions.insert(end, Region { start: end, offset, ..region.clone() });
+        }
+        if first < start {
+            regions.insert(first, Region { end: start, ..region });
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn mapped(start: u64, length: u64, inode: u64) -> Record<'static> {
+        Record::Mapped(Mapped { pid: 7, start, length, inode, ..Mapped::default() })
+    }
+
+    proptest! {
+        /// Against a table with an entry for each address.
+        #[test]
+        fn the_last_mapping_of_an_address_is_the_one_it_is_in(
+            mappings in prop::collection::vec((0_u64..64, 1_u64..32), 0..20),
+        ) {
+            let (mut spaces, mut table) = (Spaces::default(), [None; 100]);
+            for ((start, length), number) in mappings.iter().zip(1..) {
+                spaces.note(&mapped(*start, *length, number));
+                (*start..start + length).for_each(|at| {
+                    table[usize::try_from(at).unwrap()] = Some((number, at - start));
+                });
+            }
+            for (at, expected) in (0..).zip(table) {
+                let found = spaces.find(7, at).map(|it| (it.inode, it.offset + at - it.start));
+                prop_assert_eq!(found, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_child_has_its_parents_mappings_until_it_starts_another_program() {
+        let mut spaces = Spaces::default();
+        spaces.note(&mapped(0, 10, 1));
+        spaces.note(&Record::Forked { pid: 8, parent: 7, tid: 8 });
+        assert_eq!(spaces.find(8, 5).unwrap().inode, 1);
+        assert_eq!(spaces.program(8), spaces.program(7));
+        spaces.note(&Record::Named { pid: 8, tid: 8, name: b"new", exec: true });
+        assert_eq!(spaces.find(8, 5), None);
+        assert_ne!(spaces.program(8), spaces.program(7));
+        assert_eq!(spaces.find(7, 5).unwrap().inode, 1);
+    }
+}

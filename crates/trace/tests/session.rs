@@ -1,0 +1,85 @@
+//! Page faults of this very process, which touches pages that it counts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pagewise_proc::ProcRoot;
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::perf_event::{Event, Kind, Mode};
+use pagewise_sys::perf_ring::{Carries, Sampling};
+use pagewise_sys::region::Region;
+use pagewise_trace::{Record, Session, Spaces, StackId, Stacks, Symbols, Target, Wanted};
+
+/// `PERF_COUNT_SW_PAGE_FAULTS`.
+const FAULTS: Event = Event::new(Kind::SOFTWARE, 2);
+const PAGES: usize = 5000;
+
+#[inline(never)]
+fn touches_each_page(bytes: &mut [u8], page: usize) {
+    let mut at = 0;
+    while at < bytes.len() {
+        bytes[at] = 1;
+        at += page;
+    }
+}
+
+fn faults() -> Wanted {
+    let carries = Carries { address: true, callers: 32, ..Carries::default() };
+    let mode = Mode { exclude_kernel: true, ..Mode::default() };
+    let sampling =
+        Sampling { event: FAULTS, every: 1, carries, mode, tasks: true, wake_at: 1 << 16 };
+    Wanted { name: "page faults".into(), sampling }
+}
+
+#[test]
+fn each_fault_of_each_thread_comes_once_in_order_with_its_function_and_mapping() {
+    let pid = std::process::id();
+    let mut session = match Session::open(Target::Process(pid), &[faults()], 1 << 20) {
+        Ok(session) => session,
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    let (mut spaces, mut stacks) = (Spaces::default(), Stacks::default());
+    spaces.read(&ProcRoot::live(), pid);
+    session.enable().unwrap();
+    let page = usize::try_from(pagewise_sys::system::page_size()).unwrap();
+    // One thread that is there already would need a hold; one that is new is inherited.
+    let child = std::thread::spawn(move || {
+        let mut region = Region::map(PAGES * page, page).unwrap();
+        region.advise(Advice::NoHugePage).unwrap();
+        touches_each_page(region.bytes(), page);
+        region.bytes().as_ptr().addr() as u64
+    });
+    let (mut last, mut found) = (0, BTreeMap::new());
+    let mut take = |record: Record<'_>| {
+        spaces.note(&record);
+        let Record::Sample(sample) = record else { return };
+        assert!(sample.time >= last, "out of order");
+        last = sample.time;
+        let region =
+            spaces.find(sample.pid, sample.address).map(|it| (it.start, it.end, it.is_file()));
+        let stack = stacks.number(&spaces, sample.pid, sample.callers());
+        *found.entry((stack, region)).or_insert(0) += 1;
+    };
+    while !child.is_finished() {
+        session.wait(Duration::from_millis(10));
+        session.drain(&mut take);
+    }
+    let start = child.join().unwrap();
+    session.finish(&mut take);
+    assert_eq!(session.lost(), 0);
+    let mut symbols = Symbols::default();
+    let mut is_ours = |stack: StackId| {
+        let places = &stacks.places()[stack.index()];
+        let frames = places.iter().flat_map(|place| symbols.frames(place).to_vec());
+        let mut names = frames.filter_map(|frame| Some((frame.function?, frame.line?)));
+        names.any(|(name, line)| {
+            name.contains("touches_each_page") && line.file.ends_with("session.rs")
+        })
+    };
+    // The kernel tells of a mapping that it has merged with its neighbours.
+    let ours = found.iter().filter(|((stack, region), _)| {
+        region.is_some_and(|(first, end, is_file)| (first..end).contains(&start) && !is_file)
+            && is_ours(*stack)
+    });
+    assert_eq!(ours.map(|(_, count)| count).sum::<usize>(), PAGES, "{found:?}");
+}
