@@ -150,7 +150,7 @@ impl<S: Source> Fifo<S> {
     #[inline(always)]
     pub unsafe fn free(&self, block: NonNull<u8>, layout: Layout) {
         // SAFETY: a live block, says the caller.
-        if self.hot().shelf.get().is_some() || !unsafe { is_next_hole(block, layout.size()) } {
+        if !unsafe { is_next_hole(block, layout.size()) } {
             // SAFETY: as the caller promises; a pool begins with what is hot.
             unsafe { free_slow(self.pool.cast(), block, layout.size()) }
         }
