@@ -129,8 +129,7 @@ fn environment(environment: &Environment) -> Facts {
             fact("page_size", "page", Value::Bytes(environment.page_size.0), ""),
             fact("kernel", "kernel", Value::Name(environment.kernel.clone()), ""),
             fact("thp", "huge pages", name(&environment.thp), ""),
-            fact("governor", "governor", name(&environment.governor), "")
-                .hidden_if(environment.governor.is_err()),
+            fact("governor", "governor", name(&environment.governor), ""),
             fact("hypervisor", "hypervisor", name(&environment.hypervisor), "")
                 .hidden_if(environment.hypervisor.is_err()),
             fact("root", "root", Value::Flag(environment.root), ""),
