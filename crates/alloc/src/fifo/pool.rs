@@ -23,7 +23,7 @@ use crate::{Block, Source, watch};
 /// How many pages are looked at for holes at most, before a new one is taken.
 const LOOKED_AT: usize = 8;
 
-/// What each call touches: one cache line, of which C knows the first four fields.
+/// What each call touches: one cache line, of which C knows the first three fields.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Hot {
@@ -47,7 +47,6 @@ pub(super) struct Hot {
 const _: () = assert!(size_of::<Hot>() == 64);
 // As `struct pw_fifo` has them.
 const _: () = assert!(offset_of!(Hot, end) == 8 && offset_of!(Hot, zeroed) == 16);
-const _: () = assert!(offset_of!(Hot, shelf) == 24);
 
 /// What happens where the source's type is not known.
 #[derive(Clone, Copy, Debug)]

@@ -33,7 +33,6 @@ typedef struct pw_fifo {
     char *next;      /* Where the next block begins, */
     uintptr_t end;   /* and where the room for it ends. */
     size_t zeroed;   /* Whether the room is 0. */
-    const void *shelf; /* Not NULL while blocks are freed in no order. */
 } pw_fifo;
 
 /* What a page begins with, for the inline functions. */
@@ -43,7 +42,7 @@ struct pw_fifo_page_ {
     pw_fifo *pool;
 };
 
-PW_ASSERT(offsetof(pw_fifo, end) == 8 && offsetof(pw_fifo, zeroed) == 16 && offsetof(pw_fifo, shelf) == 24);
+PW_ASSERT(offsetof(pw_fifo, end) == 8 && offsetof(pw_fifo, zeroed) == 16);
 PW_ASSERT(offsetof(struct pw_fifo_page_, empty_at) == 8 && offsetof(struct pw_fifo_page_, pool) == 16);
 
 /* A pool whose memory is the system's; NULL where there is none. The caller destroys it. */
@@ -131,7 +130,7 @@ PW_INLINE int pw_fifo_is_next_(struct pw_fifo_page_ *page, const void *block, si
 PW_INLINE void pw_fifo_free(pw_fifo *pool, void *block, size_t size)
 {
     if (PW_UNLIKELY(!block)) return;
-    if (pool->shelf || !pw_fifo_is_next_(pw_fifo_page_of_(block), block, size)) pw_fifo_free_slow(pool, block, size);
+    if (!pw_fifo_is_next_(pw_fifo_page_of_(block), block, size)) pw_fifo_free_slow(pool, block, size);
 }
 
 /* As pw_fifo_free, for a block of any pool, which may have been destroyed since. */
