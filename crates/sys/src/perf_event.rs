@@ -165,8 +165,8 @@ mod flag {
 }
 
 /// Bits of `read_format`: what comes before or beside a count.
-const FORMAT_TOTAL_TIME_ENABLED: u64 = 1 << 0;
-const FORMAT_TOTAL_TIME_RUNNING: u64 = 1 << 1;
+pub(crate) const FORMAT_TOTAL_TIME_ENABLED: u64 = 1 << 0;
+pub(crate) const FORMAT_TOTAL_TIME_RUNNING: u64 = 1 << 1;
 const FORMAT_GROUP: u64 = 1 << 3;
 
 const FLAG_FD_CLOEXEC: c_ulong = 1 << 3;

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::perf_event::{Attributes, Counter, Event, Mode, Whose};
+use crate::perf_event::{
+    Attributes, Counter, Event, FORMAT_TOTAL_TIME_ENABLED, FORMAT_TOTAL_TIME_RUNNING, Mode, Whose,
+};
 
 /// What a sample says besides its event's [`id`], where the program was, which thread, when, and on which CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub struct Carries {
     pub address: bool,
     /// Callers in user mode by their frame pointers, at most so many.
     pub callers: u16,
+    /// Before them, where there are any, callers in the kernel: all together at most so many.
+    pub kernel: bool,
     /// The fields of a tracepoint.
     pub raw: bool,
     /// Registers in user mode, a bit each, by the numbers of `asm/perf_regs.h`.
@@ -30,7 +34,7 @@ pub struct Carries {
 pub struct Sampling {
     /// Of which event.
     pub event: Event,
-    /// Of which of them: each first of so many.
+    /// Of which of them: each first of so many. 0: none, they are only counted.
     pub every: u64,
     /// What they say.
     pub carries: Carries,
@@ -103,10 +107,12 @@ pub fn open(sampling: &Sampling, whose: Whose) -> io::Result<Counter> {
     attributes.sample_period = every;
     attributes.sample_type =
         fields.iter().filter(|(wanted, _)| *wanted).fold(always, |bits, (_, bit)| bits | bit);
+    // What [`Counter::read`] reads.
+    attributes.read_format = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING;
     attributes.flags |= flag::SAMPLE_ID_ALL
         | flag::WATERMARK
         | flag::USE_CLOCKID
-        | flag::EXCLUDE_CALLCHAIN_KERNEL
+        | if carries.kernel { 0 } else { flag::EXCLUDE_CALLCHAIN_KERNEL }
         | if tasks { TASKS } else { 0 };
     attributes.wakeup_events = wake_at;
     attributes.clock_id = libc::CLOCK_MONOTONIC;

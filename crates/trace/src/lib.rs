@@ -6,15 +6,19 @@
 
 mod error;
 mod jit;
+mod kernel;
 mod record;
 mod session;
 mod spaces;
 mod stacks;
 mod symbols;
+mod tracepoint;
 
 pub use error::Error;
+pub use kernel::Functions;
 pub use record::{Access, Carried, Mapped, Record, Sample};
 pub use session::{Session, Target, Wanted};
 pub use spaces::{Region, Spaces};
 pub use stacks::{StackId, Stacks};
 pub use symbols::{Place, Symbols};
+pub use tracepoint::{Field, Tracepoint};

@@ -123,6 +123,14 @@ mod kind {
 const MISC_COMM_EXEC: u16 = 1 << 13;
 const MISC_MMAP_BUILD_ID: u16 = 1 << 14;
 
+/// `PERF_CONTEXT_*`: among addresses, what those that follow are.
+mod context {
+    pub(super) const KERNEL: u64 = 128_u64.wrapping_neg();
+    pub(super) const USER: u64 = 512_u64.wrapping_neg();
+    /// `PERF_CONTEXT_MAX`: no address is from here on.
+    pub(super) const FIRST: u64 = 4095_u64.wrapping_neg();
+}
+
 /// What ends records that are no samples: thread, time, CPU, identifier.
 const TRAILER: usize = 4 * 8;
 
@@ -207,7 +215,7 @@ fn string(bytes: &[u8]) -> &[u8] {
 
 fn sample<'a>(bytes: &'a [u8], event: Carried) -> Option<Sample<'a>> {
     let mut cursor = Cursor(bytes);
-    let Carries { address, callers, raw, registers, stack } = event.carries;
+    let Carries { address, callers, raw, registers, stack, .. } = event.carries;
     let _identifier = cursor.u64()?;
     let ip = cursor.u64()?;
     let (pid, tid) = (cursor.u32()?, cursor.u32()?);
@@ -246,9 +254,22 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
 impl Sample<'_> {
     /// Where the program was, then the return addresses of its callers. Empty where samples do not carry them.
     pub fn callers(&self) -> impl Iterator<Item = u64> + '_ {
-        /// From here on it is no address but what those that follow are: `PERF_CONTEXT_MAX`.
-        const CONTEXT: u64 = 4095_u64.wrapping_neg();
-        words(self.callers).filter(|address| *address < CONTEXT)
+        self.callers_in(context::USER)
+    }
+
+    /// Where the kernel was, then the return addresses of its callers. Empty where samples do not carry them.
+    pub fn kernel_callers(&self) -> impl Iterator<Item = u64> + '_ {
+        self.callers_in(context::KERNEL)
+    }
+
+    fn callers_in(&self, wanted: u64) -> impl Iterator<Item = u64> + '_ {
+        let mut now = context::USER;
+        words(self.callers).filter(move |&word| {
+            if word >= context::FIRST {
+                now = word;
+            }
+            now == wanted && word < context::FIRST
+        })
     }
 
     /// The registers that were asked for, in the order of their numbers. Empty where the thread has no user mode.
@@ -264,7 +285,7 @@ mod tests {
     use super::*;
 
     const ALL: Carries =
-        Carries { address: true, callers: 8, raw: true, registers: 0b101, stack: 16 };
+        Carries { address: true, callers: 8, kernel: true, raw: true, registers: 0b101, stack: 16 };
 
     fn bytes(words: &[u64]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
@@ -273,7 +294,8 @@ mod tests {
     #[test]
     fn a_sample_with_all_it_can_carry_reads_as_the_kernel_lays_it_out() {
         let mut text = bytes(&[77, 0x1000, 5 << 32 | 4, 99, 0xabc, 3]);
-        text.extend(bytes(&[3, 512_u64.wrapping_neg(), 0x1000, 0x2000]));
+        text.extend(bytes(&[5, 128_u64.wrapping_neg(), 0xf000, 512_u64.wrapping_neg()]));
+        text.extend(bytes(&[0x1000, 0x2000]));
         text.extend(12_u32.to_ne_bytes());
         text.extend(*b"twelve bytes");
         text.extend(bytes(&[2, 10, 30]));
@@ -285,6 +307,7 @@ mod tests {
         assert_eq!((sample.which, sample.ip, sample.pid, sample.tid), (6, 0x1000, 4, 5));
         assert_eq!((sample.time, sample.cpu, sample.address), (99, 3, 0xabc));
         assert!(sample.callers().eq([0x1000, 0x2000]));
+        assert!(sample.kernel_callers().eq([0xf000]));
         assert_eq!(sample.raw, b"twelve bytes");
         assert!(sample.registers().eq([10, 30]));
         assert_eq!(sample.stack, bytes(&[1]));

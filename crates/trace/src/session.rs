@@ -29,7 +29,7 @@ pub enum Target {
 pub struct Wanted {
     /// What it is called, where it is said that it cannot be had.
     pub name: String,
-    /// How it is sampled. `mode` is set to what the target needs, but for `exclude_kernel`.
+    /// How it is sampled; the first of all is, others may be counted only. `mode` is set to what the target needs, but for `exclude_kernel`.
     pub sampling: Sampling,
 }
 
@@ -51,6 +51,8 @@ pub struct Session {
     rings: Vec<Ring>,
     /// The first of each CPU, whose rings they are, then the others.
     counters: Vec<Counter>,
+    /// What is only counted: which event, on which CPU.
+    counted: Vec<(usize, u32, Counter)>,
     events: HashMap<u64, Carried>,
     /// Bytes of records that wait, and room for those that go on waiting.
     arena: Vec<u8>,
@@ -73,6 +75,7 @@ impl Session {
         let mut session = Session {
             rings: Vec::new(),
             counters: Vec::new(),
+            counted: Vec::new(),
             events: HashMap::new(),
             arena: Vec::new(),
             spare: Vec::new(),
@@ -128,6 +131,10 @@ impl Session {
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
                     counter => counter.map_err(failed)?,
                 };
+                if sampling.every == 0 {
+                    self.counted.push((which, cpu, counter));
+                    continue;
+                }
                 let id = perf_ring::id(&counter).map_err(failed)?;
                 self.events.insert(id, Carried { which, carries: sampling.carries });
                 if self.rings.len() == at {
@@ -159,7 +166,8 @@ impl Session {
     }
 
     fn each(&self, what: fn(&Counter) -> io::Result<()>) -> Result<(), Error> {
-        let done = self.counters.iter().try_for_each(what);
+        let counted = self.counted.iter().map(|(.., counter)| counter);
+        let done = self.counters.iter().chain(counted).try_for_each(what);
         done.map_err(|error| Error::System { doing: "cannot switch events".to_owned(), error })
     }
 
@@ -179,6 +187,25 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// How often an event came that is only counted (`every` is 0): on which CPU, how often.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    pub fn counted(&self, which: usize) -> Result<Vec<(u32, u64)>, Error> {
+        let mut sums: Vec<(u32, u64)> = Vec::new();
+        for (_, cpu, counter) in self.counted.iter().filter(|(event, ..)| *event == which) {
+            let count = counter.read().map_err(|error| Error::System {
+                doing: "cannot read a count".to_owned(),
+                error,
+            })?;
+            match sums.iter_mut().find(|(known, _)| known == cpu) {
+                Some((_, sum)) => *sum += count.value,
+                None => sums.push((*cpu, count.value)),
+            }
+        }
+        Ok(sums)
     }
 
     /// Waits until a ring has much to read, or so long.

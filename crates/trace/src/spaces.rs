@@ -26,6 +26,8 @@ pub struct Region {
     pub name: Name,
     /// Whether it is shared.
     pub shared: bool,
+    /// Whether there may be code in it.
+    pub execute: bool,
 }
 
 impl Region {
@@ -61,6 +63,7 @@ impl Spaces {
             inode: mapping.inode,
             name: mapping.name,
             shared: mapping.sharing == Sharing::Shared,
+            execute: mapping.prot.exec,
         });
         let program = self.next_program();
         let regions = regions.map(|region| (region.start, region)).collect();
@@ -99,6 +102,7 @@ impl Spaces {
             inode: mapped.inode,
             name: Name::new(name),
             shared: mapped.access.shared,
+            execute: mapped.access.execute,
         };
         let space = self.spaces.entry(mapped.pid).or_default();
         cut(&mut space.regions, mapped.start, end);
