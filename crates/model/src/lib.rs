@@ -9,6 +9,7 @@ pub mod calls;
 pub mod counters;
 pub mod fields;
 pub mod fragmentation;
+pub mod histogram;
 pub mod lab;
 pub mod listing;
 pub mod machine;

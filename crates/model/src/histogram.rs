@@ -1,0 +1,123 @@
+//! Times in a histogram: cells as wide as a share of the time, so that every time is known to 1.6 %, from nanoseconds to
+//! centuries. Only the cells from the first to the last that is used take memory.
+
+use serde::{Deserialize, Serialize};
+
+/// Cells for each power of two: 64, so that a cell is at most 1/64 of what is in it.
+const BITS: u32 = 6;
+
+/// How often which time was seen, in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Histogram {
+    /// The number of the first cell in `cells`.
+    first: usize,
+    cells: Vec<u64>,
+    all: u64,
+    sum: u64,
+    longest: u64,
+}
+
+impl Histogram {
+    /// Notes a time.
+    pub fn note(&mut self, time: u64) {
+        let cell = cell(time);
+        if self.cells.is_empty() {
+            self.first = cell;
+        }
+        if cell < self.first {
+            let more = self.first - cell;
+            self.cells.splice(0..0, std::iter::repeat_n(0, more));
+            self.first = cell;
+        }
+        let at = cell - self.first;
+        if at >= self.cells.len() {
+            self.cells.resize(at + 1, 0);
+        }
+        self.cells[at] += 1;
+        self.all += 1;
+        self.sum = self.sum.saturating_add(time);
+        self.longest = self.longest.max(time);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.all
+    }
+
+    /// All added up.
+    pub fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    /// The longest time.
+    pub fn longest(&self) -> u64 {
+        self.longest
+    }
+
+    /// The time within which this share of all times is: the end of its cell. `None` where there are none.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a share of more than 2^53 times is as good as one of 2^53"
+    )]
+    pub fn percentile(&self, share: f64) -> Option<u64> {
+        let wanted = share * self.all as f64;
+        let mut seen = 0_u64;
+        let at = self.cells.iter().position(|times| {
+            seen = times.saturating_add(seen);
+            seen > 0 && seen as f64 >= wanted
+        })?;
+        Some(end(self.first.saturating_add(at)).min(self.longest))
+    }
+
+    /// The cells that hold any: the longest time of each, and how many are in it.
+    pub fn cells(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let cells = self.cells.iter().zip(0..);
+        cells
+            .filter(|(times, _)| **times > 0)
+            .map(|(times, cell)| (end(self.first.saturating_add(cell)), *times))
+    }
+}
+
+/// The cell of a time: below 64 each has its own, above each power of two has 64.
+fn cell(time: u64) -> usize {
+    let shift = (u64::BITS - time.leading_zeros()).saturating_sub(BITS + 1);
+    let within = usize::try_from(time >> shift).expect("less than 2^7 is left");
+    ((shift as usize) << BITS) + within
+}
+
+/// The longest time of a cell.
+fn end(cell: usize) -> u64 {
+    let shift = (cell >> BITS).saturating_sub(1).min(63);
+    let within = cell.saturating_sub(shift << BITS) as u64;
+    (within << shift) | ((1 << shift) - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_time_is_in_a_cell_no_wider_than_a_64th_of_it() {
+        let powers = (0..64).map(|power| 1_u64 << power);
+        let times = powers.flat_map(|power| [power, power + power / 3, power + (power - 1)]);
+        for time in times.chain([0, u64::MAX]) {
+            let cell = cell(time);
+            assert!(end(cell) >= time && end(cell) - time <= time / 64, "{time}");
+            assert!(cell == 0 || end(cell - 1) < time, "{time}");
+        }
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_times_in_whatever_order_they_come() {
+        let mut histogram = Histogram::default();
+        assert_eq!(histogram.percentile(0.5), None);
+        (1..=1000).rev().step_by(2).for_each(|time| histogram.note(time * 1000));
+        (1..=1000).step_by(2).for_each(|time| histogram.note(time * 1000));
+        for (share, time) in [(0.0, 1000), (0.5, 500_000), (0.999, 999_000), (1.0, 1_000_000)] {
+            let found = histogram.percentile(share).unwrap();
+            assert!(found >= time && found - time <= time / 64, "{share}: {found}");
+        }
+        assert_eq!((histogram.count(), histogram.longest()), (1000, 1_000_000));
+        assert_eq!(histogram.cells().map(|(_, times)| times).sum::<u64>(), 1000);
+    }
+}
