@@ -37,6 +37,7 @@ mod text;
 pub mod threads;
 pub mod tree;
 pub mod users;
+pub mod variables;
 pub mod vmstat;
 
 pub use error::Error;

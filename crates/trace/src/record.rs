@@ -262,6 +262,13 @@ impl Sample<'_> {
         self.callers_in(context::KERNEL)
     }
 
+    /// Whether it happened in the kernel.
+    pub fn is_in_kernel(&self) -> bool {
+        /// From here on addresses are the kernel's.
+        const KERNEL: u64 = 1 << 63;
+        self.ip >= KERNEL
+    }
+
     fn callers_in(&self, wanted: u64) -> impl Iterator<Item = u64> + '_ {
         let mut now = context::USER;
         words(self.callers).filter(move |&word| {

@@ -1,0 +1,173 @@
+//! Where a process has its global and static variables, by the symbol tables of the files that it maps.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use object::Endianness;
+use object::elf;
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
+use object::read::{ReadCache, ReadRef};
+use pagewise_model::mapping::Mapping;
+use pagewise_model::{Name, Pid};
+
+use crate::{ProcRoot, root};
+
+/// No larger table is read: those of programs of some 100 MB of symbols are smaller, and a file may be all hole.
+const LARGEST: u64 = 1 << 30;
+
+/// A variable of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its address.
+    pub address: u64,
+    /// How many bytes it has; 0 where its symbol does not say.
+    pub size: u64,
+    /// The file that it is defined in.
+    pub module: Name,
+    /// Whether each thread has one of its own: then there is no one address.
+    pub thread_local: bool,
+}
+
+/// All variables of a name, each once: several files may define one, and several parts of one a static one.
+pub fn find(root: &ProcRoot, pid: Pid, mappings: &[Mapping], name: &[u8]) -> Vec<Variable> {
+    let mut seen = HashSet::new();
+    let files = mappings
+        .iter()
+        .filter(|mapping| mapping.inode != 0 && seen.insert((mapping.device, mapping.inode)));
+    files.flat_map(|first| of_file(root, pid, mappings, first, name)).collect()
+}
+
+fn of_file(
+    root: &ProcRoot,
+    pid: Pid,
+    mappings: &[Mapping],
+    first: &Mapping,
+    name: &[u8],
+) -> Vec<Variable> {
+    let Some(file) = open(root, pid, first) else { return Vec::new() };
+    let cache = ReadCache::new(&file);
+    let data = Pieces(&cache);
+    let found = match data.read_bytes_at(0, 5) {
+        Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]) => {
+            symbols::<elf::FileHeader64<Endianness>>(data, name)
+        }
+        Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS32]) => {
+            symbols::<elf::FileHeader32<Endianness>>(data, name)
+        }
+        _ => return Vec::new(),
+    };
+    // A broken file has no variables that could be told from others.
+    let Ok((loads, found)) = found else { return Vec::new() };
+    let its = |mapping: &&Mapping| (mapping.device, mapping.inode) == (first.device, first.inode);
+    let bias = mappings.iter().filter(its).find_map(|mapping| {
+        let load = loads.iter().find(|load| load.covers(mapping))?;
+        let at = load.address.wrapping_sub(load.offset).wrapping_add(mapping.offset);
+        Some(mapping.range.start.wrapping_sub(at))
+    });
+    let Some(bias) = bias else { return Vec::new() };
+    let variables = found.into_iter().map(|symbol| Variable {
+        address: symbol.value.wrapping_add(bias),
+        size: symbol.size,
+        module: first.name.clone(),
+        thread_local: symbol.thread_local,
+    });
+    let mut variables: Vec<Variable> = variables.collect();
+    variables.sort_by_key(|it| (it.address, std::cmp::Reverse(it.size)));
+    variables.dedup_by_key(|it| it.address);
+    variables
+}
+
+/// The file of a mapping: by its mapping, which takes a capability, else by its name where that is still the same file.
+fn open(root: &ProcRoot, pid: Pid, first: &Mapping) -> Option<File> {
+    let mapped = root.file(pid, "map_files").join(first.range.to_string());
+    root::open(&mapped).ok().or_else(|| {
+        let path = Path::new(std::ffi::OsStr::from_bytes(first.path()));
+        let path: PathBuf = root.file(pid, "root").join(path.strip_prefix("/").ok()?);
+        let is_it = fs::metadata(&path).ok()?.ino() == first.inode;
+        is_it.then(|| root::open(&path).ok()).flatten()
+    })
+}
+
+/// A `PT_LOAD`.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    offset: u64,
+    size: u64,
+    address: u64,
+}
+
+impl Load {
+    /// Whether a mapping's first byte of the file is of it, or of the page that it begins in.
+    fn covers(self, mapping: &Mapping) -> bool {
+        let end = self.offset.saturating_add(self.size);
+        let mapped_to = mapping.offset.saturating_add(mapping.range.end - mapping.range.start);
+        mapping.offset < end && self.offset < mapped_to
+    }
+}
+
+struct Symbol {
+    value: u64,
+    size: u64,
+    thread_local: bool,
+}
+
+fn symbols<'d, H: FileHeader<Endian = Endianness>>(
+    data: Pieces<'d>,
+    name: &[u8],
+) -> object::read::Result<(Vec<Load>, Vec<Symbol>)> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let loads = header.program_headers(endian, data)?.iter();
+    let loads = loads.filter(|it| it.p_type(endian) == elf::PT_LOAD).map(|it| Load {
+        offset: it.p_offset(endian).into(),
+        size: it.p_filesz(endian).into(),
+        address: it.p_vaddr(endian).into(),
+    });
+    let sections = header.sections(endian, data)?;
+    let mut found = Vec::new();
+    for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+        let table = sections.iter().find(|section| section.sh_type(endian) == kind);
+        if table.is_none_or(|table| table.sh_size(endian).into() > LARGEST) {
+            continue;
+        }
+        let table = sections.symbols(endian, data, kind)?;
+        for symbol in table.iter() {
+            let is_data = matches!(
+                symbol.st_type(),
+                elf::STT_OBJECT | elf::STT_TLS | elf::STT_NOTYPE | elf::STT_COMMON
+            );
+            let is_defined = symbol.st_shndx(endian) != elf::SHN_UNDEF
+                && symbol.st_shndx(endian) != elf::SHN_ABS;
+            if is_data && is_defined && table.symbol_name(endian, symbol).is_ok_and(|it| it == name)
+            {
+                found.push(Symbol {
+                    value: symbol.st_value(endian).into(),
+                    size: symbol.st_size(endian).into(),
+                    thread_local: symbol.st_type() == elf::STT_TLS,
+                });
+            }
+        }
+    }
+    Ok((loads.collect(), found))
+}
+
+/// A file that is read in a few pieces of limited size.
+#[derive(Clone, Copy)]
+struct Pieces<'d>(&'d ReadCache<&'d File>);
+
+impl<'d> ReadRef<'d> for Pieces<'d> {
+    fn len(self) -> Result<u64, ()> {
+        self.0.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'d [u8], ()> {
+        if size > LARGEST { Err(()) } else { self.0.read_bytes_at(offset, size) }
+    }
+
+    fn read_bytes_at_until(self, range: std::ops::Range<u64>, end: u8) -> Result<&'d [u8], ()> {
+        self.0.read_bytes_at_until(range, end)
+    }
+}
