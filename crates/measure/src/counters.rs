@@ -110,7 +110,13 @@ fn is_refusal(error: &io::Error) -> bool {
 
 /// Counts from the next `exec` on, in children too.
 fn mode(user_mode_only: bool) -> Mode {
-    Mode { inherit: true, disabled: true, enable_on_exec: true, exclude_kernel: user_mode_only }
+    Mode {
+        inherit: true,
+        disabled: true,
+        enable_on_exec: true,
+        exclude_kernel: user_mode_only,
+        exclude_user: false,
+    }
 }
 
 fn open(way: &Way, pid: u32, leader: Option<&Counter>) -> Reading<Counter> {

@@ -7,6 +7,7 @@
 
 pub mod calls;
 pub mod counters;
+pub mod faults;
 pub mod fields;
 pub mod fragmentation;
 pub mod histogram;

@@ -98,6 +98,8 @@ pub struct Mode {
     pub enable_on_exec: bool,
     /// Counts in user mode only: what anyone may count while `kernel.perf_event_paranoid` is 2.
     pub exclude_kernel: bool,
+    /// Counts in the kernel only.
+    pub exclude_user: bool,
 }
 
 /// `perf_event_attr` of `linux/perf_event.h`, as large as it was in Linux 4.1.
@@ -132,6 +134,7 @@ impl Attributes {
             (mode.disabled, flag::DISABLED),
             (mode.inherit, flag::INHERIT),
             (mode.exclude_kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HYPERVISOR),
+            (mode.exclude_user, flag::EXCLUDE_USER),
             (mode.enable_on_exec, flag::ENABLE_ON_EXEC),
         ];
         Attributes {
@@ -159,6 +162,7 @@ mod flag {
 
     pub(super) const DISABLED: u64 = bit(0);
     pub(super) const INHERIT: u64 = bit(1);
+    pub(super) const EXCLUDE_USER: u64 = bit(4);
     pub(super) const EXCLUDE_KERNEL: u64 = bit(5);
     pub(super) const EXCLUDE_HYPERVISOR: u64 = bit(6);
     pub(super) const ENABLE_ON_EXEC: u64 = bit(12);
@@ -383,8 +387,13 @@ mod tests {
 
     /// `PERF_COUNT_SW_PAGE_FAULTS_MIN`.
     const MINOR_FAULTS: Event = Event::new(Kind::SOFTWARE, 5);
-    const OFF: Mode =
-        Mode { inherit: false, disabled: true, enable_on_exec: false, exclude_kernel: true };
+    const OFF: Mode = Mode {
+        inherit: false,
+        disabled: true,
+        enable_on_exec: false,
+        exclude_kernel: true,
+        exclude_user: false,
+    };
 
     fn touch(pages: usize) {
         let page = usize::try_from(crate::system::page_size()).unwrap();

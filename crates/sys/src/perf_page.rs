@@ -280,8 +280,13 @@ mod tests {
 
     #[test]
     fn the_kernel_fills_the_page_of_its_own_counter_and_says_that_it_must_be_asked() {
-        let off =
-            Mode { inherit: false, disabled: false, enable_on_exec: false, exclude_kernel: true };
+        let off = Mode {
+            inherit: false,
+            disabled: false,
+            enable_on_exec: false,
+            exclude_kernel: true,
+            exclude_user: false,
+        };
         let faults = Event::new(Kind::SOFTWARE, 2);
         let counter = Counter::open(faults, Whose::ThisThread, off, None).unwrap();
         let page = Page::of(&counter).unwrap();

@@ -99,7 +99,13 @@ fn a_pinned_command_stays_on_its_cpu() {
 
 #[test]
 fn counters_opened_on_the_held_child_count_the_command_and_its_children() {
-    let mode = Mode { inherit: true, disabled: true, enable_on_exec: true, exclude_kernel: false };
+    let mode = Mode {
+        inherit: true,
+        disabled: true,
+        enable_on_exec: true,
+        exclude_kernel: false,
+        exclude_user: false,
+    };
     let faults = Event::new(Kind::SOFTWARE, 2);
     // dd reads into memory that it never touched.
     let scripts = ["true", "dd if=/dev/zero of=/dev/null bs=16M count=1 2>/dev/null"];

@@ -12,7 +12,7 @@ mod session;
 mod spaces;
 mod stacks;
 mod symbols;
-mod tracepoint;
+pub mod tracepoint;
 
 pub use error::Error;
 pub use kernel::Functions;

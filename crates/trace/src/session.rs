@@ -29,7 +29,8 @@ pub enum Target {
 pub struct Wanted {
     /// What it is called, where it is said that it cannot be had.
     pub name: String,
-    /// How it is sampled; the first of all is, others may be counted only. `mode` is set to what the target needs, but for `exclude_kernel`.
+    /// How it is sampled; the first of all is, others may be counted only. `mode` is set to what the target needs, but for
+    /// `exclude_kernel` and `exclude_user`.
     pub sampling: Sampling,
 }
 

@@ -154,6 +154,7 @@ impl Opening {
             disabled: leader.is_none(),
             enable_on_exec: false,
             exclude_kernel: user_mode_only,
+            exclude_user: false,
         };
         let Known { event, filter } = self.known;
         let counter = Counter::open_in_group(event, Thread::ThisThread, mode, leader)?;

@@ -36,8 +36,13 @@ const FILTERED: i32 = OPTIONS | libc::PTRACE_O_TRACESECCOMP | libc::PTRACE_O_EXI
 
 /// `PERF_COUNT_SW_DUMMY`: counts nothing.
 const NOTHING: perf_event::Event = perf_event::Event::new(Kind::SOFTWARE, 9);
-const UNPRIVILEGED: Mode =
-    Mode { inherit: false, disabled: true, enable_on_exec: false, exclude_kernel: true };
+const UNPRIVILEGED: Mode = Mode {
+    inherit: false,
+    disabled: true,
+    enable_on_exec: false,
+    exclude_kernel: true,
+    exclude_user: false,
+};
 
 /// How long threads that are let go may take to stop for it. One that takes longer waits inside the kernel; it is let
 /// go when this thread ends.
