@@ -18,7 +18,7 @@ pub struct Recording {
     pub command: Vec<Name>,
     /// The base page size.
     pub page_size: PageSize,
-    /// The size of a huge page (`Hugepagesize` of `meminfo`).
+    /// The size of a transparent huge page.
     #[serde(with = "plain")]
     pub huge_page: Reading<Bytes>,
     /// When it began, in nanoseconds since 1970; none where that is not known.
@@ -31,8 +31,10 @@ pub struct Recording {
     pub source: Source,
     /// Each of so many faults was recorded; every count is a multiple of it.
     pub every: u64,
-    /// How many faults are missing, since the kernel found no room to write them down.
+    /// How many events are missing, since the kernel found no room to write them down.
     pub lost: u64,
+    /// How many faults in user mode the kernel counted, recorded or not; none where it could not be asked.
+    pub counted: Option<u64>,
     /// What the kernel counted for the command and its children that it waited for: minor and major faults. With them are
     /// those that no event tells, of calls that fill memory at once.
     #[serde(with = "plain")]

@@ -89,7 +89,7 @@ const TASKS: u64 =
 const IOC_SET_OUTPUT: libc::Ioctl = 0x2405;
 const IOC_ID: libc::Ioctl = 0x8008_2407;
 
-/// Opens an event that is sampled. Times are of `CLOCK_MONOTONIC`.
+/// Opens an event that is sampled. [`Counter::read`] says how many there were, sampled or not. Times are of `CLOCK_MONOTONIC`.
 ///
 /// # Errors
 /// As [`Counter::open`]; `EMFILE`; `ENOSPC` for more breakpoints than the CPU has.
@@ -105,10 +105,10 @@ pub fn open(sampling: &Sampling, whose: Whose) -> io::Result<Counter> {
     let always = field::IP | field::TID | field::TIME | field::CPU | field::IDENTIFIER;
     let mut attributes = Attributes::new(event, mode);
     attributes.sample_period = every;
+    attributes.read_format = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING;
     attributes.sample_type =
         fields.iter().filter(|(wanted, _)| *wanted).fold(always, |bits, (_, bit)| bits | bit);
     // What [`Counter::read`] reads.
-    attributes.read_format = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING;
     attributes.flags |= flag::SAMPLE_ID_ALL
         | flag::WATERMARK
         | flag::USE_CLOCKID

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod faults;
 mod jit;
 mod kernel;
 mod record;

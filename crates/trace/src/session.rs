@@ -244,6 +244,16 @@ impl Session {
         self.lost + self.torn
     }
 
+    /// How many of an event there were, sampled or not, as the kernel counted; `None` where it cannot be asked.
+    pub fn total(&self, which: usize) -> Option<u64> {
+        let is_it = |counter: &&Counter| {
+            let id = perf_ring::id(counter);
+            id.is_ok_and(|id| self.events.get(&id).is_some_and(|it| it.which == which))
+        };
+        let counters = self.counters.iter().filter(is_it);
+        counters.map(|counter| Some(counter.read().ok()?.value)).sum()
+    }
+
     fn read(&mut self) {
         let Session { rings, events, arena, waiting, torn, .. } = self;
         for ring in rings {
@@ -283,7 +293,7 @@ impl Session {
 }
 
 /// Nanoseconds of the clock that records have.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let [seconds, nanos] = [now.tv_sec, now.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
     seconds * 1_000_000_000 + nanos

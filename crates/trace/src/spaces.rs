@@ -3,11 +3,11 @@
 //! The kernel tells new mappings only. What is unmapped stays here until something else is mapped there: nothing happens at
 //! such addresses meanwhile.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use pagewise_model::mapping::Sharing;
+use pagewise_model::mapping::{Device, Sharing};
 use pagewise_model::{Name, Pid};
-use pagewise_proc::{ProcRoot, maps};
+use pagewise_proc::{ProcRoot, maps, mountinfo};
 
 use crate::record::{Mapped, Record};
 
@@ -28,6 +28,8 @@ pub struct Region {
     pub shared: bool,
     /// Whether there may be code in it.
     pub execute: bool,
+    /// Whether its file lives on tmpfs.
+    pub on_tmpfs: bool,
 }
 
 impl Region {
@@ -50,9 +52,18 @@ struct Space {
 pub struct Spaces {
     spaces: HashMap<u32, Space>,
     programs: u32,
+    /// The devices of file systems in memory.
+    tmpfs: BTreeSet<Device>,
 }
 
 impl Spaces {
+    /// Learns which file systems are in memory.
+    pub fn know_tmpfs(&mut self) {
+        let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = mountinfo::parse(&text).into_iter();
+        self.tmpfs.extend(mounts.filter(|mount| mount.fs == b"tmpfs").map(|mount| mount.device));
+    }
+
     /// Takes in the mappings of a process as they are now.
     pub fn read(&mut self, root: &ProcRoot, pid: u32) {
         let Ok(text) = root.read(Pid(pid), "maps") else { return };
@@ -64,9 +75,10 @@ impl Spaces {
             name: mapping.name,
             shared: mapping.sharing == Sharing::Shared,
             execute: mapping.prot.exec,
+            on_tmpfs: self.tmpfs.contains(&mapping.device),
         });
-        let program = self.next_program();
         let regions = regions.map(|region| (region.start, region)).collect();
+        let program = self.next_program();
         self.spaces.insert(pid, Space { program, regions });
     }
 
@@ -103,10 +115,26 @@ impl Spaces {
             name: Name::new(name),
             shared: mapped.access.shared,
             execute: mapped.access.execute,
+            on_tmpfs: self
+                .tmpfs
+                .contains(&Device { major: mapped.device.0, minor: mapped.device.1 }),
         };
         let space = self.spaces.entry(mapped.pid).or_default();
         cut(&mut space.regions, mapped.start, end);
         space.regions.insert(mapped.start, region);
+    }
+
+    /// Takes in mappings of a process that no record told of: `mremap` is silent where it makes one longer or moves it. What
+    /// is known of other addresses stays.
+    pub fn fill(&mut self, root: &ProcRoot, pid: u32) {
+        let Some(known) = self.spaces.remove(&pid) else { return self.read(root, pid) };
+        self.read(root, pid);
+        let filled = self.spaces.entry(pid).or_default();
+        filled.program = known.program;
+        for (start, region) in known.regions {
+            cut(&mut filled.regions, start, region.end);
+            filled.regions.insert(start, region);
+        }
     }
 
     /// The mapping that an address is in.

@@ -17,11 +17,19 @@ impl StackId {
     }
 }
 
+/// How many stacks of addresses are kept: most of them are of programs that have ended.
+const KEPT: usize = 1 << 16;
+
 /// The call stacks that were met. One is resolved to places in files when it is first met: later its process may be gone.
+/// The same places have the same number in each process, so that memory does not grow with how many processes there are.
 #[derive(Debug, Default)]
 pub struct Stacks {
-    numbers: HashMap<Rc<[u64]>, StackId>,
-    places: Vec<Vec<Place>>,
+    /// By the program and addresses.
+    numbers: HashMap<Box<[u64]>, StackId>,
+    known: HashMap<Place, Rc<Place>>,
+    /// By places, each by where it is kept.
+    alike: HashMap<Vec<usize>, StackId>,
+    places: Vec<Vec<Rc<Place>>>,
     /// The program, and then addresses: the one that is looked for.
     key: Vec<u64>,
 }
@@ -40,17 +48,32 @@ impl Stacks {
         if let Some(number) = self.numbers.get(self.key.as_slice()) {
             return *number;
         }
-        let number = StackId(u32::try_from(self.places.len()).unwrap_or(u32::MAX));
-        let places = self.key[1..].iter().zip(0_usize..);
-        let places =
-            places.map(|(address, depth)| Place::of(spaces, pid, *address, depth > 0)).collect();
-        self.places.push(places);
+        let number = self.resolve(spaces, pid);
+        if self.numbers.len() >= KEPT {
+            self.numbers.clear();
+        }
         self.numbers.insert(self.key.as_slice().into(), number);
         number
     }
 
+    /// The number of the stack in `key`, by places.
+    fn resolve(&mut self, spaces: &Spaces, pid: u32) -> StackId {
+        let Stacks { known, alike, places, key, .. } = self;
+        let place = |(address, depth): (&u64, usize)| {
+            let place = Place::of(spaces, pid, *address, depth > 0);
+            Rc::clone(known.entry(place.key()).or_insert_with(|| Rc::new(place)))
+        };
+        let stack: Vec<Rc<Place>> = key[1..].iter().zip(0_usize..).map(place).collect();
+        let kept = stack.iter().map(|place| Rc::as_ptr(place).addr()).collect();
+        *alike.entry(kept).or_insert_with(|| {
+            let number = StackId(u32::try_from(places.len()).unwrap_or(u32::MAX));
+            places.push(stack);
+            number
+        })
+    }
+
     /// The places of all, by number.
-    pub fn places(&self) -> &[Vec<Place>] {
+    pub fn places(&self) -> &[Vec<Rc<Place>>] {
         &self.places
     }
 }
@@ -58,16 +81,28 @@ impl Stacks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Mapped;
 
     #[test]
-    fn a_stack_has_one_number_and_another_program_has_others() {
+    fn a_stack_has_one_number_in_all_programs_that_have_it_in_the_same_places() {
         let (mut stacks, mut spaces) = (Stacks::default(), Spaces::default());
         let a = stacks.number(&spaces, 7, [1, 2, 3].into_iter());
         let b = stacks.number(&spaces, 7, [1, 2].into_iter());
         assert_eq!(stacks.number(&spaces, 7, [1, 2, 3].into_iter()), a);
         assert_ne!(a, b);
         spaces.note(&crate::Record::Named { pid: 7, tid: 7, name: b"", exec: true });
-        assert_ne!(stacks.number(&spaces, 7, [1, 2].into_iter()), b);
+        assert_eq!(stacks.number(&spaces, 7, [1, 2].into_iter()), b, "of no file, in one process");
+        spaces.note(&crate::Record::Named { pid: 8, tid: 8, name: b"", exec: true });
+        assert_ne!(stacks.number(&spaces, 8, [1, 2].into_iter()), b, "of no file, in another");
         assert_eq!(stacks.places().len(), 3);
+        let mapped = |pid, start| {
+            let mapped =
+                Mapped { pid, start, length: 100, inode: 5, name: b"/a", ..Mapped::default() };
+            crate::Record::Mapped(mapped)
+        };
+        spaces.note(&mapped(7, 1000));
+        spaces.note(&mapped(8, 2000));
+        let c = stacks.number(&spaces, 7, [1003, 1050].into_iter());
+        assert_eq!(stacks.number(&spaces, 8, [2003, 2050].into_iter()), c, "of a file");
     }
 }

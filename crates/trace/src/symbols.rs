@@ -42,6 +42,11 @@ impl Place {
         Place { pid, module, inode, offset, returns }
     }
 
+    /// The same for all processes of a file; memory of no file is each process's own.
+    pub(crate) fn key(&self) -> Place {
+        Place { pid: if self.inode == 0 { self.pid } else { 0 }, ..self.clone() }
+    }
+
     /// Where the instruction is: a call is before where it returns to.
     fn instruction(&self) -> u64 {
         self.offset.saturating_sub(self.returns.into())

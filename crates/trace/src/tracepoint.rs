@@ -7,7 +7,7 @@ use pagewise_sys::perf_event::{Event, Kind, Mode};
 use pagewise_sys::perf_ring::{Carries, Sampling};
 use pagewise_sys::tracefs::TraceFs;
 
-use crate::Wanted;
+use crate::{Error, Wanted};
 
 /// A tracepoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +70,25 @@ impl Tracepoint {
         Ok(Tracepoint::parse(name, id, &String::from_utf8_lossy(&format)))
     }
 
+    /// The same, for who cannot do without.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchEvent`]; [`Error::NotWatched`] where tracefs may not be read.
+    pub fn find_or_fail(tracefs: &TraceFs, name: &str) -> Result<Tracepoint, Error> {
+        Tracepoint::find(tracefs, name).map_err(|absent| match absent {
+            Absent::NotPermitted(_) => Error::NotWatched {
+                what: name.to_owned(),
+                error: io::Error::from_raw_os_error(libc::EACCES),
+            },
+            _ => Error::NoSuchEvent { what: name.to_owned() },
+        })
+    }
+
+    /// What to open.
+    pub fn event(&self) -> Event {
+        Event::new(Kind::TRACEPOINT, self.id)
+    }
+
     fn parse(name: &str, id: u64, format: &str) -> Tracepoint {
         let fields = format.lines().filter_map(field).collect();
         let print = format.lines().find(|line| line.starts_with("print fmt:")).unwrap_or("");
@@ -99,7 +118,7 @@ impl Tracepoint {
     fn wanted(&self, every: u64, carries: Carries, tasks: bool) -> Wanted {
         /// Bytes: some hundred events.
         const WAKE_AT: u32 = 1 << 16;
-        let event = Event::new(Kind::TRACEPOINT, self.id);
+        let event = self.event();
         let sampling =
             Sampling { event, every, carries, mode: Mode::default(), tasks, wake_at: WAKE_AT };
         Wanted { name: self.name.clone(), sampling }

@@ -1,0 +1,185 @@
+//! Page faults as they come, added up by call stack, mapping, kind and thread.
+//!
+//! With rights, a fault is told twice: by a tracepoint when it begins, with what the program wanted to do and its call stack,
+//! and by an event of the kernel when it ends, where that says more:
+//!
+//! ```text
+//! user mode    page_fault_user ──── mm_page_alloc (order 9) ──── major-faults [minor-faults, for the latency]
+//! the kernel   page_fault_kernel ──────────────────────────────── major-faults or minor-faults
+//! ```
+//!
+//! A thread has one fault at a time, so what comes next of the same thread belongs to it. In the kernel only faults that end
+//! count: others are tries of a system call that may not wait, and are done again.
+//!
+//! Without rights there are the events at the end only.
+
+mod kinds;
+mod mappings;
+mod plan;
+mod state;
+mod time_line;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use pagewise_model::calls::Ending;
+use pagewise_model::faults::{Recording, Source};
+use pagewise_model::{Absent, Name, PageSize, Pid, Reading};
+use pagewise_sys::system;
+
+use crate::Error;
+use crate::session::{self, Session, Target};
+use plan::Plan;
+use state::{Found, State};
+
+/// Bytes of all rings together: the more there are, the longer we may be kept from reading.
+const RINGS: usize = 64 << 20;
+/// Of one ring: what anyone may have is much less than what root may.
+const LARGEST: usize = 32 << 20;
+const SMALLEST: usize = 1 << 17;
+
+/// What to record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Whose faults.
+    pub target: Target,
+    /// Each of so many: 1 for all.
+    pub every: u64,
+    /// Whether to time each.
+    pub latency: bool,
+}
+
+/// What of the end of a recording only its maker knows.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// The command, or the process that was running.
+    pub pid: Pid,
+    /// The command's words.
+    pub command: Vec<Name>,
+    /// How it ended; none where it runs on.
+    pub ending: Option<Ending>,
+    /// Minor and major faults as the kernel counted them for the command.
+    pub usage: Reading<(u64, u64)>,
+}
+
+/// Records page faults.
+#[derive(Debug)]
+pub struct Recorder {
+    request: Request,
+    session: Session,
+    state: State,
+    source: Source,
+    lacks: Vec<Absent>,
+    began_ns: Option<u64>,
+}
+
+impl Recorder {
+    /// Opens the events that may be watched. Nothing is recorded before [`Recorder::start`], or the command's `exec`.
+    ///
+    /// # Errors
+    /// Those of [`Session::open`], where no events may be watched at all.
+    pub fn open(request: Request) -> Result<Recorder, Error> {
+        let plans: [&dyn Fn() -> Result<Plan, Error>; 3] =
+            [&|| Plan::tracepoints(&request), &|| Ok(Plan::counters(&request, false)), &|| {
+                Ok(Plan::counters(&request, true))
+            }];
+        let mut last = None;
+        for plan in plans {
+            match plan().and_then(|plan| Ok((open(&request, &plan)?, plan))) {
+                Ok((session, plan)) => {
+                    return Ok(Recorder {
+                        request,
+                        session,
+                        state: State::new(plan.roles, request.every, request.latency),
+                        source: plan.source,
+                        lacks: plan.lacks,
+                        began_ns: None,
+                    });
+                }
+                Err(error @ Error::Gone { .. }) => return Err(error),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("three were tried"))
+    }
+
+    /// Begins to record.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    pub fn start(&mut self) -> Result<(), Error> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+        self.began_ns = now.and_then(|now| u64::try_from(now.as_nanos()).ok());
+        self.state.begin(session::now());
+        match self.request.target {
+            // It begins with its `exec`.
+            Target::Command(_) => {}
+            Target::Machine => self.session.enable()?,
+            Target::Process(pid) => {
+                self.session.enable()?;
+                // Mappings that are made from here on are told; what was there is read.
+                self.state.know(pid);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for faults until there are many, or so long, and takes them in.
+    pub fn step(&mut self, at_most: Duration) {
+        self.session.wait(at_most);
+        let state = &mut self.state;
+        self.session.drain(&mut |record| state.note(&record));
+    }
+
+    /// Ends it.
+    pub fn finish(mut self, about: About) -> Recording {
+        let took_ns = session::now().saturating_sub(self.state.begin_ns());
+        let state = &mut self.state;
+        self.session.finish(&mut |record| state.note(&record));
+        let counted = self.session.total(0).filter(|_| self.source == Source::Tracepoints);
+        // The kernel says that events are lost with the next that is not.
+        let missing = counted.filter(|_| self.request.every == 1);
+        let missing = missing.map_or(0, |all| all.saturating_sub(self.state.seen()));
+        let Found { frames, stacks, mappings, threads, rows, latencies, time_line } =
+            self.state.finish(took_ns);
+        Recording {
+            pid: about.pid,
+            command: about.command,
+            page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
+            huge_page: plan::huge_page(),
+            began_ns: self.began_ns,
+            took_ns,
+            ending: about.ending,
+            source: self.source,
+            every: self.request.every,
+            lost: self.session.lost().max(missing),
+            counted,
+            usage: about.usage,
+            frames,
+            stacks,
+            mappings,
+            threads,
+            rows,
+            latencies,
+            time_line,
+            lacks: self.lacks,
+        }
+    }
+}
+
+/// Opens the events of a plan with the largest rings that we may have.
+fn open(request: &Request, plan: &Plan) -> Result<Session, Error> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut ring = (RINGS / cpus).clamp(SMALLEST, LARGEST).next_power_of_two();
+    loop {
+        match Session::open(request.target, &plan.wanted, ring) {
+            Ok(session) => {
+                for (which, filter) in &plan.filters {
+                    session.filter(*which, filter)?;
+                }
+                return Ok(session);
+            }
+            Err(Error::NotWatched { .. }) if ring > SMALLEST => ring /= 4,
+            Err(error) => return Err(error),
+        }
+    }
+}

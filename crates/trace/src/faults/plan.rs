@@ -1,0 +1,166 @@
+//! Which events tell of page faults, and what each means.
+
+use std::ffi::CString;
+use std::fs;
+
+use pagewise_model::faults::Source;
+use pagewise_model::{Absent, Bytes, Reading};
+use pagewise_sys::perf_event::{Event, Kind, Mode};
+use pagewise_sys::perf_ring::{Carries, Sampling};
+use pagewise_sys::system;
+use pagewise_sys::tracefs::TraceFs;
+
+use crate::Error;
+use crate::faults::Request;
+use crate::session::Wanted;
+use crate::tracepoint::{Field, Tracepoint};
+
+/// `PERF_COUNT_SW_PAGE_FAULTS_MIN` and `_MAJ`.
+const MINOR: Event = Event::new(Kind::SOFTWARE, 5);
+const MAJOR: Event = Event::new(Kind::SOFTWARE, 6);
+
+/// As many callers as are kept of a stack: what `kernel.perf_event_max_stack` is unless it was changed.
+const CALLERS: u16 = 127;
+
+/// Who waits is woken when a ring has so many bytes.
+const WAKE_AT: u32 = 1 << 18;
+
+const USER_BEGIN: &str = "exceptions:page_fault_user";
+const KERNEL_BEGIN: &str = "exceptions:page_fault_kernel";
+const ALLOCATION: &str = "kmem:mm_page_alloc";
+
+/// What an event means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// A fault begins.
+    Begin { by_kernel: bool, address: Field, code: Field },
+    /// One ends.
+    End { major: bool },
+    /// A huge page is allocated.
+    HugePage,
+    /// One ended, and nothing told of its beginning.
+    Whole { major: bool },
+}
+
+/// Events and what they mean.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) source: Source,
+    pub(super) roles: Vec<Role>,
+    pub(super) wanted: Vec<Wanted>,
+    /// Which event counts only where something holds.
+    pub(super) filters: Vec<(usize, CString)>,
+    pub(super) lacks: Vec<Absent>,
+}
+
+impl Plan {
+    /// For who may watch tracepoints. The first event is that of faults in user mode.
+    pub(super) fn tracepoints(request: &Request) -> Result<Plan, Error> {
+        let denied = |error| Error::NotWatched { what: USER_BEGIN.to_owned(), error };
+        let tracefs = TraceFs::open().map_err(denied)?;
+        let mut plan = Plan::empty(Source::Tracepoints);
+        plan.begin(&tracefs, USER_BEGIN, request.every)?;
+        match plan.begin(&tracefs, KERNEL_BEGIN, request.every) {
+            Ok(()) => {}
+            Err(Error::NoSuchEvent { what }) => plan.lacks.push(Absent::NotInThisKernel(
+                format!("{what}: faults in system calls are not told").into(),
+            )),
+            Err(error) => return Err(error),
+        }
+        let ends = Carries { address: true, ..Carries::default() };
+        plan.add(Role::End { major: true }, "major-faults", MAJOR, 1, ends);
+        plan.add(Role::End { major: false }, "minor-faults", MINOR, 1, ends);
+        let minor = plan.wanted.last_mut().expect("it was just added");
+        minor.sampling.mode.exclude_user = !request.latency;
+        plan.huge_pages(&tracefs);
+        Ok(plan)
+    }
+
+    /// For everyone else.
+    pub(super) fn counters(request: &Request, user_only: bool) -> Plan {
+        let mut plan = Plan::empty(Source::Counters);
+        let carries = Carries { address: true, callers: CALLERS, ..Carries::default() };
+        plan.add(Role::Whole { major: false }, "minor-faults", MINOR, request.every, carries);
+        plan.add(Role::Whole { major: true }, "major-faults", MAJOR, 1, carries);
+        for wanted in &mut plan.wanted {
+            wanted.sampling.mode.exclude_kernel = user_only;
+        }
+        let needs = |what: &str| Absent::NotPermitted(format!("root ({what})").into());
+        plan.lacks.push(needs(
+            "without the tracepoint exceptions:page_fault_user it is not known whether a fault wrote: copies on write, \
+             reads of the zero page and huge pages are among minor anonymous and minor file",
+        ));
+        if user_only {
+            plan.lacks.push(Absent::NotPermitted(
+                "CAP_PERFMON, or kernel.perf_event_paranoid below 2 (faults in system calls, as read(2) into new \
+                 memory, are not told)"
+                    .into(),
+            ));
+        }
+        if request.latency {
+            plan.lacks.push(needs("only the end of a fault is told, so none can be timed"));
+        }
+        plan
+    }
+
+    fn empty(source: Source) -> Plan {
+        Plan {
+            source,
+            roles: Vec::new(),
+            wanted: Vec::new(),
+            filters: Vec::new(),
+            lacks: Vec::new(),
+        }
+    }
+
+    fn begin(&mut self, tracefs: &TraceFs, name: &str, every: u64) -> Result<(), Error> {
+        let tracepoint = Tracepoint::find_or_fail(tracefs, name)?;
+        let field = |field| {
+            let no_such = || Error::NoSuchEvent { what: format!("{field} of {name}") };
+            tracepoint.field(field).ok_or_else(no_such)
+        };
+        let by_kernel = name == KERNEL_BEGIN;
+        let role =
+            Role::Begin { by_kernel, address: field("address")?, code: field("error_code")? };
+        let carries = Carries { raw: true, callers: CALLERS, ..Carries::default() };
+        self.add(role, name, tracepoint.event(), every, carries);
+        Ok(())
+    }
+
+    /// Allocations of huge pages, where the kernel makes any of its own accord.
+    fn huge_pages(&mut self, tracefs: &TraceFs) {
+        let mode = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+        let size = huge_page().ok().filter(|_| !mode.unwrap_or_default().contains("[never]"));
+        let Some(size) = size else { return };
+        let order = size.0.checked_div(system::page_size()).unwrap_or(0).max(1).ilog2();
+        match Tracepoint::find(tracefs, ALLOCATION) {
+            Ok(tracepoint) => {
+                // Where the program is in a fault is where it was when the fault began.
+                let carries = Carries { callers: 1, ..Carries::default() };
+                self.add(Role::HugePage, ALLOCATION, tracepoint.event(), 1, carries);
+                let filter = CString::new(format!("order >= {order}"));
+                let filter = filter.expect("a number has no NUL");
+                self.filters.push((self.roles.len() - 1, filter));
+            }
+            Err(_) => self.lacks.push(Absent::NotInThisKernel(
+                format!("{ALLOCATION}: faults that made a huge page are among minor anonymous")
+                    .into(),
+            )),
+        }
+    }
+
+    fn add(&mut self, role: Role, name: &str, event: Event, every: u64, carries: Carries) {
+        let tasks = self.roles.is_empty();
+        let mode = Mode::default();
+        let sampling = Sampling { event, every, carries, mode, tasks, wake_at: WAKE_AT };
+        self.roles.push(role);
+        self.wanted.push(Wanted { name: name.to_owned(), sampling });
+    }
+}
+
+/// The size of a transparent huge page.
+pub(super) fn huge_page() -> Reading<Bytes> {
+    let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
+    let size = text.ok().and_then(|text| text.trim().parse().ok());
+    size.map(Bytes).ok_or_else(|| Absent::NotInThisKernel("".into()))
+}

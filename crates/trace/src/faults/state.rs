@@ -1,0 +1,384 @@
+//! What is known of the faults so far: those that have begun, and the sums of those that are over.
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use pagewise_model::faults::{Kind, Mapped, Row, Thread, TimeLine};
+use pagewise_model::histogram::Histogram;
+use pagewise_model::mapping::Quadrant;
+use pagewise_model::traced::Frame;
+use pagewise_model::{Name, Pid};
+use pagewise_proc::ProcRoot;
+
+use crate::faults::kinds::{ErrorCode, Facts, kind};
+use crate::faults::mappings::Mappings;
+use crate::faults::plan::Role;
+use crate::faults::time_line::Times;
+use crate::record::{Record, Sample};
+use crate::spaces::Spaces;
+use crate::stacks::{StackId, Stacks};
+use crate::symbols::{Place, Symbols};
+
+/// No more of the time than one part in so many goes into reading mappings again.
+const REREAD: u32 = 50;
+
+/// A fault that has begun.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    pid: u32,
+    time: u64,
+    address: u64,
+    /// Where the program was; in a system call, where it made that.
+    user_ip: Option<u64>,
+    code: ErrorCode,
+    by_kernel: bool,
+    stack: StackId,
+    mapping: u32,
+    quadrant: Option<Quadrant>,
+    is_huge: bool,
+}
+
+/// What faults that are added up have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    stack: StackId,
+    mapping: u32,
+    thread: u32,
+    kind: Kind,
+    by_kernel: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    count: u64,
+    took: Option<u64>,
+}
+
+impl Sum {
+    fn add(&mut self, other: Sum) {
+        self.count += other.count;
+        if let Some(took) = other.took {
+            self.took = Some(self.took.unwrap_or(0).saturating_add(took));
+        }
+    }
+}
+
+/// What is known so far.
+#[derive(Debug)]
+pub(super) struct State {
+    root: ProcRoot,
+    roles: Vec<Role>,
+    every: u64,
+    latency: bool,
+    spaces: Spaces,
+    stacks: Stacks,
+    mappings: Mappings,
+    pending: HashMap<u32, Pending>,
+    threads: Vec<Thread>,
+    /// The places of those that live.
+    living: HashMap<u32, u32>,
+    rows: HashMap<Key, Sum>,
+    latencies: [Histogram; Kind::ALL.len()],
+    begin: u64,
+    times: Times,
+    seen: u64,
+    since: Instant,
+    reread: Duration,
+}
+
+/// What was found in the end.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) frames: Vec<Frame>,
+    pub(super) stacks: Vec<Vec<u32>>,
+    pub(super) mappings: Vec<Mapped>,
+    pub(super) threads: Vec<Thread>,
+    pub(super) rows: Vec<Row>,
+    pub(super) latencies: Vec<(Kind, Histogram)>,
+    pub(super) time_line: TimeLine,
+}
+
+impl State {
+    pub(super) fn new(roles: Vec<Role>, every: u64, latency: bool) -> State {
+        let mut spaces = Spaces::default();
+        spaces.know_tmpfs();
+        State {
+            root: ProcRoot::live(),
+            roles,
+            every,
+            latency,
+            spaces,
+            stacks: Stacks::default(),
+            mappings: Mappings::new(),
+            pending: HashMap::new(),
+            threads: Vec::new(),
+            living: HashMap::new(),
+            rows: HashMap::new(),
+            latencies: Default::default(),
+            begin: 0,
+            times: Times::from(0),
+            seen: 0,
+            since: Instant::now(),
+            reread: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn begin(&mut self, now: u64) {
+        self.begin = now;
+        self.times = Times::from(now);
+    }
+
+    pub(super) fn begin_ns(&self) -> u64 {
+        self.begin
+    }
+
+    /// Faults in user mode that began, as they were told.
+    pub(super) fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// Learns of a process that runs already.
+    pub(super) fn know(&mut self, pid: u32) {
+        self.spaces.read(&self.root, pid);
+        let Ok(folder) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
+        let names = folder.flatten().map(|entry| entry.file_name());
+        let threads: Vec<u32> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
+        for tid in threads {
+            let name = fs::read(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
+            let thread = self.thread(pid, tid);
+            self.threads[thread as usize].name = Name::new(name.trim_ascii_end());
+        }
+    }
+
+    pub(super) fn note(&mut self, record: &Record<'_>) {
+        match record {
+            Record::Sample(sample) => return self.sample(sample),
+            Record::Named { pid, tid, name, exec } => {
+                if *exec {
+                    self.end(*tid, None);
+                }
+                let thread = self.thread(*pid, *tid);
+                self.threads[thread as usize].name = Name::new(name);
+            }
+            Record::Forked { pid, tid, parent } => {
+                self.living.remove(tid);
+                // It is called as who made it, until it is named.
+                let name =
+                    self.living.get(parent).map(|at| self.threads[*at as usize].name.clone());
+                let thread = self.thread(*pid, *tid);
+                self.threads[thread as usize].name = name.unwrap_or_default();
+            }
+            Record::Ended { tid, .. } => {
+                self.end(*tid, None);
+                self.living.remove(tid);
+            }
+            _ => {}
+        }
+        self.spaces.note(record);
+    }
+
+    fn sample(&mut self, sample: &Sample<'_>) {
+        match self.roles.get(sample.which) {
+            Some(Role::Begin { by_kernel, address, code }) => {
+                let (by_kernel, address, code) =
+                    (*by_kernel, address.read(sample.raw), code.read(sample.raw));
+                self.seen += u64::from(!by_kernel);
+                self.end(sample.tid, None);
+                let (Some(address), Some(code)) = (address, code) else { return };
+                // The upper half is the kernel's own.
+                if address >> 63 == 0 {
+                    self.pend(sample, address, ErrorCode(code), by_kernel);
+                }
+            }
+            Some(Role::End { major }) => {
+                let pending = self.pending.get(&sample.tid);
+                if pending.is_some_and(|pending| pending.address == sample.address) {
+                    self.end(sample.tid, Some((sample.time, *major)));
+                }
+            }
+            Some(Role::HugePage) => {
+                let ip = sample.callers().next();
+                if let Some(pending) = self.pending.get_mut(&sample.tid) {
+                    pending.is_huge |= ip.is_some() && pending.user_ip == ip;
+                }
+            }
+            Some(Role::Whole { major }) => self.whole(sample, *major),
+            None => {}
+        }
+    }
+
+    fn place(&mut self, pid: u32, address: u64) -> (u32, Option<Quadrant>, bool) {
+        let State { spaces, mappings, .. } = self;
+        let region = spaces.find(pid, address);
+        let is_huge = region.is_some_and(|region| {
+            let name = region.name.as_bytes();
+            name.starts_with(b"/anon_hugepage") || name.starts_with(b"/dev/hugepages/")
+        });
+        let (mapping, quadrant) = mappings.number(pid, spaces.program(pid), region);
+        (mapping, quadrant, is_huge)
+    }
+
+    fn pend(&mut self, sample: &Sample<'_>, address: u64, code: ErrorCode, by_kernel: bool) {
+        let (mapping, quadrant, is_huge) = self.place(sample.pid, address);
+        let pending = Pending {
+            pid: sample.pid,
+            time: sample.time,
+            address,
+            user_ip: sample.callers().next(),
+            code,
+            by_kernel,
+            stack: self.stacks.number(&self.spaces, sample.pid, sample.callers()),
+            mapping,
+            quadrant,
+            is_huge,
+        };
+        self.pending.insert(sample.tid, pending);
+    }
+
+    /// The fault of a thread is over: when, and whether it was major, where that was told.
+    fn end(&mut self, tid: u32, told: Option<(u64, bool)>) {
+        let Some(mut pending) = self.pending.remove(&tid) else { return };
+        if told.is_none() && pending.by_kernel {
+            return;
+        }
+        if pending.quadrant.is_none() {
+            // A stack grows in the fault itself.
+            (pending.mapping, pending.quadrant, pending.is_huge) =
+                self.place_again(pending.pid, pending.address);
+        }
+        let facts = Facts {
+            code: Some(pending.code),
+            // All that end well are told where they are timed.
+            quadrant: pending.quadrant.filter(|_| told.is_some() || !self.latency),
+            major: told.is_some_and(|(_, major)| major),
+            huge: pending.is_huge,
+        };
+        let took = told.filter(|_| self.latency).map(|(end, _)| end.saturating_sub(pending.time));
+        let key = Key {
+            stack: pending.stack,
+            mapping: pending.mapping,
+            thread: self.thread(pending.pid, tid),
+            kind: kind(&facts),
+            by_kernel: pending.by_kernel,
+        };
+        self.add(key, pending.time, self.every, took);
+    }
+
+    fn place_again(&mut self, pid: u32, address: u64) -> (u32, Option<Quadrant>, bool) {
+        let may = self.reread * REREAD <= self.since.elapsed();
+        if self.spaces.find(pid, address).is_none() && may {
+            let begin = Instant::now();
+            self.spaces.fill(&self.root, pid);
+            self.reread += begin.elapsed();
+        }
+        self.place(pid, address)
+    }
+
+    fn whole(&mut self, sample: &Sample<'_>, major: bool) {
+        let (mut mapping, mut quadrant, mut huge) = self.place(sample.pid, sample.address);
+        if quadrant.is_none() {
+            (mapping, quadrant, huge) = self.place_again(sample.pid, sample.address);
+        }
+        let stack = self.stacks.number(&self.spaces, sample.pid, sample.callers());
+        let kind = kind(&Facts { code: None, quadrant, major, huge });
+        let thread = self.thread(sample.pid, sample.tid);
+        // Where a system call was in the kernel, the place of the sample is there.
+        let by_kernel = sample.ip >> 63 != 0;
+        let key = Key { stack, mapping, thread, kind, by_kernel };
+        self.add(key, sample.time, if major { 1 } else { self.every }, None);
+    }
+
+    fn add(&mut self, key: Key, time: u64, count: u64, took: Option<u64>) {
+        self.rows.entry(key).or_default().add(Sum { count, took });
+        self.times.note(time, key.kind, count);
+        if let Some(took) = took {
+            self.latencies[key.kind.index()].note(took);
+        }
+    }
+
+    fn thread(&mut self, pid: u32, tid: u32) -> u32 {
+        let State { living, threads, .. } = self;
+        *living.entry(tid).or_insert_with(|| {
+            threads.push(Thread { pid: Pid(pid), tid: Pid(tid), name: Name::default() });
+            u32::try_from(threads.len() - 1).unwrap_or(u32::MAX)
+        })
+    }
+
+    pub(super) fn finish(mut self, took: u64) -> Found {
+        let open: Vec<u32> = self.pending.keys().copied().collect();
+        for tid in open {
+            self.end(tid, None);
+        }
+        let State { mappings, threads, rows, latencies, times, stacks, .. } = self;
+        let used: Vec<StackId> = rows.keys().map(|key| key.stack).collect();
+        let (frames, stacks, stack_of) = symbolize(&stacks, used);
+        let (mappings, mapping_of) = mappings.finish();
+        let mut sums: HashMap<Key, Sum> = HashMap::new();
+        for (key, sum) in rows {
+            let stack = StackId(stack_of[&key.stack]);
+            let key = Key { stack, mapping: mapping_of[key.mapping as usize], ..key };
+            sums.entry(key).or_default().add(sum);
+        }
+        let row = |(key, sum): (Key, Sum)| Row {
+            stack: key.stack.0,
+            mapping: key.mapping,
+            thread: key.thread,
+            kind: key.kind,
+            by_kernel: key.by_kernel,
+            count: sum.count,
+            took_ns: sum.took,
+        };
+        let mut rows: Vec<Row> = sums.into_iter().map(row).collect();
+        rows.sort_by_key(|row| {
+            let Row { stack, mapping, thread, kind, by_kernel, count, .. } = *row;
+            (std::cmp::Reverse(count), stack, mapping, thread, kind, by_kernel)
+        });
+        let latencies = Kind::ALL.into_iter().zip(latencies);
+        Found {
+            frames,
+            stacks,
+            mappings,
+            threads,
+            rows,
+            latencies: latencies.filter(|(_, times)| times.count() > 0).collect(),
+            time_line: times.finish(took),
+        }
+    }
+}
+
+/// The frames of the stacks that are used, the stacks made of them, and which of those each is.
+fn symbolize(
+    stacks: &Stacks,
+    mut used: Vec<StackId>,
+) -> (Vec<Frame>, Vec<Vec<u32>>, HashMap<StackId, u32>) {
+    let mut symbols = Symbols::default();
+    let mut frames: Vec<Frame> = Vec::new();
+    let mut number_of: HashMap<Frame, u32> = HashMap::new();
+    let mut frames_of: HashMap<*const Place, Vec<u32>> = HashMap::new();
+    let (mut lists, mut list_of): (Vec<Vec<u32>>, HashMap<Vec<u32>, u32>) = Default::default();
+    let mut stack_of = HashMap::new();
+    used.sort_unstable();
+    used.dedup();
+    for id in used {
+        let mut list = Vec::new();
+        for place in &stacks.places()[id.index()] {
+            let numbers = frames_of.entry(std::rc::Rc::as_ptr(place)).or_insert_with(|| {
+                let number = |frame: &Frame| {
+                    *number_of.entry(frame.clone()).or_insert_with(|| {
+                        frames.push(frame.clone());
+                        u32::try_from(frames.len() - 1).unwrap_or(u32::MAX)
+                    })
+                };
+                symbols.frames(place).iter().map(number).collect()
+            });
+            list.extend_from_slice(numbers);
+        }
+        let number = *list_of.entry(list).or_insert_with_key(|list| {
+            lists.push(list.clone());
+            u32::try_from(lists.len() - 1).unwrap_or(u32::MAX)
+        });
+        stack_of.insert(id, number);
+    }
+    (frames, lists, stack_of)
+}

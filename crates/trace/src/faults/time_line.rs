@@ -1,0 +1,77 @@
+//! When faults happened, in memory that does not grow: spans get twice as long where there would be too many.
+
+use pagewise_model::faults::{Kind, TimeLine};
+
+/// At most so many spans.
+const MOST: u64 = 128;
+/// The length of a span at first, in nanoseconds.
+const SHORTEST: u64 = 1_000_000;
+
+#[derive(Debug)]
+pub(super) struct Times {
+    begin: u64,
+    line: TimeLine,
+}
+
+impl Times {
+    pub(super) fn from(begin: u64) -> Times {
+        Times { begin, line: TimeLine { span_ns: SHORTEST, spans: Vec::new() } }
+    }
+
+    pub(super) fn note(&mut self, time: u64, kind: Kind, count: u64) {
+        let since = time.saturating_sub(self.begin);
+        while since / self.line.span_ns >= MOST {
+            self.double();
+        }
+        let at = usize::try_from(since / self.line.span_ns).expect("less than the most spans");
+        if at >= self.line.spans.len() {
+            self.line.spans.resize(at + 1, Default::default());
+        }
+        self.line.spans[at][kind.index()] += count;
+    }
+
+    fn double(&mut self) {
+        self.line.span_ns *= 2;
+        let pairs = self.line.spans.chunks(2);
+        self.line.spans = pairs
+            .map(|pair| {
+                let mut both = pair[0];
+                let other = pair.get(1).copied().unwrap_or_default();
+                both.iter_mut().zip(other).for_each(|(sum, more)| *sum += more);
+                both
+            })
+            .collect();
+    }
+
+    /// With spans of nothing up to the end.
+    pub(super) fn finish(mut self, took: u64) -> TimeLine {
+        if took > 0 {
+            self.note(self.begin.saturating_add(took - 1), Kind::Unknown, 0);
+        }
+        self.line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_and_the_line_stays_short(
+            times in prop::collection::vec(0_u64..1 << 50, 0..200),
+        ) {
+            let mut line = Times::from(7);
+            times.iter().for_each(|time| line.note(7 + time, Kind::Major, 2));
+            let line = line.finish(1 << 50);
+            prop_assert!(line.spans.len() as u64 <= MOST);
+            for (at, span) in (0_u64..).zip(&line.spans) {
+                let within = |time: &&u64| **time / line.span_ns == at;
+                let expected = 2 * times.iter().filter(within).count() as u64;
+                prop_assert_eq!(span[Kind::Major.index()], expected);
+            }
+        }
+    }
+}
