@@ -382,7 +382,7 @@ impl Writer<'_> {
 }
 
 /// Pushes a JSON string with no raw control character, direction mark or invisible character.
-fn push_string(out: &mut Vec<u8>, text: &str) {
+pub(crate) fn push_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
     let mut rest = text;
     while let Some(at) = rest.find(|c: char| matches!(c, '"' | '\\') || !is_plain(c)) {

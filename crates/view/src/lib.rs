@@ -8,6 +8,7 @@
 
 mod cells;
 pub mod csv;
+pub mod export;
 mod footnotes;
 pub mod html;
 pub mod json;

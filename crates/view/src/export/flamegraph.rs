@@ -1,0 +1,47 @@
+//! A flame graph: one SVG that any browser opens, with search and zoom, and no network.
+
+use std::io::{self, Write};
+
+use inferno::flamegraph::{Options, from_lines};
+use pagewise_model::traced::Profile;
+
+use super::{collapsed, plain};
+
+/// Writes a profile as a flame graph. The title is text from outside, or of ours.
+///
+/// Functions that are narrower than a hundredth of a percent are left out, as in every flame graph: totals are in
+/// [`collapsed`].
+///
+/// # Errors
+/// What `out` returns; `InvalidData` for counts that add up to more than 2^63.
+pub fn write(profile: &Profile, title: &str, out: &mut dyn Write) -> io::Result<()> {
+    let stacks = collapsed::stacks(profile)?;
+    let what = if profile.what.is_empty() { "samples" } else { &profile.what };
+    let mut options = Options::default();
+    options.title = plain(title.as_bytes()).into_owned();
+    options.count_name = plain(what.as_bytes()).into_owned();
+    options.deterministic = true;
+    if stacks.is_empty() {
+        return empty(&options, out);
+    }
+    // Lines that are sorted as text do not keep what begins alike together where a name holds a character before `;`. A
+    // chart takes them as they come, from the last on.
+    options.flame_chart = true;
+    let lines = stacks.iter().rev().map(|(stack, count)| format!("{} {count}", stack.join(";")));
+    let lines: Vec<String> = lines.collect();
+    from_lines(&mut options, lines.iter().map(String::as_str), out)
+}
+
+/// The drawing of nothing.
+fn empty(options: &Options<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let [title, what] = [&options.title, &options.count_name].map(|text| escaped(text));
+    writeln!(
+        out,
+        "<svg version=\"1.1\" width=\"600\" height=\"80\" xmlns=\"http://www.w3.org/2000/svg\">\
+         <title>{title}</title><text x=\"20\" y=\"45\" font-family=\"monospace\">No {what}.</text></svg>"
+    )
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
