@@ -108,7 +108,6 @@ pub fn open(sampling: &Sampling, whose: Whose) -> io::Result<Counter> {
     attributes.read_format = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING;
     attributes.sample_type =
         fields.iter().filter(|(wanted, _)| *wanted).fold(always, |bits, (_, bit)| bits | bit);
-    // What [`Counter::read`] reads.
     attributes.flags |= flag::SAMPLE_ID_ALL
         | flag::WATERMARK
         | flag::USE_CLOCKID

@@ -4,8 +4,10 @@
 //! which mapping an address was in, [`Stacks`] gives each call stack a number, and [`Symbols`] tells its functions and lines.
 #![forbid(unsafe_code)]
 
+mod elf;
 mod error;
 pub mod faults;
+mod files;
 mod jit;
 mod kernel;
 mod record;
@@ -14,6 +16,7 @@ mod spaces;
 mod stacks;
 mod symbols;
 pub mod tracepoint;
+mod unwind;
 
 pub use error::Error;
 pub use kernel::Functions;
@@ -23,3 +26,4 @@ pub use spaces::{Region, Spaces};
 pub use stacks::{StackId, Stacks};
 pub use symbols::{Place, Symbols};
 pub use tracepoint::{Field, Tracepoint};
+pub use unwind::Unwinder;

@@ -1,0 +1,531 @@
+//! Call stacks of programs that keep no frame pointers: by the unwind tables of their files, from registers and a copy of
+//! the stack.
+//!
+//! Tables are what compilers write for exceptions (`.eh_frame`, DWARF call frame information), and all of x86-64 has them.
+//! Code that has none, which a just-in-time compiler made, is left by its frame pointer.
+//!
+//! **What it cannot tell.** The kernel copies so many bytes of the stack as were asked for: callers behind that are missing.
+//!
+//! A program chooses its tables and its stack. Each caller must lie higher on the stack, what tables compute is bounded, and
+//! what they lead to must be mapped: so each stack ends.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use gimli::{
+    BaseAddresses, CfaRule, EhFrame, Encoding, EndianSlice, EvaluationResult, LittleEndian,
+    Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, Value,
+};
+use pagewise_model::Name;
+use pagewise_sys::perf_ring::Carries;
+
+use crate::elf::{Bytes, Headers, u32_at};
+use crate::files::{self, VDSO};
+use crate::record::Sample;
+use crate::spaces::{Region, Spaces};
+
+/// No stack is followed further.
+const DEPTH: usize = 256;
+/// Tables of one file that are kept, and of all: what is not read is as if it were not there.
+const LARGEST: u64 = 64 << 20;
+const TOGETHER: u64 = 1 << 30;
+/// Rules that are remembered, a place each.
+const ROWS: usize = 1 << 16;
+/// Operations of one expression: those of compilers have fewer than ten.
+const OPERATIONS: u32 = 200;
+
+/// Registers by their numbers in DWARF, the last of which is where the program is.
+const REGISTERS: usize = 17;
+const STACK_POINTER: usize = 7;
+const FRAME_POINTER: usize = 6;
+const INSTRUCTION: usize = 16;
+
+/// Which register of DWARF each is that a sample carries: ax, bx, cx, dx, si, di, bp, sp, ip and r8 to r15, as
+/// `asm/perf_regs.h` has them, 0 to 8 and 16 to 23.
+#[cfg(target_arch = "x86_64")]
+mod carried {
+    pub(super) const MASK: u64 = 0xff_01ff;
+    pub(super) const NUMBERS: &[usize] =
+        &[0, 3, 2, 1, 4, 5, 6, 7, 16, 8, 9, 10, 11, 12, 13, 14, 15];
+}
+
+/// Elsewhere samples carry callers by frame pointers only.
+#[cfg(not(target_arch = "x86_64"))]
+mod carried {
+    pub(super) const MASK: u64 = 0;
+    pub(super) const NUMBERS: &[usize] = &[];
+}
+
+/// The registers of a frame. Unknown where a table says that they are lost, or what they were saved in is not known.
+type Registers = [Option<u64>; REGISTERS];
+
+/// A copy of the stack.
+#[derive(Clone, Copy, Debug)]
+struct Stack<'a> {
+    start: u64,
+    bytes: &'a [u8],
+}
+
+impl Stack<'_> {
+    fn word(&self, address: u64) -> Option<u64> {
+        let at = usize::try_from(address.checked_sub(self.start)?).ok()?;
+        self.bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
+    }
+}
+
+/// How the registers of a caller are found from a place on.
+#[derive(Debug)]
+struct Row {
+    frame: CfaRule<usize>,
+    rules: Vec<(usize, RegisterRule<usize>)>,
+    encoding: Encoding,
+    /// Whether it is what the kernel has signal handlers return to: its caller was interrupted and has called nothing.
+    signal: bool,
+}
+
+/// The tables of a file.
+#[derive(Debug, Default)]
+struct Module {
+    headers: Headers,
+    /// The index: its address, and its entries, each the start of a function and where its table is, from the index on.
+    index: u64,
+    entries: Vec<u8>,
+    tables: Vec<u8>,
+    /// The address of the tables.
+    address: u64,
+}
+
+/// Follows stacks. Remembers files and rules.
+#[derive(Debug, Default)]
+pub struct Unwinder {
+    /// By inode, those of each name.
+    by_inode: HashMap<u64, Vec<(Name, Option<usize>)>>,
+    modules: Vec<Module>,
+    bytes: u64,
+    /// By module and address in it.
+    rows: HashMap<(usize, u64), Option<Rc<Row>>>,
+    context: Context,
+    found: Vec<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Context(UnwindContext<usize>);
+
+impl Unwinder {
+    /// What samples must carry, with so many bytes of the stack, at most 65528. Carries nothing on machines whose tables are
+    /// not understood here.
+    pub fn carries(stack: u16) -> Carries {
+        let stack = if carried::MASK == 0 { 0 } else { u32::from(stack) & !7 };
+        Carries { registers: carried::MASK, stack, ..Carries::default() }
+    }
+
+    /// Where the program was in a sample, then the return addresses of its callers. Empty where the thread has no user mode,
+    /// or runs code of 32 bits.
+    ///
+    /// # Complexity
+    /// A search for the mapping and a look into a table of rules for each caller. A place that is met first has a search in
+    /// the index of its file, and a file its tables read.
+    pub fn unwind(&mut self, spaces: &Spaces, sample: &Sample<'_>) -> &[u64] {
+        self.found.clear();
+        if let Some(registers) = registers(sample) {
+            self.follow(spaces, sample.pid, registers, sample.stack);
+        }
+        &self.found
+    }
+
+    fn follow(&mut self, spaces: &Spaces, pid: u32, mut registers: Registers, stack: &[u8]) {
+        let (Some(start), Some(first)) = (registers[STACK_POINTER], registers[INSTRUCTION]) else {
+            return;
+        };
+        let stack = Stack { start, bytes: stack };
+        self.found.push(first);
+        // A call is before where it returns to; what was interrupted is where it is.
+        let mut returns = false;
+        while self.found.len() < DEPTH {
+            let Some((caller, signal)) = self.caller(spaces, pid, &registers, stack, returns)
+            else {
+                return;
+            };
+            let (Some(before), Some(now)) = (registers[STACK_POINTER], caller[STACK_POINTER])
+            else {
+                return;
+            };
+            let Some(address) = caller[INSTRUCTION].filter(|it| spaces.find(pid, *it).is_some())
+            else {
+                return;
+            };
+            if now <= before {
+                return;
+            }
+            // Readers take callers to be behind a call.
+            self.found.push(address.saturating_add(signal.into()));
+            (registers, returns) = (caller, !signal);
+        }
+    }
+
+    /// The registers of a caller, and whether it called nothing.
+    fn caller(
+        &mut self,
+        spaces: &Spaces,
+        pid: u32,
+        registers: &Registers,
+        stack: Stack<'_>,
+        returns: bool,
+    ) -> Option<(Registers, bool)> {
+        let place = registers[INSTRUCTION]?.checked_sub(returns.into())?;
+        let region = spaces.find(pid, place)?;
+        let row = self.row(pid, region, place);
+        match row {
+            Some((module, row)) => {
+                let caller = row.caller(&self.modules[module], registers, stack)?;
+                Some((caller, row.signal))
+            }
+            None => by_frame_pointer(registers, stack).map(|caller| (caller, false)),
+        }
+    }
+
+    /// What the tables say of a place, and whose they are.
+    fn row(&mut self, pid: u32, region: &Region, place: u64) -> Option<(usize, Rc<Row>)> {
+        let module = self.module(pid, region)?;
+        let offset = region.offset.checked_add(place - region.start)?;
+        let address = self.modules[module].headers.address(offset)?;
+        if let Some(known) = self.rows.get(&(module, address)) {
+            return known.clone().map(|row| (module, row));
+        }
+        let row = self.modules[module].row(address, &mut self.context).map(Rc::new);
+        if self.rows.len() >= ROWS {
+            self.rows.clear();
+        }
+        self.rows.insert((module, address), row.clone());
+        row.map(|row| (module, row))
+    }
+
+    /// The number of a mapping's file, which is read when it is first met.
+    fn module(&mut self, pid: u32, region: &Region) -> Option<usize> {
+        if region.inode == 0 && region.name.as_bytes() != VDSO {
+            return None;
+        }
+        let known = self.by_inode.entry(region.inode).or_default();
+        if let Some((_, module)) = known.iter().find(|(name, _)| *name == region.name) {
+            return *module;
+        }
+        let bytes = match region.inode {
+            0 => files::vdso().map(|(_, bytes)| Bytes::Memory(bytes)),
+            inode => files::open(pid, &region.name, inode).map(Bytes::File),
+        };
+        let module = bytes.and_then(|bytes| Module::read(&bytes, TOGETHER - self.bytes));
+        let module = module.map(|module| {
+            self.bytes += (module.entries.len() + module.tables.len()) as u64;
+            self.modules.push(module);
+            self.modules.len() - 1
+        });
+        known.push((region.name.clone(), module));
+        module
+    }
+}
+
+/// The registers that a sample carries.
+fn registers(sample: &Sample<'_>) -> Option<Registers> {
+    let mut registers = [None; REGISTERS];
+    let mut values = sample.registers();
+    for number in carried::NUMBERS {
+        registers[*number] = Some(values.next()?);
+    }
+    registers[STACK_POINTER].map(|_| registers)
+}
+
+/// The caller of a function that begins by pushing the frame pointer, as code without tables is made.
+fn by_frame_pointer(registers: &Registers, stack: Stack<'_>) -> Option<Registers> {
+    const WORD: u64 = 8;
+    let frame = registers[FRAME_POINTER].filter(|frame| frame % WORD == 0)?;
+    let mut caller = *registers;
+    caller[FRAME_POINTER] = stack.word(frame);
+    caller[INSTRUCTION] = Some(stack.word(frame.checked_add(WORD)?)?);
+    caller[STACK_POINTER] = frame.checked_add(2 * WORD);
+    Some(caller)
+}
+
+type Slice<'a> = EndianSlice<'a, LittleEndian>;
+
+impl Module {
+    /// The tables of a file, at most so many bytes.
+    fn read(bytes: &Bytes, at_most: u64) -> Option<Module> {
+        /// Version 1; from here on in four bytes; a count of four bytes; entries of two offsets of four bytes from the index
+        /// on. No linker writes another.
+        const LAYOUT: &[u8] = &[1, 0x1b, 0x03, 0x3b];
+        const ENTRIES: usize = 12;
+        let headers = Headers::of(bytes)?;
+        let Range { start: index, end } = headers.unwind_index.clone()?;
+        let entries = bytes.read(headers.offset(index)?.start, (end - index).min(LARGEST))?;
+        if !entries.starts_with(LAYOUT) {
+            return None;
+        }
+        let from_field = u32_at(&entries, LAYOUT.len())?.cast_signed();
+        let address =
+            index.checked_add(LAYOUT.len() as u64)?.checked_add_signed(from_field.into())?;
+        let Range { start, end } = headers.offset(address)?;
+        let tables = bytes.read(start, (end - start).min(LARGEST))?;
+        let count = usize::try_from(u32_at(&entries, 8)?).ok()?;
+        let entries = entries.get(ENTRIES..)?.chunks_exact(8).take(count).flatten().copied();
+        let entries: Vec<u8> = entries.collect();
+        let fits = (entries.len() + tables.len()) as u64 <= at_most;
+        fits.then_some(Module { headers, index, entries, tables, address })
+    }
+
+    /// What the tables say of an address.
+    fn row(&self, address: u64, context: &mut Context) -> Option<Row> {
+        let section = self.section();
+        let bases = BaseAddresses::default().set_eh_frame(self.address);
+        let table = gimli::EhFrameOffset(self.table(address)?);
+        let table = section.fde_from_offset(&bases, table, EhFrame::cie_from_offset).ok()?;
+        let row = table.unwind_info_for_address(&section, &bases, &mut context.0, address).ok()?;
+        let rules = row.registers().filter_map(|(register, rule)| {
+            let number = usize::from(register.0);
+            (number < REGISTERS).then_some((number, rule.clone()))
+        });
+        Some(Row {
+            frame: row.cfa().clone(),
+            rules: rules.collect(),
+            encoding: table.cie().encoding(),
+            signal: table.is_signal_trampoline(),
+        })
+    }
+
+    fn section(&self) -> EhFrame<Slice<'_>> {
+        let mut section = EhFrame::new(&self.tables, LittleEndian);
+        section.set_address_size(8);
+        section
+    }
+
+    /// Where among the tables that of the function is which begins last before an address.
+    fn table(&self, address: u64) -> Option<usize> {
+        let (entries, _) = self.entries.as_chunks::<8>();
+        let place = |at: usize, field: usize| {
+            let offset = u32_at(entries.get(at)?, field)?.cast_signed();
+            self.index.checked_add_signed(offset.into())
+        };
+        let all: Range<usize> = 0..entries.len();
+        let (mut low, mut high) = (all.start, all.end);
+        while low < high {
+            let middle = low.midpoint(high);
+            match place(middle, 0)? <= address {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        let table = place(low.checked_sub(1)?, 4)?;
+        usize::try_from(table.checked_sub(self.address)?).ok()
+    }
+}
+
+impl Row {
+    /// The registers of the caller, from those of the callee.
+    fn caller(&self, module: &Module, callee: &Registers, stack: Stack<'_>) -> Option<Registers> {
+        let compute = |expression: &UnwindExpression<usize>, first| {
+            compute(module, expression, self.encoding, callee, stack, first)
+        };
+        let frame = match &self.frame {
+            CfaRule::RegisterAndOffset { register, offset } => {
+                get(callee, *register)?.checked_add_signed(*offset)?
+            }
+            CfaRule::Expression(expression) => compute(expression, None)?,
+        };
+        // What a function does not save it does not change, or it is lost and nobody asks.
+        let mut caller = *callee;
+        caller[STACK_POINTER] = Some(frame);
+        caller[INSTRUCTION] = None;
+        for (number, rule) in &self.rules {
+            caller[*number] = match rule {
+                RegisterRule::SameValue => callee[*number],
+                RegisterRule::Offset(offset) => {
+                    frame.checked_add_signed(*offset).and_then(|at| stack.word(at))
+                }
+                RegisterRule::ValOffset(offset) => frame.checked_add_signed(*offset),
+                RegisterRule::Register(register) => get(callee, *register),
+                RegisterRule::Expression(expression) => {
+                    compute(expression, Some(frame)).and_then(|at| stack.word(at))
+                }
+                RegisterRule::ValExpression(expression) => compute(expression, Some(frame)),
+                RegisterRule::Constant(value) => Some(*value),
+                _ => None,
+            };
+        }
+        Some(caller)
+    }
+}
+
+fn get(registers: &Registers, register: Register) -> Option<u64> {
+    registers.get(usize::from(register.0)).copied().flatten()
+}
+
+/// What an expression of a table comes to.
+fn compute(
+    module: &Module,
+    expression: &UnwindExpression<usize>,
+    encoding: Encoding,
+    registers: &Registers,
+    stack: Stack<'_>,
+    first: Option<u64>,
+) -> Option<u64> {
+    let mut evaluation = expression.get(&module.section()).ok()?.evaluation(encoding);
+    evaluation.set_max_iterations(OPERATIONS);
+    if let Some(first) = first {
+        evaluation.set_initial_value(first);
+    }
+    let mut result = evaluation.evaluate().ok()?;
+    loop {
+        result = match result {
+            EvaluationResult::Complete => break,
+            EvaluationResult::RequiresRegister { register, .. } => {
+                let value = Value::Generic(get(registers, register)?);
+                evaluation.resume_with_register(value).ok()?
+            }
+            EvaluationResult::RequiresMemory { address, size: 8, space: None, .. } => {
+                let value = Value::Generic(stack.word(address)?);
+                evaluation.resume_with_memory(value).ok()?
+            }
+            _ => return None,
+        };
+    }
+    match evaluation.as_result().first()?.location {
+        Location::Address { address } => Some(address),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::record::{Mapped, Record};
+
+    const START: u64 = 0x5555_0000_0000;
+
+    /// The test itself, mapped as one piece.
+    fn own() -> (Spaces, Bytes) {
+        let path = std::env::current_exe().unwrap();
+        let file = File::open(&path).unwrap();
+        let metadata = file.metadata().unwrap();
+        let mapped = Mapped {
+            pid: std::process::id(),
+            start: START,
+            length: metadata.len(),
+            inode: metadata.ino(),
+            name: path.to_str().unwrap().as_bytes(),
+            ..Mapped::default()
+        };
+        let mut spaces = Spaces::default();
+        spaces.note(&Record::Mapped(mapped));
+        (spaces, Bytes::File(file))
+    }
+
+    /// Addresses, of which many are in the file, and many on the stack.
+    fn word() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            (0_u64..1 << 22).prop_map(|at| START + at),
+            (0_u64..600).prop_map(|at| STACK + at),
+            Just(0),
+            Just(u64::MAX),
+            any::<u64>(),
+        ]
+    }
+
+    const STACK: u64 = 0x7fff_0000_0000;
+
+    fn registers() -> impl Strategy<Value = Registers> {
+        let other = prop::collection::vec(prop::option::weighted(0.9, word()), REGISTERS);
+        (other, prop_oneof![Just(STACK), word()]).prop_map(|(other, stack)| {
+            let mut registers = [None; REGISTERS];
+            registers.copy_from_slice(&other);
+            registers[STACK_POINTER] = Some(stack);
+            registers
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn any_stack_is_followed_to_an_end(
+            start in registers(),
+            words in prop::collection::vec(word(), 0..64),
+            odd in 0_usize..8,
+        ) {
+            let (spaces, _) = own();
+            let mut unwinder = Unwinder::default();
+            let mut stack: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            stack.truncate(stack.len().saturating_sub(odd));
+            unwinder.follow(&spaces, std::process::id(), start, &stack);
+            prop_assert!(unwinder.found.len() <= DEPTH);
+        }
+
+        /// Every function of this test, by tables that are not what a compiler wrote.
+        #[test]
+        fn any_tables_are_used_or_refused(
+            start in registers(),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..200),
+            places in prop::collection::vec(any::<prop::sample::Index>(), 50),
+            cut in prop::option::of(any::<prop::sample::Index>()),
+        ) {
+            let (_, bytes) = own();
+            let mut module = Module::read(&bytes, TOGETHER).unwrap();
+            let addresses: Vec<u64> = places.iter().map(|place| {
+                let (entries, _) = module.entries.as_chunks::<8>();
+                let entry = place.get(entries);
+                module.index.wrapping_add_signed(u32_at(entry, 0).unwrap().cast_signed().into())
+            }).collect();
+            // Where the tables of these functions are, and not somewhere among megabytes.
+            for (at, byte) in changes {
+                let near = module.table(*at.get(&addresses)).unwrap();
+                let near = (near + usize::from(byte) % 40).min(module.tables.len() - 1);
+                module.tables[near] = byte.wrapping_mul(31);
+            }
+            if let Some(cut) = cut {
+                module.tables.truncate(cut.index(module.tables.len()));
+            }
+            let stack = Stack { start: STACK, bytes: &[7; 600] };
+            let mut context = Context::default();
+            for address in addresses {
+                if let Some(row) = module.row(address + 3, &mut context) {
+                    let _ = row.caller(&module, &start, stack);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_expression_that_goes_round_for_ever_comes_to_nothing() {
+        // DW_OP_skip, back to itself.
+        let module = Module { tables: vec![0x2f, 0xfd, 0xff], ..Module::default() };
+        let expression = UnwindExpression { offset: 0, length: 3 };
+        let encoding = Encoding { format: gimli::Format::Dwarf32, version: 4, address_size: 8 };
+        let stack = Stack { start: 0, bytes: &[] };
+        let result = compute(&module, &expression, encoding, &[None; REGISTERS], stack, None);
+        assert_eq!(result, None);
+    }
+
+    #[test]
+    fn code_without_tables_is_left_by_its_frame_pointer() {
+        let mut spaces = Spaces::default();
+        spaces.note(&Record::Mapped(Mapped {
+            pid: 1,
+            start: 0x1000,
+            length: 0x1000,
+            ..Mapped::default()
+        }));
+        let words = [0, STACK + 24, 0x1200, 0, 0, 0x1300];
+        let stack: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+        let mut registers = [None; REGISTERS];
+        registers[STACK_POINTER] = Some(STACK);
+        registers[FRAME_POINTER] = Some(STACK + 8);
+        registers[INSTRUCTION] = Some(0x1100);
+        let mut unwinder = Unwinder::default();
+        unwinder.follow(&spaces, 1, registers, &stack);
+        assert_eq!(unwinder.found, [0x1100, 0x1200]);
+    }
+}

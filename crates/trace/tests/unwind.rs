@@ -1,0 +1,153 @@
+//! Call stacks by unwind tables against what a program is known to call, and against `perf script`.
+#![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+#![cfg(target_arch = "x86_64")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use common::{Running, build, faults, functions, skip};
+use pagewise_trace::{StackId, Stacks, Symbols, Unwinder};
+
+const CHAIN: [&str; 7] = ["sixth", "fifth", "fourth", "third", "second", "first", "main"];
+const PAGES: usize = 300;
+
+/// How often each list of functions was met: by tables, and by frame pointers.
+type Counts = BTreeMap<Vec<String>, usize>;
+
+fn record(flags: &[&str]) -> Option<(Counts, Counts)> {
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path(), "chain.c", flags)?;
+    let mut running = Running::start(Command::new(program).arg(PAGES.to_string()));
+    let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
+    let mut counts: [BTreeMap<StackId, usize>; 2] = Default::default();
+    let carries = Unwinder::carries(8192);
+    let done = faults(&mut running, carries, &mut |spaces, sample| {
+        let addresses = unwinder.unwind(spaces, sample).iter().copied();
+        let by_tables = stacks.number(spaces, sample.pid, addresses);
+        let by_pointers = stacks.number(spaces, sample.pid, sample.callers());
+        *counts[0].entry(by_tables).or_default() += 1;
+        *counts[1].entry(by_pointers).or_default() += 1;
+    });
+    let mut symbols = Symbols::default();
+    let [tables, pointers] = counts.map(|counts| {
+        let mut by_names = Counts::new();
+        for (stack, count) in counts {
+            let names = functions(&mut symbols, &stacks.places()[stack.index()]);
+            *by_names.entry(names).or_default() += count;
+        }
+        by_names
+    });
+    done.then_some((tables, pointers))
+}
+
+/// How many are of stacks that begin with the whole chain.
+fn whole(counts: &Counts) -> usize {
+    let whole = counts.iter().filter(|(names, _)| names.starts_with(&CHAIN.map(str::to_owned)));
+    whole.map(|(_, count)| count).sum()
+}
+
+#[test]
+fn tables_name_all_callers_where_there_are_no_frame_pointers() {
+    let Some((tables, pointers)) = record(&["-fomit-frame-pointer"]) else { return };
+    assert_eq!(whole(&tables), PAGES, "{tables:#?}");
+    assert_eq!(whole(&pointers), 0, "{pointers:#?}");
+    // To the very beginning, in the C library and out of the program again.
+    let (names, _) = tables.iter().max_by_key(|(_, count)| **count).unwrap();
+    assert_eq!(names.last().map(String::as_str), Some("_start"), "{names:?}");
+}
+
+#[test]
+fn tables_and_frame_pointers_agree_where_there_are_both() {
+    let Some((tables, pointers)) = record(&["-fno-omit-frame-pointer"]) else { return };
+    assert_eq!(whole(&tables), PAGES, "{tables:#?}");
+    // A function that calls none need not push the pointer, so its caller is left out.
+    let count = |counts: &Counts| -> usize {
+        let has =
+            |names: &Vec<String>| CHAIN[2..].iter().all(|name| names.iter().any(|it| it == name));
+        counts.iter().filter(|(names, _)| has(names)).map(|(_, count)| count).sum()
+    };
+    assert_eq!((count(&tables), count(&pointers)), (PAGES, PAGES), "{pointers:#?}");
+}
+
+#[test]
+fn perf_finds_the_same_callers() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = build(folder.path(), "chain.c", &["-fomit-frame-pointer"]) else { return };
+    let data = folder.path().join("perf.data");
+    let mut perf = Command::new("perf");
+    // Room for all, where perf does not get to read for long.
+    perf.args([
+        "record",
+        "-q",
+        "-m",
+        "16M",
+        "-e",
+        "page-faults:u",
+        "-c",
+        "1",
+        "--call-graph",
+        "dwarf,8192",
+    ]);
+    perf.arg("-o").arg(&data).arg("--").arg(&program).arg(PAGES.to_string());
+    let Ok(mut child) = perf.stdin(Stdio::piped()).stdout(Stdio::null()).spawn() else {
+        return skip("perf is not installed");
+    };
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    if !child.wait().unwrap().success() {
+        return eprintln!("skipped: perf may not record here");
+    }
+    let mut script = Command::new("perf");
+    script.args(["script", "-F", "ip,sym", "-i"]).arg(&data);
+    let output = script.stderr(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stack = |block: &str| -> Vec<String> {
+        let names = block.lines().filter_map(|line| line.split_whitespace().nth(1));
+        names.map(|name| name.split('+').next().unwrap_or(name).to_owned()).collect()
+    };
+    let mut theirs = Counts::new();
+    for block in text.split("\n\n").map(stack).filter(|stack| !stack.is_empty()) {
+        *theirs.entry(block).or_default() += 1;
+    }
+    if whole(&theirs) == 0 {
+        return eprintln!("skipped: this perf does not unwind by tables");
+    }
+    let Some((ours, _)) = record(&["-fomit-frame-pointer"]) else { return };
+    assert_eq!(whole(&theirs), whole(&ours), "{theirs:#?}");
+    let longest = |counts: &Counts| {
+        let counts =
+            counts.iter().filter(|(names, _)| names.first().is_some_and(|it| it == "sixth"));
+        counts.max_by_key(|(_, count)| **count).map(|(names, _)| names.clone()).unwrap()
+    };
+    let (ours, theirs) = (longest(&ours), longest(&theirs));
+    assert_eq!(ours, theirs);
+}
+
+/// What it costs: `cargo test --release -p pagewise-trace --test unwind -- --ignored --nocapture`.
+#[test]
+#[ignore = "it measures"]
+fn cost_of_a_frame() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = build(folder.path(), "chain.c", &["-fomit-frame-pointer"]) else { return };
+    let mut running = Running::start(Command::new(program).arg("2000"));
+    let mut unwinder = Unwinder::default();
+    let (mut rounds, mut frames, mut nanos) = (Vec::new(), 0, 0);
+    faults(&mut running, Unwinder::carries(1024), &mut |spaces, sample| {
+        const TIMES: u32 = 200;
+        let _ = unwinder.unwind(spaces, sample);
+        let start = Instant::now();
+        for _ in 0..TIMES {
+            frames += unwinder.unwind(spaces, sample).len();
+        }
+        let took = start.elapsed().as_nanos();
+        nanos += took;
+        rounds.push(took / u128::from(TIMES));
+    });
+    rounds.sort_unstable();
+    let frames = u128::try_from(frames).unwrap();
+    println!("{} stacks: median {} ns a stack", rounds.len(), rounds[rounds.len() / 2]);
+    println!("{} ns a frame", nanos / frames.max(1));
+}
