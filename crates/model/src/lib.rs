@@ -24,6 +24,7 @@ pub mod reading;
 pub mod registry;
 pub mod report;
 pub mod settings;
+pub mod shootdowns;
 pub mod simulated;
 pub mod snapshot;
 pub mod thp;

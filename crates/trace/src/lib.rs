@@ -12,6 +12,7 @@ mod jit;
 mod kernel;
 mod record;
 mod session;
+pub mod shootdowns;
 mod spaces;
 mod stacks;
 mod symbols;

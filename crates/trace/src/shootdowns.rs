@@ -1,0 +1,784 @@
+//! TLB flushes as they come, added up: `tlb:tlb_flush` with the kernel functions that asked for it, the interrupts that carry the
+//! order to other CPUs, and the system calls around.
+//!
+//! ```text
+//! the thread that asks          sys_enter ─ tlb_flush "remote IPI send" ─ csd_queue_cpu … (waits) ─ sys_exit
+//! each CPU that is asked                                            └ csd_function_entry ─ tlb_flush ─ csd_function_exit
+//! ```
+
+mod calls;
+mod machine;
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::hash::Hash;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use pagewise_model::calls::Ending;
+use pagewise_model::histogram::Histogram;
+use pagewise_model::shootdowns::{
+    Call, Caller, Cpu, Process, REMOTE, REMOTE_SEND, Reason, Recording, Site, Thread,
+};
+use pagewise_model::traced::Frame;
+use pagewise_model::{Absent, Name, Pid, Reading};
+use pagewise_proc::ProcRoot;
+use pagewise_sys::perf_ring::Carries;
+use pagewise_sys::tracefs::TraceFs;
+
+use crate::kernel::Functions;
+use crate::record::{Record, Sample};
+use crate::tracepoint::{Field, Tracepoint};
+use crate::{Error, Session, Spaces, StackId, Stacks, Symbols, Target, Wanted};
+
+/// Bytes of a ring: what some hundred thousand flushes fill before we read again.
+const RING: usize = 8 << 20;
+/// Threads that are remembered after their end.
+const MOST_THREADS: usize = 1 << 16;
+/// All pages: `TLB_FLUSH_ALL`.
+const ALL_PAGES: u64 = u64::MAX;
+
+/// What a sample is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// A flush whose cause runs on this CPU.
+    Cause,
+    /// Any other flush.
+    Effect,
+    /// A system call begins, or ends.
+    Enter,
+    Exit,
+    /// A function is put into the queue of a CPU, or was called there.
+    Queue,
+    Done,
+    /// An interrupt to call a function: only counted.
+    Interrupt,
+    /// An interrupt is sent: only counted.
+    Sent,
+}
+
+/// Fields that are read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fields {
+    reason: Option<Field>,
+    pages: Option<Field>,
+    enter_id: Option<Field>,
+    enter_args: Option<Field>,
+    exit_id: Option<Field>,
+    queue_cpu: Option<Field>,
+    queue_csd: Option<Field>,
+    done_csd: Option<Field>,
+}
+
+/// Records flushes.
+#[derive(Debug)]
+pub struct Recorder {
+    session: Session,
+    target: Target,
+    roles: Vec<Role>,
+    tracepoints: Vec<String>,
+    missing: Vec<(String, Absent)>,
+    /// What is only counted and sends interrupts.
+    sent: Vec<(usize, String)>,
+    before: machine::Counts,
+    began: Instant,
+    began_ns: Option<u64>,
+    so_far: SoFar,
+}
+
+/// The tracepoints that there are.
+struct Catalogue<'t> {
+    tracefs: &'t TraceFs,
+    wanted: Vec<Wanted>,
+    roles: Vec<Role>,
+    tracepoints: Vec<String>,
+    missing: Vec<(String, Absent)>,
+}
+
+impl Catalogue<'_> {
+    fn find(&mut self, name: &str) -> Option<Tracepoint> {
+        match Tracepoint::find(self.tracefs, name) {
+            Ok(tracepoint) => {
+                self.tracepoints.push(name.to_owned());
+                Some(tracepoint)
+            }
+            Err(absent) => {
+                self.missing.push((name.to_owned(), absent));
+                None
+            }
+        }
+    }
+
+    fn add(&mut self, role: Role, wanted: Wanted) {
+        self.roles.push(role);
+        self.wanted.push(wanted);
+    }
+}
+
+impl Recorder {
+    /// Opens all tracepoints that there are. Nothing is recorded before [`Recorder::enable`], or the command's `exec`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchEvent`] where the kernel does not tell of flushes; [`Error::NotWatched`]; [`Error::Gone`].
+    pub fn open(target: Target) -> Result<Recorder, Error> {
+        const FLUSH: &str = "tlb:tlb_flush";
+        let refused = |error| Error::NotWatched { what: format!("the tracepoint {FLUSH}"), error };
+        let tracefs = TraceFs::open().map_err(refused)?;
+        let flush = Tracepoint::find(&tracefs, FLUSH).map_err(|absent| match absent {
+            Absent::NotPermitted(_) => refused(std::io::Error::from_raw_os_error(libc::EACCES)),
+            _ => Error::NoSuchEvent { what: format!("tracepoint {FLUSH}") },
+        })?;
+        let mut catalogue = Catalogue {
+            tracefs: &tracefs,
+            wanted: Vec::new(),
+            roles: Vec::new(),
+            tracepoints: vec![FLUSH.to_owned()],
+            missing: Vec::new(),
+        };
+        let fields = choose(&mut catalogue, &flush);
+        let Catalogue { wanted, roles, tracepoints, missing, .. } = catalogue;
+        let session = Session::open(target, &wanted, RING)?;
+        for (which, role) in roles.iter().enumerate() {
+            let expression = match role {
+                Role::Cause => causes(&flush, true),
+                Role::Effect => causes(&flush, false),
+                Role::Enter | Role::Exit => Some(calls::filter()),
+                Role::Queue | Role::Done | Role::Interrupt | Role::Sent => None,
+            };
+            if let Some(expression) = expression.and_then(|text| CString::new(text).ok()) {
+                session.filter(which, &expression)?;
+            }
+        }
+        let is_sent = |(which, wanted): (usize, &Wanted)| {
+            (roles[which] == Role::Sent).then(|| (which, wanted.name.clone()))
+        };
+        let sent = wanted.iter().enumerate().filter_map(is_sent).collect();
+        let mut so_far = SoFar::new(fields, flush.words());
+        so_far.meet(target);
+        Ok(Recorder {
+            session,
+            target,
+            roles,
+            tracepoints,
+            missing,
+            sent,
+            before: machine::Counts::now(),
+            began: Instant::now(),
+            began_ns: None,
+            so_far,
+        })
+    }
+
+    /// Begins.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    pub fn enable(&mut self) -> Result<(), Error> {
+        self.begin();
+        self.session.enable()
+    }
+
+    /// Notes the time of the beginning, where an `exec` enables it.
+    pub fn begin(&mut self) {
+        self.before = machine::Counts::now();
+        self.began = Instant::now();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+        self.began_ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok());
+    }
+
+    /// Waits for events, at most so long, and takes them in.
+    pub fn turn(&mut self, at_most: Duration) {
+        self.session.wait(at_most);
+        let Recorder { session, roles, so_far, .. } = self;
+        session.drain(&mut |record| so_far.note(roles, &record));
+    }
+
+    /// Ends it. Names of functions are looked up now.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    pub fn finish(self, command: Vec<Name>, ending: Option<Ending>) -> Result<Recording, Error> {
+        let Recorder { mut session, roles, mut so_far, .. } = self;
+        let took = self.began.elapsed();
+        session.finish(&mut |record| so_far.note(&roles, &record));
+        let grown = machine::Counts::now().since(&self.before);
+        let mut sent = Vec::new();
+        for (which, name) in &self.sent {
+            let by_cpu = session.counted(*which)?;
+            sent.push((name.clone(), by_cpu.iter().map(|(_, count)| count).sum()));
+        }
+        let counted = |wanted| -> Result<Reading<Vec<(u32, u64)>>, Error> {
+            let mut sums = Vec::new();
+            let mut found = false;
+            for (which, _) in roles.iter().enumerate().filter(|(_, role)| **role == wanted) {
+                found = true;
+                sums.extend(session.counted(which)?);
+            }
+            let missing = self.missing.first().map(|(_, absent)| absent.clone());
+            let absent = || missing.unwrap_or(Absent::NotInThisKernel("".into()));
+            Ok(if found { Ok(sums) } else { Err(absent()) })
+        };
+        let interrupts = counted(Role::Interrupt)?;
+        let has = |wanted: Role| roles.contains(&wanted);
+        let foreign = if has(Role::Done) && has(Role::Queue) {
+            Ok(so_far.foreign)
+        } else {
+            Err(Absent::NotInThisKernel("6.6".into()))
+        };
+        let pid = match self.target {
+            Target::Machine => None,
+            Target::Process(pid) | Target::Command(pid) => Some(Pid(pid)),
+        };
+        let told = so_far.told();
+        Ok(Recording {
+            pid,
+            command,
+            began_ns: self.began_ns,
+            took_ns: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
+            ending,
+            lost: session.lost(),
+            tracepoints: self.tracepoints,
+            missing: self.missing,
+            reasons: told.reasons,
+            stacks: told.stacks,
+            chains: told.chains,
+            calls: told.calls,
+            processes: told.processes,
+            threads: told.threads,
+            sites: told.sites,
+            callers: told.callers,
+            cpus: cpus(&told.cpus, &interrupts, &grown.shootdowns),
+            sent,
+            waits: told.waits,
+            reaches: told.reaches,
+            unseen: told.unseen,
+            foreign,
+            machine: grown.vmstat,
+        })
+    }
+}
+
+/// Which events are wanted; the one that owns the rings comes first.
+fn choose(catalogue: &mut Catalogue<'_>, flush: &Tracepoint) -> Fields {
+    /// `kernel.perf_event_max_stack`, where nobody changed it.
+    const DEEPEST: u16 = 127;
+    let mut fields =
+        Fields { reason: flush.field("reason"), pages: flush.field("pages"), ..Fields::default() };
+    let stacks = Carries { callers: DEEPEST, kernel: true, ..Carries::default() };
+    catalogue.add(Role::Cause, flush.sampled(stacks, true));
+    if causes(flush, false).is_some() {
+        catalogue.add(Role::Effect, flush.sampled(Carries::default(), false));
+    }
+    if let Some(enter) = catalogue.find("raw_syscalls:sys_enter") {
+        (fields.enter_id, fields.enter_args) = (enter.field("id"), enter.field("args"));
+        // The word on the stack is where the function of the C library returns to: it makes no frame of its own.
+        let carries = Carries { callers: DEEPEST, stack: 8, ..Carries::default() };
+        catalogue.add(Role::Enter, enter.sampled(carries, false));
+    }
+    if let Some(exit) = catalogue.find("raw_syscalls:sys_exit") {
+        fields.exit_id = exit.field("id");
+        catalogue.add(Role::Exit, exit.sampled(Carries::default(), false));
+    }
+    if let Some(queue) = catalogue.find("csd:csd_queue_cpu") {
+        (fields.queue_cpu, fields.queue_csd) = (queue.field("cpu"), queue.field("csd"));
+        catalogue.add(Role::Queue, queue.sampled(Carries::default(), false));
+    }
+    if let Some(done) = catalogue.find("csd:csd_function_exit") {
+        fields.done_csd = done.field("csd");
+        catalogue.add(Role::Done, done.sampled(Carries::default(), false));
+    }
+    let counted = [
+        (Role::Interrupt, "irq_vectors:call_function_entry"),
+        (Role::Interrupt, "irq_vectors:call_function_single_entry"),
+        (Role::Sent, "ipi:ipi_send_cpumask"),
+        (Role::Sent, "ipi:ipi_send_cpu"),
+    ];
+    for (role, name) in counted {
+        if let Some(tracepoint) = catalogue.find(name) {
+            catalogue.add(role, tracepoint.counted());
+        }
+    }
+    fields
+}
+
+/// Which flushes have their cause where they happen, or which have not, as a filter of the tracepoint. `None` where the kernel
+/// has no words for reasons: then all of them may.
+fn causes(flush: &Tracepoint, wanted: bool) -> Option<String> {
+    let is_cause = |word: &str| {
+        let word = word.to_ascii_lowercase();
+        word == REMOTE_SEND || word.starts_with("local")
+    };
+    let reasons = flush.words().iter().filter(|(_, word)| is_cause(word) == wanted);
+    let tests: Vec<String> = reasons.map(|(number, _)| format!("reason == {number}")).collect();
+    (!tests.is_empty()).then(|| tests.join(" || "))
+}
+
+fn cpus(
+    seen: &HashMap<u32, (u64, u64)>,
+    interrupts: &Reading<Vec<(u32, u64)>>,
+    machine: &Reading<Vec<(u32, u64)>>,
+) -> Vec<Cpu> {
+    let of = |reading: &Reading<Vec<(u32, u64)>>| {
+        reading.iter().flatten().map(|(cpu, _)| *cpu).collect::<Vec<u32>>()
+    };
+    let mut numbers: Vec<u32> = seen.keys().copied().collect();
+    numbers.extend(of(interrupts));
+    numbers.extend(of(machine));
+    numbers.sort_unstable();
+    numbers.dedup();
+    let at = |reading: &Reading<Vec<(u32, u64)>>, cpu: u32| {
+        let rows = reading.as_ref().map_err(Absent::clone)?;
+        Ok(rows.iter().filter(|(known, _)| *known == cpu).map(|(_, count)| count).sum())
+    };
+    let cpu = |cpu: u32| {
+        let (sent, received) = seen.get(&cpu).copied().unwrap_or_default();
+        Cpu { cpu, sent, received, interrupts: at(interrupts, cpu), machine: at(machine, cpu) }
+    };
+    numbers.into_iter().map(cpu).collect()
+}
+
+/// Things with a number each, in the order in which they were met.
+#[derive(Debug)]
+struct Numbered<K, V> {
+    numbers: HashMap<K, usize>,
+    values: Vec<V>,
+}
+
+impl<K, V> Default for Numbered<K, V> {
+    fn default() -> Numbered<K, V> {
+        Numbered { numbers: HashMap::new(), values: Vec::new() }
+    }
+}
+
+impl<K: Eq + Hash + Clone, V> Numbered<K, V> {
+    fn number(&mut self, key: &K, new: impl FnOnce() -> V) -> usize {
+        if let Some(number) = self.numbers.get(key) {
+            return *number;
+        }
+        let number = self.values.len();
+        self.values.push(new());
+        self.numbers.insert(key.clone(), number);
+        number
+    }
+}
+
+/// A thread, and what it is doing.
+#[derive(Debug)]
+struct Doing {
+    seen: Thread,
+    call: Option<Open>,
+    sending: Option<Sending>,
+}
+
+/// A system call that has not ended.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    since: u64,
+    number: u64,
+    call: usize,
+    stack: StackId,
+    /// Orders to flush in it, and CPUs that they interrupted.
+    sends: u64,
+    ipis: u64,
+}
+
+/// An order to flush that has not been done by all.
+#[derive(Clone, Copy, Debug)]
+struct Sending {
+    since: u64,
+    site: usize,
+    asked: u64,
+    left: u64,
+    /// When the last that was done was done.
+    done: u64,
+}
+
+/// What is known so far.
+#[derive(Debug)]
+struct SoFar {
+    fields: Fields,
+    words: HashMap<i64, (String, Kind)>,
+    spaces: Spaces,
+    stacks: Stacks,
+    chains: Numbered<Vec<u64>, Vec<u64>>,
+    /// The chain that is looked for.
+    chain: Vec<u64>,
+    calls: Numbered<(u64, Option<u64>), Call>,
+    processes: Numbered<u32, Process>,
+    threads: HashMap<u32, Doing>,
+    sites: Numbered<(usize, usize, Option<usize>, StackId), Site>,
+    callers: Numbered<(usize, usize, StackId), Caller>,
+    reasons: Numbered<i64, Reason>,
+    /// Sent from here, received here.
+    cpus: HashMap<u32, (u64, u64)>,
+    /// By what is queued and for which CPU: the thread that asked, and when.
+    queued: HashMap<(u64, u32), (u32, u64)>,
+    /// CPUs that flush for another just now.
+    flushing: HashMap<u32, bool>,
+    waits: Histogram,
+    reaches: Histogram,
+    unseen: u64,
+    foreign: u64,
+}
+
+/// What a reason means for us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Send,
+    Received,
+    Local,
+    Other,
+}
+
+impl SoFar {
+    fn new(fields: Fields, words: &[(i64, String)]) -> SoFar {
+        let word = |(number, word): &(i64, String)| {
+            let kind = match word.to_ascii_lowercase().as_str() {
+                REMOTE_SEND => Kind::Send,
+                REMOTE => Kind::Received,
+                local if local.starts_with("local") => Kind::Local,
+                _ => Kind::Other,
+            };
+            (*number, (word.clone(), kind))
+        };
+        SoFar {
+            fields,
+            words: words.iter().map(word).collect(),
+            spaces: Spaces::default(),
+            stacks: Stacks::default(),
+            chains: Numbered::default(),
+            chain: Vec::new(),
+            calls: Numbered::default(),
+            processes: Numbered::default(),
+            threads: HashMap::new(),
+            sites: Numbered::default(),
+            callers: Numbered::default(),
+            reasons: Numbered::default(),
+            cpus: HashMap::new(),
+            queued: HashMap::new(),
+            flushing: HashMap::new(),
+            waits: Histogram::default(),
+            reaches: Histogram::default(),
+            unseen: 0,
+            foreign: 0,
+        }
+    }
+
+    /// Takes in the mappings of those who run already.
+    fn meet(&mut self, target: Target) {
+        let root = ProcRoot::live();
+        match target {
+            Target::Process(pid) => self.spaces.read(&root, pid),
+            Target::Command(_) => {}
+            Target::Machine => {
+                for pid in root.pids().unwrap_or_default() {
+                    self.spaces.read(&root, pid.0);
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, roles: &[Role], record: &Record<'_>) {
+        self.spaces.note(record);
+        match *record {
+            Record::Sample(sample) => {
+                let Some(role) = roles.get(sample.which) else { return };
+                match role {
+                    Role::Cause | Role::Effect => self.flush(&sample),
+                    Role::Enter => self.enter(&sample),
+                    Role::Exit => self.exit(&sample),
+                    Role::Queue => self.queue(&sample),
+                    Role::Done => self.done(&sample),
+                    Role::Interrupt | Role::Sent => {}
+                }
+            }
+            Record::Named { pid, tid, name, .. } => {
+                if let Some(doing) = self.threads.get_mut(&tid) {
+                    doing.seen.name = Name::new(name);
+                }
+                if let Some(&number) = self.processes.numbers.get(&pid).filter(|_| pid == tid) {
+                    self.processes.values[number].name = Name::new(name);
+                }
+            }
+            Record::Ended { tid, .. } => {
+                self.close(tid);
+                if let Some(doing) = self.threads.get_mut(&tid) {
+                    doing.call = None;
+                }
+                if self.threads.len() > MOST_THREADS {
+                    self.threads.remove(&tid);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn process(&mut self, pid: u32) -> usize {
+        self.processes.number(&pid, || Process { pid, name: name_of(pid, pid), received: 0 })
+    }
+
+    fn thread(&mut self, sample: &Sample<'_>) -> &mut Doing {
+        let Sample { pid, tid, .. } = *sample;
+        let process = self.process(pid);
+        self.threads.entry(tid).or_insert_with(|| Doing {
+            seen: Thread { process, tid, name: name_of(pid, tid), sends: 0, ipis: 0, received: 0 },
+            call: None,
+            sending: None,
+        })
+    }
+
+    fn flush(&mut self, sample: &Sample<'_>) {
+        let read = |field: Option<Field>| field.and_then(|field| field.read(sample.raw));
+        let (Some(reason), Some(pages)) = (read(self.fields.reason), read(self.fields.pages))
+        else {
+            return;
+        };
+        let reason = reason.cast_signed();
+        let known = self.words.get(&reason);
+        let kind = known.map_or(Kind::Other, |(_, kind)| *kind);
+        let word = || known.map_or_else(|| reason.to_string(), |(word, _)| word.clone());
+        let number =
+            self.reasons.number(&reason, || Reason { reason: word(), ..Reason::default() });
+        let sum = &mut self.reasons.values[number];
+        sum.flushes += 1;
+        if pages == ALL_PAGES {
+            sum.full += 1;
+        } else {
+            sum.pages = sum.pages.saturating_add(pages);
+        }
+        match kind {
+            Kind::Send | Kind::Local => self.cause(sample, kind, pages),
+            Kind::Received => {
+                self.cpus.entry(sample.cpu).or_default().1 += 1;
+                self.flushing.insert(sample.cpu, true);
+                let thread = self.thread(sample);
+                thread.seen.received += 1;
+                let process = thread.seen.process;
+                self.processes.values[process].received += 1;
+            }
+            Kind::Other => {}
+        }
+    }
+
+    fn cause(&mut self, sample: &Sample<'_>, kind: Kind, pages: u64) {
+        if kind == Kind::Send {
+            self.close(sample.tid);
+        }
+        let thread = self.thread(sample);
+        let (process, open) = (thread.seen.process, thread.call);
+        let stack = match open {
+            Some(open) => open.stack,
+            None => self.stacks.number(&self.spaces, sample.pid, sample.callers()),
+        };
+        self.chain.clear();
+        self.chain.extend(sample.kernel_callers());
+        let chain = self.chains.number(&self.chain, || self.chain.clone());
+        let call = open.map(|open| open.call);
+        let site = self.sites.number(&(process, chain, call, stack), || Site {
+            process,
+            chain,
+            call,
+            stack: stack.index(),
+            sends: 0,
+            shootdowns: 0,
+            ipis: 0,
+            local: 0,
+            full: 0,
+            pages: 0,
+            waited: 0,
+        });
+        let sum = &mut self.sites.values[site];
+        if kind == Kind::Local {
+            sum.local += 1;
+            return;
+        }
+        sum.sends += 1;
+        if pages == ALL_PAGES {
+            sum.full += 1;
+        } else {
+            sum.pages = sum.pages.saturating_add(pages);
+        }
+        let since = sample.time;
+        let thread = self.thread(sample);
+        thread.seen.sends += 1;
+        thread.sending = Some(Sending { since, site, asked: 0, left: 0, done: since });
+        if let Some(open) = &mut thread.call {
+            open.sends += 1;
+        }
+    }
+
+    fn enter(&mut self, sample: &Sample<'_>) {
+        let Fields { enter_id: Some(id), enter_args: Some(args), .. } = self.fields else { return };
+        let Some(number) = id.read(sample.raw) else { return };
+        let Some(name) = calls::name(number) else { return };
+        self.close(sample.tid);
+        let advice = calls::advice(name).and_then(|at| args.read_word(at, sample.raw));
+        let call = self.calls.number(&(number, advice), || Call {
+            name: name.to_owned(),
+            advice,
+            ..Call::default()
+        });
+        let stack = self.stack_of_call(sample);
+        let since = sample.time;
+        self.thread(sample).call = Some(Open { since, number, call, stack, sends: 0, ipis: 0 });
+    }
+
+    /// Where a system call was made. Functions of the C library that make one have no frame of their own, so that frame pointers
+    /// tell the caller's caller next; the caller is the word on the stack, where the function has put nothing else.
+    fn stack_of_call(&mut self, sample: &Sample<'_>) -> StackId {
+        let mut callers = sample.callers().peekable();
+        let first = callers.next();
+        let word = sample.stack.first_chunk().map(|word| u64::from_ne_bytes(*word));
+        let is_code =
+            |word: &u64| self.spaces.find(sample.pid, *word).is_some_and(|region| region.execute);
+        let word = word.filter(is_code).filter(|word| callers.peek() != Some(word));
+        let all = first.into_iter().chain(word).chain(callers);
+        self.stacks.number(&self.spaces, sample.pid, all)
+    }
+
+    fn exit(&mut self, sample: &Sample<'_>) {
+        let Some(number) = self.fields.exit_id.and_then(|field| field.read(sample.raw)) else {
+            return;
+        };
+        self.close(sample.tid);
+        let has_queue = self.fields.queue_csd.is_some();
+        let thread = self.thread(sample);
+        let process = thread.seen.process;
+        let Some(open) = thread.call.take().filter(|open| open.number == number) else { return };
+        let took = sample.time.saturating_sub(open.since);
+        // An order that no CPU had to be interrupted for is no wait.
+        let shoots = if has_queue { open.ipis > 0 } else { open.sends > 0 };
+        let call = &mut self.calls.values[open.call];
+        if shoots { &mut call.shooting } else { &mut call.quiet }.note(took);
+        let caller = self.callers.number(&(process, open.call, open.stack), || Caller {
+            process,
+            call: open.call,
+            stack: open.stack.index(),
+            calls: 0,
+            shooting: 0,
+            shooting_ns: 0,
+            quiet_ns: 0,
+        });
+        let caller = &mut self.callers.values[caller];
+        caller.calls += 1;
+        if shoots {
+            caller.shooting += 1;
+            caller.shooting_ns += took;
+        } else {
+            caller.quiet_ns += took;
+        }
+    }
+
+    fn queue(&mut self, sample: &Sample<'_>) {
+        let Fields { queue_cpu: Some(cpu), queue_csd: Some(csd), .. } = self.fields else { return };
+        let (Some(cpu), Some(csd)) = (cpu.read(sample.raw), csd.read(sample.raw)) else { return };
+        let thread = self.thread(sample);
+        // Functions are queued for other ends, too.
+        let Some(sending) = &mut thread.sending else { return };
+        sending.asked += 1;
+        sending.left += 1;
+        let (site, is_first) = (sending.site, sending.asked == 1);
+        thread.seen.ipis += 1;
+        if let Some(open) = &mut thread.call {
+            open.ipis += 1;
+        }
+        let sum = &mut self.sites.values[site];
+        sum.ipis += 1;
+        sum.shootdowns += u64::from(is_first);
+        self.cpus.entry(sample.cpu).or_default().0 += 1;
+        if let Ok(cpu) = u32::try_from(cpu) {
+            self.queued.insert((csd, cpu), (sample.tid, sample.time));
+        }
+    }
+
+    fn done(&mut self, sample: &Sample<'_>) {
+        let Some(csd) = self.fields.done_csd.and_then(|field| field.read(sample.raw)) else {
+            return;
+        };
+        // What a CPU calls itself while it waits for others has no place in a queue.
+        if csd == 0 {
+            return;
+        }
+        let flushed = self.flushing.insert(sample.cpu, false).unwrap_or(false);
+        let Some((tid, since)) = self.queued.remove(&(csd, sample.cpu)) else {
+            self.foreign += u64::from(flushed);
+            return;
+        };
+        self.reaches.note(sample.time.saturating_sub(since));
+        let sending = self.threads.get_mut(&tid).and_then(|thread| thread.sending.as_mut());
+        if let Some(sending) = sending {
+            sending.left = sending.left.saturating_sub(1);
+            sending.done = sending.done.max(sample.time);
+        }
+    }
+
+    /// The thread does something else: all that it waited for is done.
+    fn close(&mut self, tid: u32) {
+        let sending = self.threads.get_mut(&tid).and_then(|thread| thread.sending.take());
+        let Some(sending) = sending.filter(|sending| sending.asked > 0) else { return };
+        if sending.left > 0 {
+            self.unseen += 1;
+            self.queued.retain(|_, (by, _)| *by != tid);
+            return;
+        }
+        let waited = sending.done.saturating_sub(sending.since);
+        self.waits.note(waited);
+        self.sites.values[sending.site].waited += waited;
+    }
+
+    fn told(mut self) -> Told {
+        let threads: Vec<u32> = self.threads.keys().copied().collect();
+        threads.into_iter().for_each(|tid| self.close(tid));
+        let mut symbols = Symbols::default();
+        let stacks = self.stacks.places().iter().map(|places| {
+            let frames = places.iter().map(|place| symbols.frames(place));
+            frames.flat_map(|frames| frames.to_vec()).collect()
+        });
+        let functions = Functions::read();
+        let name = |functions: &Functions, address: u64| {
+            functions.find(address).map_or_else(|| format!("{address:#x}"), str::to_owned)
+        };
+        let chains = functions.map(|functions| {
+            let chains = self.chains.values.iter();
+            chains.map(|chain| chain.iter().map(|at| name(&functions, *at)).collect()).collect()
+        });
+        let mut threads: Vec<Thread> = self.threads.into_values().map(|it| it.seen).collect();
+        threads.retain(|thread| thread.sends > 0 || thread.received > 0);
+        threads.sort_by_key(|thread| thread.tid);
+        Told {
+            stacks: stacks.collect(),
+            chains,
+            calls: self.calls.values,
+            processes: self.processes.values,
+            threads,
+            sites: self.sites.values,
+            callers: self.callers.values,
+            reasons: self.reasons.values,
+            cpus: self.cpus,
+            waits: self.waits,
+            reaches: self.reaches,
+            unseen: self.unseen,
+        }
+    }
+}
+
+/// What becomes a part of a recording as it is.
+struct Told {
+    stacks: Vec<Vec<Frame>>,
+    chains: Reading<Vec<Vec<String>>>,
+    calls: Vec<Call>,
+    processes: Vec<Process>,
+    threads: Vec<Thread>,
+    sites: Vec<Site>,
+    callers: Vec<Caller>,
+    reasons: Vec<Reason>,
+    cpus: HashMap<u32, (u64, u64)>,
+    waits: Histogram,
+    reaches: Histogram,
+    unseen: u64,
+}
+
+/// The name of a thread; empty where it is gone.
+fn name_of(pid: u32, tid: u32) -> Name {
+    let name = std::fs::read(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
+    Name::new(name.strip_suffix(b"\n").unwrap_or(&name))
+}

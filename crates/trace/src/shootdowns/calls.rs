@@ -1,0 +1,50 @@
+//! The system calls that can flush TLBs and whose time is taken.
+
+/// By number and name. Others flush, too, and are told by the functions of the kernel; these are rare enough to note each.
+const CALLS: &[(libc::c_long, &str)] = &[
+    (libc::SYS_brk, "brk"),
+    (libc::SYS_mmap, "mmap"),
+    (libc::SYS_munmap, "munmap"),
+    (libc::SYS_mremap, "mremap"),
+    (libc::SYS_mprotect, "mprotect"),
+    (libc::SYS_pkey_mprotect, "pkey_mprotect"),
+    (libc::SYS_madvise, MADVISE),
+    (libc::SYS_process_madvise, PROCESS_MADVISE),
+    (libc::SYS_shmdt, "shmdt"),
+    (libc::SYS_remap_file_pages, "remap_file_pages"),
+    (libc::SYS_mbind, "mbind"),
+    (libc::SYS_migrate_pages, "migrate_pages"),
+    (libc::SYS_move_pages, "move_pages"),
+    (libc::SYS_fallocate, "fallocate"),
+    (libc::SYS_ftruncate, "ftruncate"),
+    (libc::SYS_clone, "clone"),
+    (libc::SYS_clone3, "clone3"),
+    (libc::SYS_execve, "execve"),
+    (libc::SYS_execveat, "execveat"),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_fork, "fork"),
+];
+
+const MADVISE: &str = "madvise";
+const PROCESS_MADVISE: &str = "process_madvise";
+
+/// The name of one of them.
+pub(super) fn name(number: u64) -> Option<&'static str> {
+    let number = libc::c_long::try_from(number).ok()?;
+    CALLS.iter().find(|(known, _)| *known == number).map(|(_, name)| *name)
+}
+
+/// Which argument of a call is advice on memory.
+pub(super) fn advice(name: &str) -> Option<usize> {
+    match name {
+        MADVISE => Some(2),
+        PROCESS_MADVISE => Some(3),
+        _ => None,
+    }
+}
+
+/// What has the kernel tell of these only.
+pub(super) fn filter() -> String {
+    let tests: Vec<String> = CALLS.iter().map(|(number, _)| format!("id == {number}")).collect();
+    tests.join(" || ")
+}

@@ -1,0 +1,76 @@
+//! What the machine counts meanwhile: interrupts to flush TLBs by CPU, and what moves or protects pages unasked.
+
+use std::fs;
+
+use pagewise_model::{Absent, Name, Reading};
+use pagewise_proc::{interrupts, vmstat};
+
+/// Lines of `vmstat`, by how they start.
+const STARTS: &[&str] = &[
+    "numa_pte_updates",
+    "numa_huge_pte_updates",
+    "numa_hint_faults",
+    "numa_pages_migrated",
+    "pgmigrate_success",
+    "compact_isolated",
+    "compact_migrate_scanned",
+    "thp_collapse_alloc",
+    "thp_split_pmd",
+    "ksm_",
+    "cow_ksm",
+    "pgsteal_",
+    "pswpout",
+];
+
+/// Counts at one moment, or what was added between two.
+#[derive(Clone, Debug)]
+pub(super) struct Counts {
+    pub(super) shootdowns: Reading<Vec<(u32, u64)>>,
+    pub(super) vmstat: Vec<(Name, u64)>,
+}
+
+impl Counts {
+    pub(super) fn now() -> Counts {
+        let text = fs::read("/proc/interrupts").unwrap_or_default();
+        let none = || Absent::NotSupported("/proc/interrupts has no TLB row here".into());
+        let text_of = fs::read("/proc/vmstat").unwrap_or_default();
+        let wanted =
+            |name: &Name| STARTS.iter().any(|start| name.as_bytes().starts_with(start.as_bytes()));
+        let lines = vmstat::parse(&text_of).into_iter().filter(|line| wanted(&line.name));
+        Counts {
+            shootdowns: interrupts::by_cpu(&text, "TLB").ok_or_else(none),
+            vmstat: lines.map(|line| (line.name, line.count)).collect(),
+        }
+    }
+
+    /// What was added since then. A CPU that was switched on meanwhile began at 0.
+    pub(super) fn since(self, before: &Counts) -> Counts {
+        let then = before.shootdowns.as_deref().unwrap_or_default();
+        let count = |cpu| then.iter().find(|(known, _)| *known == cpu).map_or(0, |(_, n)| *n);
+        let shootdowns = self.shootdowns.map(|rows| {
+            rows.into_iter().map(|(cpu, now)| (cpu, now.saturating_sub(count(cpu)))).collect()
+        });
+        let line = |name: &Name| before.vmstat.iter().find(|(known, _)| known == name);
+        let vmstat = self.vmstat.into_iter().filter_map(|(name, now)| {
+            let added = now.saturating_sub(line(&name)?.1);
+            (added > 0).then_some((name, added))
+        });
+        Counts { shootdowns, vmstat: vmstat.collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_grew_is_told_and_what_did_not_is_not() {
+        let counts = |tlb, numa| Counts {
+            shootdowns: Ok(vec![(0, tlb)]),
+            vmstat: vec![("numa_hint_faults".into(), numa), ("pswpout".into(), 1)],
+        };
+        let added = counts(9, 7).since(&counts(4, 5));
+        assert_eq!(added.shootdowns, Ok(vec![(0, 5)]));
+        assert_eq!(added.vmstat, [("numa_hint_faults".into(), 2)]);
+    }
+}
