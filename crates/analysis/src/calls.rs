@@ -19,6 +19,7 @@ use pagewise_model::{Absent, Name, Pid};
 use crate::blocks::{facts_of, for_programs, table};
 use crate::explain::fact;
 use replay::{Act, Phase, Played, Process, Row};
+pub(crate) use words::advice;
 
 /// What to show.
 #[derive(Clone, Copy, Debug, Default)]

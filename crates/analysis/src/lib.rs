@@ -21,6 +21,7 @@ pub mod pss;
 pub mod quadrants;
 pub mod registry;
 pub mod sections;
+pub mod shootdowns;
 pub mod simulated;
 pub mod stat;
 pub mod thp;

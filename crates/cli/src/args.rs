@@ -152,6 +152,17 @@ pub(crate) enum Command {
     ///   pagewise syscalls 1234 --for 5s
     #[command(verbatim_doc_comment)]
     Syscalls(Syscalls),
+    /// Say who has TLBs flushed: which call, which line, which CPUs it interrupts, how long it waits for them
+    ///
+    /// Of a command the report goes to standard error, JSON to standard output; the command has all of standard
+    /// input and output as without us. Needs root.
+    ///
+    /// Examples:
+    ///   pagewise shootdowns -- ./bench
+    ///   pagewise shootdowns 1234 --for 10s
+    ///   pagewise shootdowns --system --for 10s
+    #[command(verbatim_doc_comment)]
+    Shootdowns(Shootdowns),
     /// Simulate caches, TLBs or page replacement on what a program accesses: where no counter tells, or in another machine
     #[command(subcommand)]
     Sim(Sim),
@@ -725,6 +736,27 @@ pub(crate) struct Syscalls {
     pub(crate) calls: Limit,
     /// Run this command and record it and all that it starts until they have ended; once the command has,
     /// Ctrl-C ends those that are left
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
+    pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Shootdowns {
+    /// A pid, or a process name (exact, else part of one): recorded until Ctrl-C, or its end
+    #[arg(value_name = "TARGET", required_unless_present_any = ["command", "system"])]
+    pub(crate) target: Option<String>,
+    /// Record all that runs on the machine, the kernel's own threads too, until Ctrl-C
+    #[arg(long, conflicts_with_all = ["target", "command"])]
+    pub(crate) system: bool,
+    /// Stop recording after this long
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "command")]
+    pub(crate) during: Option<Duration>,
+    /// How many rows of each table to show, or `all`; JSON has all
+    #[arg(long, value_name = "N", default_value = "12", value_parser = limit)]
+    pub(crate) rows: Limit,
+    /// Run this command and record it and all that it starts until it has ended
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]

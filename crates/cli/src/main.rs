@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         Command::Fragmentation(args) => commands::fragmentation::run(&args, &look),
         Command::Doctor(args) => commands::doctor::run(&args, &look),
         Command::Syscalls(args) => commands::syscalls::run(args, &look),
+        Command::Shootdowns(args) => commands::shootdowns::run(&args, &cli.look),
         Command::Sim(args) => commands::sim::run(args, &look),
         Command::Lab(args) => commands::lab::run(args, &look),
         Command::LabRun(args) => commands::lab::run_once(args),
@@ -70,6 +71,7 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     let proc = error.downcast_ref::<pagewise_proc::Error>().and_then(|error| error.hint());
     proc.or_else(|| error.downcast_ref::<pagewise_repair::Error>().and_then(|error| error.hint()))
         .or_else(|| error.downcast_ref::<pagewise_measure::Error>().and_then(|error| error.hint()))
+        .or_else(|| error.downcast_ref::<pagewise_trace::Error>().and_then(|error| error.hint()))
 }
 
 /// No error message may steer the terminal, whatever a file or a process is called.

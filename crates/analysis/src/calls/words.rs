@@ -75,7 +75,9 @@ const MREMAP: Arg = Arg::Flags(&[
     (MREMAP_DONTUNMAP, "MREMAP_DONTUNMAP"),
 ]);
 
-const ADVICE: Arg = Arg::One(&[
+const ADVICE: Arg = Arg::One(ADVICES);
+
+const ADVICES: &[(u64, &str)] = &[
     (0, "MADV_NORMAL"),
     (1, "MADV_RANDOM"),
     (2, "MADV_SEQUENTIAL"),
@@ -103,7 +105,12 @@ const ADVICE: Arg = Arg::One(&[
     (101, "MADV_SOFT_OFFLINE"),
     (102, "MADV_GUARD_INSTALL"),
     (103, "MADV_GUARD_REMOVE"),
-]);
+];
+
+/// The word for what `madvise` is asked for.
+pub(crate) fn advice(number: u64) -> Option<&'static str> {
+    ADVICES.iter().find(|(known, _)| *known == number).map(|(_, word)| *word)
+}
 
 const MSYNC: Arg = Arg::Flags(&[(1, "MS_ASYNC"), (2, "MS_INVALIDATE"), (4, "MS_SYNC")]);
 const MLOCK: Arg = Arg::Flags(&[(1, "MLOCK_ONFAULT")]);

@@ -14,6 +14,7 @@ pub(crate) mod ps;
 pub(crate) mod run;
 pub(crate) mod run_command;
 pub(crate) mod shell;
+pub(crate) mod shootdowns;
 pub(crate) mod sim;
 pub(crate) mod stat;
 pub(crate) mod syscalls;

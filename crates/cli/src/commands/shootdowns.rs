@@ -1,0 +1,122 @@
+//! `pagewise shootdowns`: who has TLBs flushed, in a command until it ends, in a process or on the machine for a while.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use pagewise_analysis::shootdowns::{self, Options};
+use pagewise_model::calls::Ending;
+use pagewise_model::shootdowns::Recording;
+use pagewise_model::{Name, Pid};
+use pagewise_proc::{ProcRoot, stat, target};
+use pagewise_sys::interrupt::Interrupts;
+use pagewise_sys::launch::{Launcher, Running};
+use pagewise_sys::trace;
+use pagewise_trace::Target;
+use pagewise_trace::shootdowns::Recorder;
+use pagewise_view::text::Units;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+use crate::args::{self, Shootdowns};
+use crate::commands::run_command::{NotRun, exit_code};
+use crate::look::Look;
+use crate::output::{emit, emit_beside};
+
+/// Between looks whether it is over.
+const TURN: Duration = Duration::from_millis(10);
+
+/// Records, reports, and passes on the exit code of a command that was run.
+pub(crate) fn run(args: &Shootdowns, look: &args::Look) -> anyhow::Result<ExitCode> {
+    if !ProcRoot::live().has_our_ids() {
+        bail!("/proc is of another pid namespace: its processes cannot be recorded from here");
+    }
+    let limit = if args.output.json { None } else { args.rows.0 };
+    let report = |recording: &Recording| shootdowns::shootdowns(recording, &Options { limit });
+    if !args.command.is_empty() {
+        let (recording, exit) = command(&args.command)?;
+        let look = Look::on_stderr(look);
+        emit_beside(&report(&recording), &args.output, &look, Units::Human)?;
+        return Ok(exit);
+    }
+    let recording = match &args.target {
+        Some(name) => watch_process(name, args.during)?,
+        None => watch(Target::Machine, None, args.during)?,
+    };
+    emit(&report(&recording), &args.output, &Look::resolve(look), Units::Human)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn command(words: &[OsString]) -> anyhow::Result<(Recording, ExitCode)> {
+    let (program, arguments) = words.split_first().context("no command was given")?;
+    // A Ctrl-C is for the command; what it did until then is reported.
+    let _interrupts = Interrupts::note();
+    let not_run = |error| NotRun::new(program, error);
+    let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
+    let mut recorder = None;
+    let prepare = |pid| {
+        let mut opened = Recorder::open(Target::Command(pid))?;
+        opened.begin();
+        recorder = Some(opened);
+        Ok::<_, anyhow::Error>(())
+    };
+    let mut running = launcher.launch(prepare)?;
+    let mut recorder = recorder.context("nothing was prepared")?;
+    let ending = until_it_ends(&mut running, &mut recorder).map_err(not_run)?;
+    let names = words.iter().map(|word| Name::new(word.as_bytes())).collect();
+    let told = match ending {
+        trace::Ending::Exited(status) => Ending::Exited(status),
+        trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
+    };
+    Ok((recorder.finish(names, Some(told))?, exit_code(ending)))
+}
+
+fn until_it_ends(
+    running: &mut Running<'_>,
+    recorder: &mut Recorder,
+) -> std::io::Result<trace::Ending> {
+    loop {
+        recorder.turn(TURN);
+        if let Some(outcome) = running.wait(Some(Instant::now()))? {
+            return Ok(outcome.ending);
+        }
+    }
+}
+
+fn watch_process(name: &str, during: Option<Duration>) -> anyhow::Result<Recording> {
+    let root = ProcRoot::live();
+    let pid = target::find(&root, name)?;
+    if stat::parse(&root.read(pid, "stat")?)?.has_ended() {
+        bail!("process {pid} has ended and waits for its parent: it flushes nothing");
+    }
+    let gone = || pagewise_trace::Error::Gone { pid: pid.0 };
+    let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
+    let held = pidfd_open(number, PidfdFlags::empty()).map_err(|_| gone())?;
+    watch(Target::Process(pid.0), Some((pid, held)), during)
+}
+
+fn watch(
+    target: Target,
+    process: Option<(Pid, OwnedFd)>,
+    during: Option<Duration>,
+) -> anyhow::Result<Recording> {
+    let interrupts = Interrupts::note_all();
+    let mut recorder = Recorder::open(target)?;
+    recorder.enable()?;
+    let deadline = during.map(|during| Instant::now() + during);
+    let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+    while !interrupts.came() && !is_over() && !process.as_ref().is_some_and(|(_, fd)| has_ended(fd))
+    {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        recorder.turn(left.map_or(TURN, |left| left.min(TURN)));
+    }
+    Ok(recorder.finish(Vec::new(), None)?)
+}
+
+fn has_ended(process: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+}
