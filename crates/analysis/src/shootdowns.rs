@@ -43,7 +43,7 @@ pub fn shootdowns(recording: &Recording, options: &Options) -> Report {
         tables::by_cause(&told),
         tables::by_stack(&told, options),
         tables::calls(&told, options),
-        tables::latency(&told),
+        tables::latency(&told, options),
     ];
     blocks.extend(tables.map(Block::Table));
     blocks.extend(waits(recording).map(Block::Bars));

@@ -567,7 +567,10 @@ impl SoFar {
         let (process, open) = (thread.seen.process, thread.call);
         let stack = match open {
             Some(open) => open.stack,
-            None => self.stacks.number(&self.spaces, sample.pid, sample.callers()),
+            None => {
+                let callers = sample.callers().filter(|address| *address > 0);
+                self.stacks.number(&self.spaces, sample.pid, callers)
+            }
         };
         self.chain.clear();
         self.chain.extend(sample.kernel_callers());
@@ -625,7 +628,7 @@ impl SoFar {
     /// Where a system call was made. Functions of the C library that make one have no frame of their own, so that frame pointers
     /// tell the caller's caller next; the caller is the word on the stack, where the function has put nothing else.
     fn stack_of_call(&mut self, sample: &Sample<'_>) -> StackId {
-        let mut callers = sample.callers().peekable();
+        let mut callers = sample.callers().filter(|address| *address > 0).peekable();
         let first = callers.next();
         let word = sample.stack.first_chunk().map(|word| u64::from_ne_bytes(*word));
         let is_code =

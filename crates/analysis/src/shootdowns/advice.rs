@@ -53,7 +53,7 @@ fn evidence(told: &Told<'_>, sum: &Sum) -> Vec<Fact> {
     let pages = sum.pages_per_order().map_or(Value::None, Value::Number);
     vec![
         fact("shootdowns", "shootdowns", Value::Count(count), ""),
-        fact("per_s", "a second", Value::Rate(per_second(told, count)), ""),
+        fact("per_s", "rate", Value::Rate(per_second(told, count)), ""),
         fact("waited_share", "waited, of the time", told.ended(waited), ""),
         fact("pages_per_order", "pages each", pages, ""),
     ]
@@ -72,9 +72,9 @@ fn of_cause(told: &Told<'_>, cause: &Cause, sum: &Sum) -> Option<Finding> {
         Value::text(cause.name()),
         text(" interrupts other CPUs: "),
         Value::Count(count),
-        text(" times, "),
+        text(" times ("),
         Value::Rate(per_second(told, count)),
-        text(" a second."),
+        text(")."),
     ];
     let evidence = evidence(told, sum);
     Some(Finding { id, severity, claim, evidence, next_step: vec![text(advice)] })
@@ -231,7 +231,7 @@ fn from_others(told: &Told<'_>) -> Option<Finding> {
             Value::Count(received),
             text(" flushes that interrupted it were asked for by others."),
         ],
-        evidence: vec![fact("per_s", "a second", Value::Rate(per_second(told, foreign)), "")],
+        evidence: vec![fact("per_s", "rate", Value::Rate(per_second(told, foreign)), "")],
         next_step: vec![text(
             "`pagewise shootdowns --system --for 10s` says by whom: KSM, khugepaged, compaction and reclaim run as the kernel's \
              own threads.",

@@ -50,14 +50,20 @@ fn sum_columns(told: &Told<'_>, sums: &[Sum]) -> Vec<Column> {
     let waited = sums.iter().map(|sum| told.ended(Value::Seconds(sum.waited)));
     let part = |sum: &Sum| share(sum.orders, told.all.orders).map_or(Value::None, Value::Share);
     vec![
-        Column::new("flush_orders", "ORDERS", counts(sums.iter().map(|sum| sum.orders))),
-        Column {
-            meaning: "The part of all orders to flush.".into(),
-            ..Column::new("share", "SHARE", values(sums.iter().map(part)))
-        },
-        Column::new("shootdowns", "SHOOTDOWNS", queued(|sum| sum.shootdowns)),
         Column::new("ipis", "IPIS", queued(|sum| sum.ipis)),
         Column::new("waited", "WAITED", values(waited)),
+        Column::new("flush_orders", "ORDERS", counts(sums.iter().map(|sum| sum.orders))),
+        seen_by(
+            Audience::Long,
+            Column {
+                meaning: "The part of all orders to flush.".into(),
+                ..Column::new("share", "SHARE", values(sums.iter().map(part)))
+            },
+        ),
+        seen_by(
+            Audience::Long,
+            Column::new("shootdowns", "SHOOTDOWNS", queued(|sum| sum.shootdowns)),
+        ),
         Column::new("pages_per_order", "PAGES EACH", values(per_order)),
         seen_by(
             Audience::Long,
@@ -72,11 +78,12 @@ fn sum_columns(told: &Told<'_>, sums: &[Sum]) -> Vec<Column> {
 
 pub(super) fn by_cause(told: &Told<'_>) -> Table {
     let (causes, sums): (Vec<&Cause>, Vec<Sum>) = told.by_cause().into_iter().unzip();
-    let mut columns = vec![Column {
+    let mut columns = sum_columns(told, &sums);
+    columns.iter_mut().for_each(|column| column.audience = Audience::Everyone);
+    columns.push(Column {
         meaning: "What the kernel was doing, by its functions on the stack.".into(),
         ..Column::new("cause", "CAUSE", labels(causes.iter().map(|cause| cause.name())))
-    }];
-    columns.extend(sum_columns(told, &sums));
+    });
     some_rows(table("by_cause", "By cause", Audience::Everyone, columns))
 }
 
@@ -91,7 +98,9 @@ fn place(stack: &[Frame]) -> Option<&Frame> {
     };
     let has_line = |frame: &&Frame| frame.line.as_ref().is_some_and(|line| line.number > 0);
     let own = stack.iter().find(|frame| !is_library(frame) && has_line(frame));
-    own.or_else(|| stack.iter().find(|frame| !is_library(frame))).or_else(|| stack.first())
+    let is_named = |frame: &&Frame| frame.function.is_some() || frame.module.is_some();
+    own.or_else(|| stack.iter().find(|frame| !is_library(frame) && is_named(frame)))
+        .or_else(|| stack.first())
 }
 
 /// The function of a frame, or the place in its file.
@@ -150,7 +159,8 @@ fn callers(stack: &[Frame]) -> Name {
 
 /// The process of a row; for programs only where there is but one.
 fn process_columns(told: &Told<'_>, rows: impl Iterator<Item = usize> + Clone) -> Vec<Column> {
-    let is_one = told.recording.processes.len() < 2;
+    let (mut others, first) = (rows.clone(), rows.clone().next());
+    let is_one = others.all(|row| Some(row) == first) && told.recording.pid.is_some();
     let audience = if is_one { Audience::Programs } else { Audience::Everyone };
     let of = |row: usize| told.recording.processes.get(row);
     let pid = |row| of(row).map_or(Value::None, |it: &Process| Value::Count(it.pid.into()));
@@ -170,6 +180,10 @@ pub(super) fn by_stack(told: &Told<'_>, options: &Options) -> Table {
     }
     let mut rows: Vec<_> = sums.into_iter().collect();
     rows.sort_by_key(|(_, (sum, _))| std::cmp::Reverse((sum.ipis, sum.orders, sum.local)));
+    if options.limit.is_some() {
+        // What flushed its own CPU only costs little.
+        rows.retain(|(_, (sum, _))| sum.orders > 0);
+    }
     let (shown, note) = first(&rows, options);
     let stack = |row: usize| told.recording.stacks.get(row).map_or(&[][..], Vec::as_slice);
     let each = || shown.iter();
@@ -180,7 +194,12 @@ pub(super) fn by_stack(told: &Told<'_>, options: &Options) -> Table {
         Value::List(chain.iter().map(|name| Value::Name(Name::new(name.as_bytes()))).collect())
     };
     let sums: Vec<Sum> = each().map(|(_, (sum, _))| *sum).collect();
-    let mut columns = process_columns(told, each().map(|((process, ..), _)| *process));
+    let mut columns = sum_columns(told, &sums);
+    columns.push(Column::new(
+        "cause",
+        "CAUSE",
+        labels(each().map(|((.., cause), _)| cause.name())),
+    ));
     columns.push(Column {
         meaning: "The innermost function of the program that is known by its line.".into(),
         ..Column::new(
@@ -193,12 +212,6 @@ pub(super) fn by_stack(told: &Told<'_>, options: &Options) -> Table {
         meaning: "The line of the source, where there is debugging information.".into(),
         ..Column::new("line", "LINE", values(lines))
     });
-    columns.push(Column::new(
-        "cause",
-        "CAUSE",
-        labels(each().map(|((.., cause), _)| cause.name())),
-    ));
-    columns.extend(sum_columns(told, &sums));
     columns.push(seen_by(
         Audience::People,
         Column {
@@ -210,6 +223,7 @@ pub(super) fn by_stack(told: &Told<'_>, options: &Options) -> Table {
             )
         },
     ));
+    columns.extend(process_columns(told, each().map(|((process, ..), _)| *process)));
     columns.push(for_programs(Column::new(
         "stack",
         "STACK",
@@ -232,6 +246,9 @@ fn call_name(told: &Told<'_>, call: usize) -> String {
 
 pub(super) fn calls(told: &Told<'_>, options: &Options) -> Table {
     let mut rows: Vec<&Caller> = told.recording.callers.iter().collect();
+    if options.limit.is_some() && rows.iter().any(|row| row.shooting > 0) {
+        rows.retain(|row| row.shooting > 0);
+    }
     rows.sort_by_key(|row| std::cmp::Reverse((row.shooting, row.calls)));
     let (shown, note) = first(&rows, options);
     let stack = |row: &Caller| told.recording.stacks.get(row.stack).map_or(&[][..], Vec::as_slice);
@@ -243,24 +260,7 @@ pub(super) fn calls(told: &Told<'_>, options: &Options) -> Table {
     let lines = each().map(|row| {
         place(stack(row)).and_then(|frame| line(frame, false)).map_or(Value::None, Value::Name)
     });
-    let mut columns = process_columns(told, each().map(|row| row.process));
-    columns.extend([
-        Column {
-            meaning: "The innermost function of the program that is known by its line.".into(),
-            ..Column::new(
-                "function",
-                "FUNCTION",
-                values(each().map(|row| named(who(stack(row), &[])))),
-            )
-        },
-        Column {
-            meaning: "The line of the source, where there is debugging information.".into(),
-            ..Column::new("line", "LINE", values(lines))
-        },
-        Column {
-            meaning: "The system call.".into(),
-            ..Column::new("call", "CALL", labels(each().map(|row| call_name(told, row.call))))
-        },
+    let mut columns = vec![
         Column {
             meaning: "How often it was called.".into(),
             ..Column::new("count", "COUNT", counts(each().map(|row| row.calls)))
@@ -276,8 +276,40 @@ pub(super) fn calls(told: &Told<'_>, options: &Options) -> Table {
             "OTHERWISE",
             values(each().map(|row| mean(row.quiet_ns, row.calls - row.shooting))),
         ),
-        for_programs(Column::new("stack", "STACK", values(each().map(|row| frames(stack(row)))))),
-    ]);
+        Column {
+            meaning: "The system call.".into(),
+            ..Column::new("call", "CALL", labels(each().map(|row| call_name(told, row.call))))
+        },
+        Column {
+            meaning: "The innermost function of the program that is known by its line.".into(),
+            ..Column::new(
+                "function",
+                "FUNCTION",
+                values(each().map(|row| named(who(stack(row), &[])))),
+            )
+        },
+        Column {
+            meaning: "The line of the source, where there is debugging information.".into(),
+            ..Column::new("line", "LINE", values(lines))
+        },
+        seen_by(
+            Audience::People,
+            Column {
+                meaning: "The functions that called it, the innermost first.".into(),
+                ..Column::new(
+                    "callers",
+                    "CALLED BY",
+                    Cells::Names(each().map(|row| callers(stack(row))).collect()),
+                )
+            },
+        ),
+    ];
+    columns.extend(process_columns(told, each().map(|row| row.process)));
+    columns.push(for_programs(Column::new(
+        "stack",
+        "STACK",
+        values(each().map(|row| frames(stack(row)))),
+    )));
     some_rows(Table {
         note,
         ..table("calls", "Calls that can flush, by who makes them", Audience::Everyone, columns)
@@ -285,7 +317,10 @@ pub(super) fn calls(told: &Told<'_>, options: &Options) -> Table {
 }
 
 /// Everything that has a distribution of times, with what it is.
-fn distributions<'t>(told: &'t Told<'_>) -> Vec<(String, Reading<&'t Histogram>)> {
+fn distributions<'t>(
+    told: &'t Told<'_>,
+    options: &Options,
+) -> Vec<(String, Reading<&'t Histogram>)> {
     let recording = told.recording;
     let ends = |times| match told.ended(Value::None) {
         Value::Absent(absent) => Err(absent),
@@ -299,6 +334,10 @@ fn distributions<'t>(told: &'t Told<'_>) -> Vec<(String, Reading<&'t Histogram>)
         all.push(("system calls".to_owned(), Err(recording.why_not(missing))));
     }
     let mut calls: Vec<usize> = (0..recording.calls.len()).collect();
+    if options.limit.is_some() {
+        // The others take as long as they would anyway.
+        calls.retain(|&at| recording.calls[at].shooting.count() > 0);
+    }
     calls.sort_by_key(|&at| {
         let call = &recording.calls[at];
         std::cmp::Reverse((call.shooting.count(), call.quiet.count()))
@@ -312,8 +351,8 @@ fn distributions<'t>(told: &'t Told<'_>) -> Vec<(String, Reading<&'t Histogram>)
     all
 }
 
-pub(super) fn latency(told: &Told<'_>) -> Table {
-    let all = distributions(told);
+pub(super) fn latency(told: &Told<'_>, options: &Options) -> Table {
+    let all = distributions(told, options);
     let column = |of: &dyn Fn(&Histogram) -> Value| {
         values(all.iter().map(|(_, times)| match times {
             Ok(times) => of(times),
@@ -354,7 +393,7 @@ pub(super) fn latency(told: &Told<'_>) -> Table {
 
 /// The distributions themselves.
 pub(super) fn histograms(told: &Told<'_>) -> Table {
-    let all: Vec<(String, &Histogram)> = distributions(told)
+    let all: Vec<(String, &Histogram)> = distributions(told, &Options::default())
         .into_iter()
         .filter_map(|(what, times)| Some((what, times.ok()?)))
         .collect();
@@ -421,20 +460,20 @@ pub(super) fn by_process(told: &Told<'_>, options: &Options) -> Table {
     rows.sort_by_key(|(_, process, sum)| std::cmp::Reverse((sum.ipis, process.received)));
     let (shown, note) = first(&rows, options);
     let sums: Vec<Sum> = shown.iter().map(|(.., sum)| *sum).collect();
-    let mut columns = vec![
+    let mut columns = vec![Column::new(
+        "received",
+        "RECEIVED",
+        counts(shown.iter().map(|(_, process, _)| process.received)),
+    )];
+    columns.extend(sum_columns(told, &sums));
+    columns.extend([
         Column::new("pid", "PID", counts(shown.iter().map(|(_, process, _)| process.pid.into()))),
         Column::new(
             "process",
             "PROCESS",
             Cells::Names(shown.iter().map(|(_, process, _)| process.name.clone()).collect()),
         ),
-    ];
-    columns.extend(sum_columns(told, &sums));
-    columns.push(Column::new(
-        "received",
-        "RECEIVED",
-        counts(shown.iter().map(|(_, process, _)| process.received)),
-    ));
+    ]);
     let audience = if rows.len() > 1 { Audience::Everyone } else { Audience::Programs };
     Table { note, ..table("by_process", "By process", audience, columns) }
 }
