@@ -12,7 +12,6 @@ mod environment;
 mod error;
 mod experiments;
 mod files;
-mod histogram;
 mod journal;
 mod machine;
 mod needs;

@@ -6,6 +6,7 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pagewise_model::histogram::Histogram;
 use pagewise_model::lab::{Claim, Plot};
 use pagewise_model::report::{Scale, Unit};
 use pagewise_model::{Bytes, Counter};
@@ -17,7 +18,6 @@ use pagewise_sys::region::Region;
 use super::Experiment;
 use crate::bench::{count, nanos};
 use crate::error::While;
-use crate::histogram::Histogram;
 use crate::results::Explained;
 use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
 
@@ -148,7 +148,7 @@ fn requests(length: usize, page: usize) -> Vec<usize> {
 
 /// Serves requests that come one by one: notes how long each took.
 fn serve(memory: &mut Region, requests: &[usize], byte: u8) -> (f64, Histogram) {
-    let mut times = Histogram::new();
+    let mut times = Histogram::ready();
     let bytes = memory.bytes();
     let begin = Instant::now();
     for at in requests {
@@ -256,9 +256,10 @@ fn requests_during_a_snapshot(bench: &mut Bench, mut memory: Region) -> Result<f
     bench.record("quiet", quiet);
     bench.record("busy", busy);
     bench.record("slower", busy / quiet);
-    bench.record("slowest", count(times.percentile(0.999)));
+    let time = times.percentile(0.999);
+    time.into_iter().for_each(|time| bench.record("slowest", count(time)));
     for (one_in, time) in times.tail() {
-        bench.point("one write in n during a snapshot", one_in, time);
+        bench.point("one write in n during a snapshot", one_in, count(time));
     }
     snapshot.end()
 }

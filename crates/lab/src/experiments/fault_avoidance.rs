@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use pagewise_alloc::{Os, Stack};
 use pagewise_model::Bytes;
+use pagewise_model::histogram::Histogram;
 use pagewise_model::lab::{Claim, Plot};
 use pagewise_model::report::{Scale, Unit};
 use pagewise_sys::heap::{HeapBlock, Tuning, tune};
@@ -17,7 +18,6 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use super::Experiment;
 use crate::bench::{count, nanos};
 use crate::error::While;
-use crate::histogram::Histogram;
 use crate::results::Explained;
 use crate::{About, Bench, LabError, Parameter, Quantity, Results};
 
@@ -186,7 +186,7 @@ impl Experiment for FaultAvoidance {
         // Where the system has huge pages for everybody, nobody else would take a fault for each page.
         let allowed = if arm == "huge pages" { Allowed::All } else { Allowed::None };
         allow(allowed).while_("PR_SET_THP_DISABLE")?;
-        let mut times = Histogram::new();
+        let mut times = Histogram::ready();
         let begin = Instant::now();
         let mut memory = get(arm, length, page)?;
         bench.record("before", nanos(begin) / pages);
@@ -194,12 +194,14 @@ impl Experiment for FaultAvoidance {
         bench.measure(|| fill(&mut memory, length, page, &mut times))?;
         let faults = bench.usage().minor_faults - faults;
         bench.record("faults", count(faults) / pages);
-        bench.record("p50", count(times.percentile(0.5)));
-        bench.record("p99.9", count(times.percentile(0.999)));
+        let time = times.percentile(0.5);
+        time.into_iter().for_each(|time| bench.record("p50", count(time)));
+        let time = times.percentile(0.999);
+        time.into_iter().for_each(|time| bench.record("p99.9", count(time)));
         bench.record("longest", count(times.longest()));
         if DRAWN.contains(&arm) {
             for (one_in, time) in times.tail() {
-                bench.point("one page in n", one_in, time);
+                bench.point("one page in n", one_in, count(time));
             }
         }
         Ok(())
@@ -260,7 +262,7 @@ mod tests {
         let page = 4096;
         for arm in ABOUT.arms.iter().filter(|arm| !of_all_tests.contains(arm)) {
             let mut memory = get(arm, 10 * page, page).unwrap();
-            let mut times = Histogram::new();
+            let mut times = Histogram::ready();
             fill(&mut memory, 10 * page, page, &mut times);
             // One in one, one in ten: of nine pages there is no second.
             assert_eq!(times.tail().len(), 2, "{arm}");
