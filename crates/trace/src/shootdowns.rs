@@ -8,6 +8,7 @@
 
 mod calls;
 mod machine;
+mod returns;
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -270,8 +271,7 @@ fn choose(catalogue: &mut Catalogue<'_>, flush: &Tracepoint) -> Fields {
     }
     if let Some(enter) = catalogue.find("raw_syscalls:sys_enter") {
         (fields.enter_id, fields.enter_args) = (enter.field("id"), enter.field("args"));
-        // The word on the stack is where the function of the C library returns to: it makes no frame of its own.
-        let carries = Carries { callers: DEEPEST, stack: 8, ..Carries::default() };
+        let carries = Carries { callers: DEEPEST, stack: returns::LOOKED_AT, ..Carries::default() };
         catalogue.add(Role::Enter, enter.sampled(carries, false));
     }
     if let Some(exit) = catalogue.find("raw_syscalls:sys_exit") {
@@ -399,6 +399,7 @@ struct SoFar {
     words: HashMap<i64, (String, Kind)>,
     spaces: Spaces,
     stacks: Stacks,
+    returns: returns::Returns,
     chains: Numbered<Vec<u64>, Vec<u64>>,
     /// The chain that is looked for.
     chain: Vec<u64>,
@@ -445,6 +446,7 @@ impl SoFar {
             words: words.iter().map(word).collect(),
             spaces: Spaces::default(),
             stacks: Stacks::default(),
+            returns: returns::Returns::default(),
             chains: Numbered::default(),
             chain: Vec::new(),
             calls: Numbered::default(),
@@ -625,17 +627,15 @@ impl SoFar {
         self.thread(sample).call = Some(Open { since, number, call, stack, sends: 0, ipis: 0 });
     }
 
-    /// Where a system call was made. Functions of the C library that make one have no frame of their own, so that frame pointers
-    /// tell the caller's caller next; the caller is the word on the stack, where the function has put nothing else.
+    /// Where a system call was made, with the caller of the function of the C library that made it.
     fn stack_of_call(&mut self, sample: &Sample<'_>) -> StackId {
+        let Sample { pid, stack, .. } = *sample;
         let mut callers = sample.callers().filter(|address| *address > 0).peekable();
         let first = callers.next();
-        let word = sample.stack.first_chunk().map(|word| u64::from_ne_bytes(*word));
-        let is_code =
-            |word: &u64| self.spaces.find(sample.pid, *word).is_some_and(|region| region.execute);
-        let word = word.filter(is_code).filter(|word| callers.peek() != Some(word));
-        let all = first.into_iter().chain(word).chain(callers);
-        self.stacks.number(&self.spaces, sample.pid, all)
+        let caller = first.and_then(|ip| self.returns.find(&self.spaces, pid, ip, stack));
+        let caller = caller.filter(|caller| callers.peek() != Some(caller));
+        let all = first.into_iter().chain(caller).chain(callers);
+        self.stacks.number(&self.spaces, pid, all)
     }
 
     fn exit(&mut self, sample: &Sample<'_>) {

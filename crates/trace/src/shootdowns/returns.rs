@@ -1,0 +1,88 @@
+//! Who called a function of the C library that makes a system call.
+//!
+//! Such a function has no frame pointer of its own, so that the chain of frame pointers goes on with its caller's caller. Its return
+//! address lies on the stack, always as far from the stack pointer at one instruction: at most a small frame away.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use crate::Spaces;
+
+/// Bytes of the stack that are looked at: what the largest such functions keep there (`mremap` of glibc has 88).
+pub(super) const LOOKED_AT: u32 = 128;
+
+/// By program and instruction, how many words from the stack pointer the return address is; none where it was not found.
+#[derive(Debug, Default)]
+pub(super) struct Returns {
+    known: HashMap<(u32, u64), Option<usize>>,
+}
+
+impl Returns {
+    /// The return address of the function in which a system call is made at `ip`.
+    pub(super) fn find(&mut self, spaces: &Spaces, pid: u32, ip: u64, stack: &[u8]) -> Option<u64> {
+        let word = |at: usize| {
+            let bytes = stack.get(at.checked_mul(8)?..)?.first_chunk()?;
+            Some(u64::from_ne_bytes(*bytes))
+        };
+        let is_code = |address: u64| spaces.find(pid, address).is_some_and(|region| region.execute);
+        let key = (spaces.program(pid), ip);
+        let at = *self.known.entry(key).or_insert_with(|| {
+            let words = (0..stack.len() / 8).filter_map(|at| Some((at, word(at)?)));
+            let mut code = words.filter(|(_, address)| is_code(*address));
+            code.find(|(at, address)| follows_a_call(spaces, pid, *address).unwrap_or(*at == 0))
+                .map(|(at, _)| at)
+        });
+        word(at?).filter(|address| is_code(*address))
+    }
+}
+
+/// Whether there is a call in front of an address. `None` where that cannot be told.
+fn follows_a_call(spaces: &Spaces, pid: u32, address: u64) -> Option<bool> {
+    if !cfg!(target_arch = "x86_64") {
+        return None;
+    }
+    let region = spaces.find(pid, address).filter(|region| region.is_file())?;
+    let name = OsStr::from_bytes(region.name.as_bytes());
+    let within = Path::new(name).strip_prefix("/").ok()?;
+    let seen = Path::new("/proc").join(pid.to_string()).join("root").join(within);
+    // By now something else may have the name.
+    let is_it = |path: &&Path| {
+        fs::metadata(path).is_ok_and(|file| file.is_file() && file.ino() == region.inode)
+    };
+    let file = File::open([&seen, Path::new(name)].into_iter().find(is_it)?).ok()?;
+    let offset = address - region.start + region.offset;
+    let mut before = [0; LONGEST_CALL];
+    file.read_exact_at(&mut before, offset.checked_sub(LONGEST_CALL as u64)?).ok()?;
+    Some(ends_with_a_call(before))
+}
+
+/// A call through memory with a prefix.
+const LONGEST_CALL: usize = 7;
+
+/// Whether the last of these bytes may be a call of x86: `call rel32`, or one through a register or memory, which is 2 to 7
+/// bytes long.
+fn ends_with_a_call(bytes: [u8; LONGEST_CALL]) -> bool {
+    const INDIRECT: u8 = 0xff;
+    let is_call = |modrm: u8| modrm & 0x38 == 0x10;
+    let indirect = |from: usize| bytes[from] == INDIRECT && is_call(bytes[from + 1]);
+    bytes[2] == 0xe8 || [0, 1, 3, 4, 5].into_iter().any(indirect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_told_from_what_is_none() {
+        assert!(ends_with_a_call([0x90, 0x90, 0xe8, 1, 2, 3, 4]));
+        assert!(ends_with_a_call([0x90, 0xff, 0x15, 1, 2, 3, 4]));
+        assert!(ends_with_a_call([0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd0]));
+        assert!(ends_with_a_call([0x90, 0x90, 0x90, 0x90, 0xff, 0x50, 0x18]));
+        assert!(!ends_with_a_call([0x90; 7]));
+        assert!(!ends_with_a_call([0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xe0]), "a jump");
+    }
+}
