@@ -1,0 +1,358 @@
+//! `shootdowns`: as many flushes as the kernel's own counters tell, each with who asked for it. The other sides are perf, the
+//! TLB row of /proc/interrupts, and programs that flush as often as they are told.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use fixture::{copy_program, interruptible, is_root, lacks, number, program, skip, sum};
+
+/// How long something that happens for certain may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Whether shootdowns can be recorded here at all. Says so where not.
+fn can_record() -> bool {
+    if !is_root() {
+        return false;
+    }
+    let output = fixture::pagewise(&["shootdowns", "--json", "--", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        return true;
+    }
+    assert!(said.contains("tlb_flush"), "{said}");
+    lacks(&format!("flushes cannot be recorded: {said}"));
+    false
+}
+
+fn has_two_cpus() -> bool {
+    let enough = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
+    if !enough {
+        lacks("one CPU has no other to interrupt");
+    }
+    enough
+}
+
+fn shoot() -> String {
+    program("shoot").to_str().unwrap().to_owned()
+}
+
+/// The report of a command, of which no event was lost.
+fn report_of(command: &[&str]) -> Value {
+    let report = fixture::json(&[&["shootdowns", "--json", "--"], command].concat());
+    assert_eq!(number(&report, "recording.lost"), 0);
+    report
+}
+
+/// The rows of a table where a key has a value.
+fn rows<'r>(report: &'r Value, table: &str, key: &str, value: &str) -> Vec<&'r Value> {
+    let rows = report[table].as_array().unwrap_or_else(|| panic!("no {table}: {report}"));
+    rows.iter().filter(|row| row[key] == value).collect()
+}
+
+fn sum_of(rows: &[&Value], key: &str) -> u64 {
+    rows.iter().map(|row| number(row, key)).sum()
+}
+
+/// The TLB row of /proc/interrupts.
+fn interrupts() -> Option<u64> {
+    let text = fs::read_to_string("/proc/interrupts").unwrap();
+    let row = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"))?;
+    Some(row.split_whitespace().map_while(|word| word.parse::<u64>().ok()).sum())
+}
+
+/// The line of a program's source that has these words.
+fn line_of(source: &str, words: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs").join(source);
+    let text = fs::read_to_string(path).unwrap();
+    let at = text.lines().position(|line| line.contains(words)).unwrap();
+    format!("{source}:{}", at + 1)
+}
+
+/// `perf stat` of a command with a tracefs of its own, as words; `None`, with a word, where there is no perf.
+fn perf_stat(events: &[&str], to: &Path) -> Option<Vec<String>> {
+    let script = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; exec \"$@\"";
+    let mut words = ["unshare", "-m", "sh", "-c", script, "sh", "perf", "stat", "-x,"]
+        .map(str::to_owned)
+        .to_vec();
+    words.extend(["-o".to_owned(), to.to_str().unwrap().to_owned()]);
+    for event in events {
+        words.extend(["-e".to_owned(), (*event).to_owned()]);
+        if *event == "tlb:tlb_flush" {
+            words.extend(["--filter".to_owned(), "reason == 4".to_owned()]);
+        }
+    }
+    words.push("--".to_owned());
+    let tried = Command::new(&words[0]).args(&words[1..]).arg("true").output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        skip("perf stat cannot count tracepoints here");
+        return None;
+    }
+    Some(words)
+}
+
+#[test]
+fn orders_and_interrupts_are_as_many_as_perf_counts_of_the_same_run() {
+    if !can_record() || !has_two_cpus() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let counts = folder.path().join("counts");
+    let events = ["tlb:tlb_flush", "csd:csd_queue_cpu"];
+    let Some(perf) = perf_stat(&events, &counts) else { return };
+    for how in ["madvise", "munmap", "mprotect", "write"] {
+        let mut command: Vec<&str> = perf.iter().map(String::as_str).collect();
+        let program = shoot();
+        command.extend([program.as_str(), how, "2", "2000"]);
+        let report = report_of(&command);
+        let text = fs::read_to_string(&counts).unwrap();
+        let theirs = |event: &str| -> u64 {
+            let row = text.lines().find(|line| line.contains(event)).unwrap();
+            row.split(',').next().unwrap().parse().unwrap_or_else(|_| panic!("{row}"))
+        };
+        // The process is perf's until it starts the program, and that has pages copied; the child of fork flushes as it ends.
+        let mine = rows(&report, "by_process", "process", "shoot");
+        let (orders, ipis) = (sum_of(&mine, "flush_orders"), sum_of(&mine, "ipis"));
+        let their_orders = theirs("tlb_flush");
+        assert!(orders.abs_diff(their_orders) <= 20, "{how}: {orders} and {their_orders}");
+        // Functions are queued for other ends, too.
+        let queued = theirs("csd_queue_cpu");
+        assert!(ipis <= queued + 20, "{how}: {ipis} of {queued}");
+        assert!(ipis * 10 >= queued.saturating_sub(200) * 5, "{how}: {ipis} of {queued}");
+    }
+}
+
+#[test]
+fn each_call_of_each_thread_is_told_by_function_and_line() {
+    if !can_record() || !has_two_cpus() {
+        return;
+    }
+    let line = line_of("shoot.c", "madvise((void *)shared");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let before = interrupts();
+        let report = report_of(&[&shoot(), "madvise", "2", "1500"]);
+        let after = interrupts();
+        let calls = rows(&report, "calls", "function", "drops_a_page");
+        assert_eq!(sum_of(&calls, "count"), 2 * 1500);
+        assert_eq!(calls.len(), 2, "one stack begins in main, one in a thread");
+        for call in &calls {
+            assert_eq!(call["call"], "madvise(MADV_DONTNEED)");
+            assert_eq!(call["line"], line.as_str());
+        }
+        let stacks = rows(&report, "by_stack", "function", "drops_a_page");
+        let causes = rows(&report, "by_cause", "cause", "madvise(MADV_DONTNEED)");
+        let ipis = sum_of(&stacks, "ipis");
+        assert_eq!(ipis, sum_of(&causes, "ipis"));
+        // Others may keep one CPU busy, which then need not be interrupted.
+        if ipis == 0 {
+            assert!(Instant::now() < until, "nobody was interrupted: {}", report["totals"]);
+            continue;
+        }
+        let shot = sum_of(&calls, "shooting");
+        assert!(shot > 0 && shot <= number(causes[0], "shootdowns"), "{shot}");
+        let received = sum(&report["by_cpu"], "received");
+        let machine: Option<u64> = report["by_cpu"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|cpu| cpu["machine_shootdowns"].as_u64())
+            .sum();
+        if let (Some(before), Some(after), Some(machine)) = (before, after, machine) {
+            assert!(received <= machine, "{received} of {machine}");
+            assert!(machine <= after - before, "{machine} of {}", after - before);
+        }
+        return;
+    }
+}
+
+#[test]
+fn a_program_with_one_thread_interrupts_hardly_anyone() {
+    if !can_record() {
+        return;
+    }
+    let report = report_of(&[&shoot(), "madvise", "1", "2000"]);
+    let calls = rows(&report, "calls", "function", "drops_a_page");
+    assert_eq!(sum_of(&calls, "count"), 2000);
+    // Where it ran before, its memory may still be what the CPU uses.
+    let ipis = number(&report, "totals.ipis");
+    assert!(ipis < 200, "{ipis}");
+}
+
+#[test]
+fn each_cause_has_its_name_and_its_function() {
+    if !can_record() || !has_two_cpus() {
+        return;
+    }
+    let ways = [
+        ("mprotect", "mprotect", "protects_a_page"),
+        ("munmap", "munmap", "unmaps_a_page"),
+        ("mremap", "mremap", "moves_a_page"),
+        ("write", "copy-on-write", "writes_pages"),
+    ];
+    for (how, cause, function) in ways {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let report = report_of(&[&shoot(), how, "2", "1000"]);
+            let stacks = rows(&report, "by_stack", "function", function);
+            let named: Vec<&&Value> = stacks.iter().filter(|row| row["cause"] == cause).collect();
+            let flushes: u64 = named
+                .iter()
+                .map(|row| number(row, "flush_orders") + number(row, "local_flushes"))
+                .sum();
+            let others = sum_of(&stacks, "flush_orders")
+                - named.iter().map(|row| number(row, "flush_orders")).sum::<u64>();
+            // A write to a page that was just mapped may copy it.
+            assert!(others <= flushes / 10, "{how}: {others} of {flushes}");
+            if flushes >= 900 {
+                break;
+            }
+            assert!(Instant::now() < until, "{how}: {flushes} of {}", report["by_cause"]);
+        }
+    }
+}
+
+#[test]
+fn a_command_has_its_streams_and_its_exit_status() {
+    if !can_record() {
+        return;
+    }
+    let output = fixture::pagewise(&["shootdowns", "--", "sh", "-c", "echo said; exit 3"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "said\n");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("TLB shootdowns of sh"), "{said}");
+    let missing = fixture::pagewise(&["shootdowns", "--", "./no-such-program"]);
+    assert_eq!(missing.status.code(), Some(127));
+}
+
+/// A program that flushes until it is killed.
+struct Busy(Child);
+
+impl Busy {
+    fn start() -> Busy {
+        let child = Command::new(shoot())
+            .args(["madvise", "2", "1000000000000"])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        Busy(child)
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until a recorder has opened its events.
+fn until_it_records(recorder: &Child) {
+    let until = Instant::now() + PATIENCE;
+    let folder = format!("/proc/{}/fd", recorder.id());
+    let is_open = || {
+        let files = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let links = files.filter_map(|file| fs::read_link(file.path()).ok());
+        links.into_iter().filter(|to| to.to_string_lossy().contains("perf_event")).count() >= 2
+    };
+    while !is_open() {
+        assert!(Instant::now() < until, "nothing is recorded");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+}
+
+fn end_of(mut recorder: Child) -> (Option<i32>, String) {
+    let mut text = String::new();
+    recorder.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    (recorder.wait().unwrap().code(), text)
+}
+
+fn recording(args: &[&str]) -> Child {
+    interruptible().arg("shootdowns").args(args).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_running_process_is_recorded_until_ctrl_c_and_goes_on() {
+    if !can_record() {
+        return;
+    }
+    let mut busy = Busy::start();
+    let recorder = recording(&["--json", &busy.pid()]);
+    until_it_records(&recorder);
+    kill_process(Pid::from_raw(recorder.id().cast_signed()).unwrap(), Signal::INT).unwrap();
+    let (code, text) = end_of(recorder);
+    assert_eq!(code, Some(0));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let calls = rows(&report, "calls", "function", "drops_a_page");
+    assert!(sum_of(&calls, "count") > 0, "{report}");
+    assert!(busy.0.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn a_process_that_ends_ends_its_recording() {
+    if !can_record() {
+        return;
+    }
+    let busy = Busy::start();
+    let recorder = recording(&["--json", &busy.pid()]);
+    until_it_records(&recorder);
+    drop(busy);
+    let (code, text) = end_of(recorder);
+    assert_eq!(code, Some(0));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert!(number(&report, "totals.flushes") > 0);
+    let mut gone = Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    let output = fixture::pagewise(&["shootdowns", &gone.id().to_string()]);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn the_machine_is_told_by_process() {
+    if !can_record() {
+        return;
+    }
+    let busy = Busy::start();
+    let report = fixture::json(&["shootdowns", "--system", "--for", "1s", "--json"]);
+    assert_eq!(report["recording"]["scope"], "machine");
+    let rows = report["by_process"].as_array().unwrap();
+    let its = rows.iter().find(|row| row["pid"] == u64::from(busy.0.id())).unwrap();
+    assert_eq!(its["process"], "shoot");
+    assert!(number(its, "local_flushes") > 0, "{its}");
+}
+
+#[test]
+fn who_may_not_is_told_what_it_takes() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = folder.path().join("pagewise");
+    copy_program(env!("CARGO_BIN_EXE_pagewise").as_ref(), &copy);
+    let output = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(copy)
+        .args(["shootdowns", "--", "true"])
+        .output();
+    let Ok(output) = output else { return skip("setpriv is not installed") };
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("tlb:tlb_flush") && said.contains("root"), "{said}");
+}
