@@ -1447,6 +1447,63 @@ fields! {
         "meaning" "text" ""
             "What a counter counts."
             "";
+        "flush_orders" "count" ""
+            "Orders to other CPUs to flush their TLBs: tlb_flush events with the reason remote IPI send."
+            "The kernel orders, and then may find that no CPU has to be interrupted.";
+        "shootdowns" "count" ""
+            "Orders to flush that interrupted at least one CPU."
+            "";
+        "ipis" "count" ""
+            "CPUs that were interrupted to flush their TLBs: one order may interrupt many."
+            "By csd_queue_cpu: a CPU that is being interrupted already needs no interrupt more.";
+        "waited" "s" ""
+            "How long those who ordered waited until the last CPU had flushed, added up over all threads."
+            "Only where that was seen: a CPU that runs something else by then is not watched. What recording costs is in it.";
+        "pages_per_order" "count" ""
+            "Pages to flush of an order, on average."
+            "Without orders for all pages: beyond 33 pages (tlb_single_page_flush_ceiling) the kernel flushes all.";
+        "full_orders" "count" ""
+            "Orders to flush all pages."
+            "";
+        "local_flushes" "count" ""
+            "Flushes of the CPU's own TLB for its own process."
+            "";
+        "received" "count" ""
+            "Flushes that another CPU asked for and that interrupted it: tlb_flush events with the reason remote shootdown."
+            "";
+        "foreign" "count" ""
+            "Flushes received that none of those who are watched asked for: the kernel's own threads, or other processes."
+            "";
+        "flushes" "count" ""
+            "All tlb_flush events."
+            "One shootdown is several: the order, the flush here, and one on each CPU that is interrupted.";
+        "unseen" "count" ""
+            "Orders whose end was not seen, since a CPU ran something that is not watched."
+            "";
+        "sent" "count" ""
+            "Interrupts sent to call a function on another CPU, by tracepoint."
+            "For whatever function, not only flushes; one ipi_send_cpumask is for several CPUs.";
+        "ipis_sent" "count" ""
+            "CPUs that were interrupted from this one."
+            "";
+        "call_function_interrupts" "count" ""
+            "Interrupts here to call a function, while one of those who are watched ran."
+            "For whatever function, not only flushes.";
+        "machine_shootdowns" "count" ""
+            "Interrupts here to flush the TLB, whoever ran: the TLB row of /proc/interrupts."
+            "Of the whole machine.";
+        "shooting" "count" ""
+            "Calls in which other CPUs were interrupted to flush."
+            "";
+        "shooting_ns" "ns" ""
+            "How long a call takes that interrupts other CPUs, on average."
+            "From its entry to its exit, with what recording costs.";
+        "quiet_ns" "ns" ""
+            "How long it takes otherwise, on average."
+            "From its entry to its exit, with what recording costs.";
+        "cause" "text" ""
+            "What had TLBs flushed: a system call, or what the kernel does of itself."
+            "By the kernel's functions on the stack; where none of them tells it is other.";
     }
 }
 
