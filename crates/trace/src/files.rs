@@ -24,7 +24,12 @@ pub(crate) fn open(pid: u32, module: &Name, inode: u64) -> Option<File> {
 
 /// Opens a regular file, if it has that inode.
 fn open_as(path: &Path, inode: u64) -> Option<File> {
-    let is_it = |file: &fs::Metadata| file.is_file() && file.ino() == inode;
+    open_regular(path, |file| file.ino() == inode)
+}
+
+/// Opens a regular file, if it is the one that is meant.
+pub(crate) fn open_regular(path: &Path, is_it: impl Fn(&fs::Metadata) -> bool) -> Option<File> {
+    let is_it = |file: &fs::Metadata| file.is_file() && is_it(file);
     // Opening what is no regular file can do something, or wait.
     fs::metadata(path).ok().filter(is_it)?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;

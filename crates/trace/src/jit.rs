@@ -1,6 +1,7 @@
 //! What a just-in-time compiler says of its code: `/tmp/perf-<pid>.map`, in the process's own view of the file system.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 /// Functions by address.
 #[derive(Debug, Default)]
@@ -18,9 +19,13 @@ impl Map {
         let (inner, root) = (inner_pid(pid), format!("/proc/{pid}/root"));
         let name = format!("/tmp/perf-{inner}.map");
         let paths = [format!("{root}{name}"), name];
+        // Anyone may write to /tmp: what another user wrote there says nothing of this process.
+        let owner = fs::metadata(format!("/proc/{pid}")).map(|it| it.uid());
+        let owners = [owner.ok(), Some(0), Some(rustix::process::geteuid().as_raw())];
         let read = |path: &String| {
-            fs::metadata(path).ok().filter(|file| file.is_file() && file.len() <= LARGEST)?;
-            fs::read(path).ok()
+            let file = fs::metadata(path).ok()?;
+            let is_its = file.is_file() && owners.contains(&Some(file.uid()));
+            (is_its && file.len() <= LARGEST).then(|| fs::read(path).ok())?
         };
         paths.iter().find_map(read).map_or_else(Map::default, |text| Map::parse(&text))
     }

@@ -5,6 +5,10 @@
 //! Code that has none, which a just-in-time compiler made, is left by its frame pointer.
 //!
 //! **What it cannot tell.** The kernel copies so many bytes of the stack as were asked for: callers behind that are missing.
+//! So are all of code of 32 bits, and of machines other than x86-64.
+//!
+//! **What it costs.** About 100 ns a frame, 1 µs for a stack of ten (Linux 6.18 in a virtual machine of 2 CPUs, `cargo test
+//! --release -p pagewise-trace --test unwind -- --ignored --nocapture`), besides the copy that the kernel makes.
 //!
 //! A program chooses its tables and its stack. Each caller must lie higher on the stack, what tables compute is bounded, and
 //! what they lead to must be mapped: so each stack ends.
@@ -120,8 +124,8 @@ impl Unwinder {
         Carries { registers: carried::MASK, stack, ..Carries::default() }
     }
 
-    /// Where the program was in a sample, then the return addresses of its callers. Empty where the thread has no user mode,
-    /// or runs code of 32 bits.
+    /// Where the program was in a sample, then the return addresses of its callers. Empty where the thread has no user mode
+    /// or samples carry no registers.
     ///
     /// # Complexity
     /// A search for the mapping and a look into a table of rules for each caller. A place that is met first has a search in

@@ -5,12 +5,13 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::rc::Rc;
 use std::time::Duration;
 
 use pagewise_proc::ProcRoot;
 use pagewise_sys::perf_event::{Event, Kind, Mode};
 use pagewise_sys::perf_ring::{Carries, Sampling};
-use pagewise_trace::{Record, Sample, Session, Spaces, Symbols, Target, Wanted};
+use pagewise_trace::{Place, Record, Sample, Session, Spaces, Symbols, Target, Wanted};
 
 /// Says why a test did not run. Where every tool was to be there, that is a failure.
 pub(crate) fn skip(reason: &str) {
@@ -111,10 +112,7 @@ pub(crate) fn faults(
 }
 
 /// The functions of places, the innermost first, `?` for those that have none.
-pub(crate) fn functions(
-    symbols: &mut Symbols,
-    places: &[std::rc::Rc<pagewise_trace::Place>],
-) -> Vec<String> {
+pub(crate) fn functions(symbols: &mut Symbols, places: &[Rc<Place>]) -> Vec<String> {
     let frames = places.iter().flat_map(|place| symbols.frames(place).to_vec());
     frames.map(|frame| frame.function.unwrap_or_else(|| "?".to_owned())).collect()
 }
