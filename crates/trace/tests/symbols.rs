@@ -6,14 +6,14 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 
 use common::{Running, build, faults, functions, skip};
 use pagewise_proc::ProcRoot;
-use pagewise_trace::{Place, Spaces, StackId, Stacks, Symbols, Unwinder};
+use pagewise_trace::{Mapped, Place, Record, Spaces, StackId, Stacks, Symbols, Unwinder};
 
 const CHAIN: [&str; 7] = ["sixth", "fifth", "fourth", "third", "second", "first", "main"];
 const PAGES: usize = 50;
@@ -227,5 +227,48 @@ fn the_kernels_own_code_in_programs_has_its_functions() {
         let stack = stacks.number(&spaces, pid, [start + address].into_iter());
         let found = functions(&mut symbols, &stacks.places()[stack.index()]);
         assert!(names.contains(&found[0]), "{found:?} {names:?}");
+    }
+}
+
+/// Programs choose what they map: a file with damage has other functions, or none, and does no harm.
+#[test]
+fn damaged_files_are_read_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = build(folder.path(), "chain.c", &["-g1"]) else { return };
+    let whole = fs::read(program).unwrap();
+    let path = folder.path().join("damaged");
+    let mut chance = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut number = |below: usize| {
+        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        usize::try_from(chance >> 33).unwrap() % below
+    };
+    for round in 0..300 {
+        let mut bytes = whole.clone();
+        for _ in 0..=number(30) {
+            // Headers are where it hurts.
+            let at = if number(3) == 0 { number(1024) } else { number(bytes.len()) };
+            bytes[at] = u8::try_from(number(256)).unwrap();
+        }
+        if number(4) == 0 {
+            bytes.truncate(number(bytes.len()));
+        }
+        // Another file each time: the last one is still known.
+        let path = path.with_extension(round.to_string());
+        fs::write(&path, &bytes).unwrap();
+        let (mut spaces, mut stacks) = (Spaces::default(), Stacks::default());
+        let mapped = Mapped {
+            pid: std::process::id(),
+            start: 0x10000,
+            length: whole.len() as u64,
+            inode: fs::metadata(&path).unwrap().ino(),
+            name: path.to_str().unwrap().as_bytes(),
+            ..Mapped::default()
+        };
+        spaces.note(&Record::Mapped(mapped));
+        let addresses = (0..whole.len() as u64).step_by(97).map(|at| 0x10000 + at);
+        let stack = stacks.number(&spaces, mapped.pid, addresses);
+        let mut symbols = Symbols::default();
+        let frames = functions(&mut symbols, &stacks.places()[stack.index()]);
+        assert!(frames.len() >= whole.len() / 97);
     }
 }
