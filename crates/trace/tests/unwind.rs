@@ -9,7 +9,8 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use common::{Running, build, faults, functions, skip};
+use common::{Running, build, events, faults, functions, skip};
+use pagewise_sys::perf_event::{Event, Kind};
 use pagewise_trace::{StackId, Stacks, Symbols, Unwinder};
 
 const CHAIN: [&str; 7] = ["sixth", "fifth", "fourth", "third", "second", "first", "main"];
@@ -71,6 +72,40 @@ fn tables_and_frame_pointers_agree_where_there_are_both() {
         counts.iter().filter(|(names, _)| has(names)).map(|(_, count)| count).sum()
     };
     assert_eq!((count(&tables), count(&pointers)), (PAGES, PAGES), "{pointers:#?}");
+}
+
+/// The kernel's code in programs has no frame pointers and is in no file.
+#[test]
+fn who_asks_for_the_time_is_told_from_within_the_vdso() {
+    /// `PERF_COUNT_SW_CPU_CLOCK`, in nanoseconds.
+    const CLOCK: Event = Event::new(Kind::SOFTWARE, 0);
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = build(folder.path(), "clock.c", &["-fomit-frame-pointer"]) else { return };
+    let mut running = Running::start(&mut Command::new(program));
+    let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
+    let mut counts: BTreeMap<StackId, usize> = BTreeMap::new();
+    let carries = Unwinder::carries(4096);
+    let done = events(&mut running, CLOCK, 500_000, carries, &mut |spaces, sample| {
+        let addresses: Vec<u64> = unwinder.unwind(spaces, sample).to_vec();
+        let region = addresses.first().and_then(|first| spaces.find(sample.pid, *first));
+        if region.is_some_and(|region| region.name.as_bytes() == b"[vdso]") {
+            let stack = stacks.number(spaces, sample.pid, addresses.into_iter());
+            *counts.entry(stack).or_default() += 1;
+        }
+    });
+    if !done || counts.is_empty() {
+        return eprintln!(
+            "skipped: the kernel is asked for the time, and not its code in programs"
+        );
+    }
+    let mut symbols = Symbols::default();
+    for stack in counts.keys() {
+        let names = functions(&mut symbols, &stacks.places()[stack.index()]);
+        let at =
+            names.iter().position(|name| name == "asks").unwrap_or_else(|| panic!("{names:?}"));
+        assert!((1..4).contains(&at) && names[at + 1] == "main", "{names:?}");
+        assert_eq!(names.last().map(String::as_str), Some("_start"), "{names:?}");
+    }
 }
 
 #[test]

@@ -81,11 +81,22 @@ pub(crate) fn faults(
 ) -> bool {
     /// `PERF_COUNT_SW_PAGE_FAULTS`.
     const FAULTS: Event = Event::new(Kind::SOFTWARE, 2);
-    let carries = Carries { address: true, callers: 64, ..carries };
+    let carries = Carries { address: true, ..carries };
+    events(running, FAULTS, 1, carries, each)
+}
+
+/// As [`faults`], each of so many of any event.
+pub(crate) fn events(
+    running: &mut Running,
+    event: Event,
+    every: u64,
+    carries: Carries,
+    each: &mut dyn FnMut(&Spaces, &Sample<'_>),
+) -> bool {
+    let carries = Carries { callers: 64, ..carries };
     let mode = Mode { exclude_kernel: true, ..Mode::default() };
-    let sampling =
-        Sampling { event: FAULTS, every: 1, carries, mode, tasks: true, wake_at: 1 << 16 };
-    let wanted = Wanted { name: "page faults".into(), sampling };
+    let sampling = Sampling { event, every, carries, mode, tasks: true, wake_at: 1 << 16 };
+    let wanted = Wanted { name: "what is tested".into(), sampling };
     let mut session = match Session::open(Target::Process(running.pid), &[wanted], 1 << 23) {
         Ok(session) => session,
         Err(error) => {
