@@ -74,6 +74,30 @@ fn tables_and_frame_pointers_agree_where_there_are_both() {
     assert_eq!((count(&tables), count(&pointers)), (PAGES, PAGES), "{pointers:#?}");
 }
 
+/// What was interrupted has called nothing: it is where it is, and not behind a call.
+#[test]
+fn who_was_interrupted_by_a_signal_is_the_caller_of_its_handler() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["-fomit-frame-pointer"];
+    let Some(program) = build(folder.path(), "handler.c", &flags) else { return };
+    let mut running = Running::start(Command::new(program).arg(PAGES.to_string()));
+    let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
+    let mut counts: BTreeMap<StackId, usize> = BTreeMap::new();
+    let done = faults(&mut running, Unwinder::carries(8192), &mut |spaces, sample| {
+        let addresses = unwinder.unwind(spaces, sample).iter().copied();
+        *counts.entry(stacks.number(spaces, sample.pid, addresses)).or_default() += 1;
+    });
+    if !done {
+        return;
+    }
+    let (stack, count) = counts.iter().max_by_key(|(_, count)| **count).unwrap();
+    assert_eq!(*count, PAGES);
+    let names = functions(&mut Symbols::default(), &stacks.places()[stack.index()]);
+    // Between them is what the handler returns to.
+    assert_eq!(names[0], "handles", "{names:?}");
+    assert_eq!(names[2..5], ["interrupted", "calls", "main"], "{names:?}");
+}
+
 /// The kernel's code in programs has no frame pointers and is in no file.
 #[test]
 fn who_asks_for_the_time_is_told_from_within_the_vdso() {
