@@ -4,6 +4,7 @@
 //! which mapping an address was in, [`Stacks`] gives each call stack a number, and [`Symbols`] tells its functions and lines.
 #![forbid(unsafe_code)]
 
+mod callers;
 mod elf;
 mod error;
 pub mod faults;
@@ -19,6 +20,7 @@ mod symbols;
 pub mod tracepoint;
 mod unwind;
 
+pub use callers::{Callers, Finder};
 pub use error::Error;
 pub use kernel::Functions;
 pub use record::{Access, Carried, Mapped, Record, Sample};

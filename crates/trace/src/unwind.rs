@@ -88,6 +88,16 @@ struct Row {
     signal: bool,
 }
 
+/// The first function of a thread was reached.
+struct Outermost;
+
+/// Who called.
+struct Caller {
+    registers: Registers,
+    /// Whether it was interrupted and called nothing.
+    signal: bool,
+}
+
 /// The tables of a file.
 #[derive(Debug, Default)]
 struct Module {
@@ -111,6 +121,7 @@ pub struct Unwinder {
     rows: HashMap<(usize, u64), Option<Rc<Row>>>,
     context: Context,
     found: Vec<u64>,
+    cut: u64,
 }
 
 #[derive(Debug, Default)]
@@ -133,42 +144,47 @@ impl Unwinder {
     pub fn unwind(&mut self, spaces: &Spaces, sample: &Sample<'_>) -> &[u64] {
         self.found.clear();
         if let Some(registers) = registers(sample) {
-            self.follow(spaces, sample.pid, registers, sample.stack);
+            let whole = self.follow(spaces, sample.pid, registers, sample.stack);
+            self.cut += u64::from(whole.is_none());
         }
         &self.found
     }
 
-    fn follow(&mut self, spaces: &Spaces, pid: u32, mut registers: Registers, stack: &[u8]) {
-        let (Some(start), Some(first)) = (registers[STACK_POINTER], registers[INSTRUCTION]) else {
-            return;
-        };
+    /// How many stacks were not followed to where their thread began: the copy of the stack ended, or a file is not there.
+    pub fn cut(&self) -> u64 {
+        self.cut
+    }
+
+    /// Follows a stack to where its thread began, or as far as it can be followed.
+    fn follow(
+        &mut self,
+        spaces: &Spaces,
+        pid: u32,
+        mut registers: Registers,
+        stack: &[u8],
+    ) -> Option<Outermost> {
+        let (start, first) = (registers[STACK_POINTER]?, registers[INSTRUCTION]?);
         let stack = Stack { start, bytes: stack };
         self.found.push(first);
         // A call is before where it returns to; what was interrupted is where it is.
         let mut returns = false;
         while self.found.len() < DEPTH {
-            let Some((caller, signal)) = self.caller(spaces, pid, &registers, stack, returns)
-            else {
-                return;
+            let Some(caller) = self.caller(spaces, pid, &registers, stack, returns)? else {
+                return Some(Outermost);
             };
-            let (Some(before), Some(now)) = (registers[STACK_POINTER], caller[STACK_POINTER])
-            else {
-                return;
-            };
-            let Some(address) = caller[INSTRUCTION].filter(|it| spaces.find(pid, *it).is_some())
-            else {
-                return;
-            };
-            if now <= before {
-                return;
+            let Caller { registers: next, signal } = caller;
+            let address = next[INSTRUCTION].filter(|it| spaces.find(pid, *it).is_some())?;
+            if next[STACK_POINTER]? <= registers[STACK_POINTER]? {
+                return None;
             }
             // Readers take callers to be behind a call.
             self.found.push(address.saturating_add(signal.into()));
-            (registers, returns) = (caller, !signal);
+            (registers, returns) = (next, !signal);
         }
+        None
     }
 
-    /// The registers of a caller, and whether it called nothing.
+    /// Who called, if anyone did. `None` where that cannot be told.
     fn caller(
         &mut self,
         spaces: &Spaces,
@@ -176,16 +192,21 @@ impl Unwinder {
         registers: &Registers,
         stack: Stack<'_>,
         returns: bool,
-    ) -> Option<(Registers, bool)> {
+    ) -> Option<Option<Caller>> {
         let place = registers[INSTRUCTION]?.checked_sub(returns.into())?;
         let region = spaces.find(pid, place)?;
         let row = self.row(pid, region, place);
         match row {
+            Some((_, row)) if row.is_outermost() => Some(None),
             Some((module, row)) => {
-                let caller = row.caller(&self.modules[module], registers, stack)?;
-                Some((caller, row.signal))
+                let registers = row.caller(&self.modules[module], registers, stack)?;
+                Some(Some(Caller { registers, signal: row.signal }))
             }
-            None => by_frame_pointer(registers, stack).map(|caller| (caller, false)),
+            None if registers[FRAME_POINTER] == Some(0) => Some(None),
+            None => {
+                let registers = by_frame_pointer(registers, stack)?;
+                Some(Some(Caller { registers, signal: false }))
+            }
         }
     }
 
@@ -324,6 +345,12 @@ impl Module {
 }
 
 impl Row {
+    /// Whether tables say that there is no caller: where it returns to is nowhere.
+    fn is_outermost(&self) -> bool {
+        let known = self.rules.iter().find(|(number, _)| *number == INSTRUCTION);
+        known.is_none_or(|(_, rule)| *rule == RegisterRule::Undefined)
+    }
+
     /// The registers of the caller, from those of the callee.
     fn caller(&self, module: &Module, callee: &Registers, stack: Stack<'_>) -> Option<Registers> {
         let compute = |expression: &UnwindExpression<usize>, first| {
@@ -464,7 +491,7 @@ mod tests {
             let mut unwinder = Unwinder::default();
             let mut stack: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             stack.truncate(stack.len().saturating_sub(odd));
-            unwinder.follow(&spaces, std::process::id(), start, &stack);
+            let _ = unwinder.follow(&spaces, std::process::id(), start, &stack);
             prop_assert!(unwinder.found.len() <= DEPTH);
         }
 
@@ -529,7 +556,10 @@ mod tests {
         registers[FRAME_POINTER] = Some(STACK + 8);
         registers[INSTRUCTION] = Some(0x1100);
         let mut unwinder = Unwinder::default();
-        unwinder.follow(&spaces, 1, registers, &stack);
+        assert!(unwinder.follow(&spaces, 1, registers, &stack).is_none(), "who called is nowhere");
         assert_eq!(unwinder.found, [0x1100, 0x1200]);
+        let stack = Stack { start: STACK, bytes: &stack };
+        registers[FRAME_POINTER] = Some(0);
+        assert!(matches!(unwinder.caller(&spaces, 1, &registers, stack, false), Some(None)));
     }
 }

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use common::{Running, build, events, faults, functions, skip};
 use pagewise_sys::perf_event::{Event, Kind};
-use pagewise_trace::{StackId, Stacks, Symbols, Unwinder};
+use pagewise_sys::perf_ring::Carries;
+use pagewise_trace::{Callers, Finder, StackId, Stacks, Symbols, Unwinder};
 
 const CHAIN: [&str; 7] = ["sixth", "fifth", "fourth", "third", "second", "first", "main"];
 const PAGES: usize = 300;
@@ -20,16 +21,25 @@ const PAGES: usize = 300;
 type Counts = BTreeMap<Vec<String>, usize>;
 
 fn record(flags: &[&str]) -> Option<(Counts, Counts)> {
+    let (tables, pointers, cut) = record_with(flags, 8192)?;
+    assert_eq!(cut, 0, "{tables:#?}");
+    Some((tables, pointers))
+}
+
+/// With so many bytes of the stack. Says how many stacks were cut, too.
+fn record_with(flags: &[&str], stack: u16) -> Option<(Counts, Counts, u64)> {
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path(), "chain.c", flags)?;
     let mut running = Running::start(Command::new(program).arg(PAGES.to_string()));
     let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
     let mut counts: [BTreeMap<StackId, usize>; 2] = Default::default();
-    let carries = Unwinder::carries(8192);
+    let mut pointers = Finder::new(Callers::FramePointers(64));
+    let carries = Carries { callers: pointers.carries().callers, ..Unwinder::carries(stack) };
     let done = faults(&mut running, carries, &mut |spaces, sample| {
         let addresses = unwinder.unwind(spaces, sample).iter().copied();
         let by_tables = stacks.number(spaces, sample.pid, addresses);
-        let by_pointers = stacks.number(spaces, sample.pid, sample.callers());
+        let addresses = pointers.find(spaces, sample).iter().copied();
+        let by_pointers = stacks.number(spaces, sample.pid, addresses);
         *counts[0].entry(by_tables).or_default() += 1;
         *counts[1].entry(by_pointers).or_default() += 1;
     });
@@ -42,7 +52,7 @@ fn record(flags: &[&str]) -> Option<(Counts, Counts)> {
         }
         by_names
     });
-    done.then_some((tables, pointers))
+    done.then_some((tables, pointers, unwinder.cut()))
 }
 
 /// How many are of stacks that begin with the whole chain.
@@ -59,6 +69,13 @@ fn tables_name_all_callers_where_there_are_no_frame_pointers() {
     // To the very beginning, in the C library and out of the program again.
     let (names, _) = tables.iter().max_by_key(|(_, count)| **count).unwrap();
     assert_eq!(names.last().map(String::as_str), Some("_start"), "{names:?}");
+}
+
+#[test]
+fn stacks_of_which_too_little_was_copied_are_counted() {
+    let Some((tables, _, cut)) = record_with(&["-fomit-frame-pointer"], 64) else { return };
+    assert_eq!(whole(&tables), 0, "{tables:#?}");
+    assert!(cut >= u64::try_from(PAGES).unwrap(), "{cut}");
 }
 
 #[test]
