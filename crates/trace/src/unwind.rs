@@ -166,20 +166,21 @@ impl Unwinder {
         let (start, first) = (registers[STACK_POINTER]?, registers[INSTRUCTION]?);
         let stack = Stack { start, bytes: stack };
         self.found.push(first);
-        // A call is before where it returns to; what was interrupted is where it is.
-        let mut returns = false;
+        let (mut place, mut region) = (first, spaces.find(pid, first)?);
         while self.found.len() < DEPTH {
-            let Some(caller) = self.caller(spaces, pid, &registers, stack, returns)? else {
+            let Some(caller) = self.caller(pid, region, place, &registers, stack)? else {
                 return Some(Outermost);
             };
             let Caller { registers: next, signal } = caller;
-            let address = next[INSTRUCTION].filter(|it| spaces.find(pid, *it).is_some())?;
+            // A call is before where it returns to; what was interrupted is where it is.
+            place = next[INSTRUCTION]?.checked_sub((!signal).into())?;
+            region = spaces.find(pid, place)?;
             if next[STACK_POINTER]? <= registers[STACK_POINTER]? {
                 return None;
             }
-            // Readers take callers to be behind a call.
-            self.found.push(address.saturating_add(signal.into()));
-            (registers, returns) = (next, !signal);
+            // Readers take all callers to be behind a call.
+            self.found.push(place.saturating_add(1));
+            registers = next;
         }
         None
     }
@@ -187,14 +188,12 @@ impl Unwinder {
     /// Who called, if anyone did. `None` where that cannot be told.
     fn caller(
         &mut self,
-        spaces: &Spaces,
         pid: u32,
+        region: &Region,
+        place: u64,
         registers: &Registers,
         stack: Stack<'_>,
-        returns: bool,
     ) -> Option<Option<Caller>> {
-        let place = registers[INSTRUCTION]?.checked_sub(returns.into())?;
-        let region = spaces.find(pid, place)?;
         let row = self.row(pid, region, place);
         match row {
             Some((_, row)) if row.is_outermost() => Some(None),
@@ -560,6 +559,7 @@ mod tests {
         assert_eq!(unwinder.found, [0x1100, 0x1200]);
         let stack = Stack { start: STACK, bytes: &stack };
         registers[FRAME_POINTER] = Some(0);
-        assert!(matches!(unwinder.caller(&spaces, 1, &registers, stack, false), Some(None)));
+        let region = spaces.find(1, 0x1100).unwrap();
+        assert!(matches!(unwinder.caller(1, region, 0x1100, &registers, stack), Some(None)));
     }
 }

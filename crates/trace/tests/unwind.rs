@@ -210,20 +210,17 @@ fn cost_of_a_frame() {
     let Some(program) = build(folder.path(), "chain.c", &["-fomit-frame-pointer"]) else { return };
     let mut running = Running::start(Command::new(program).arg("2000"));
     let mut unwinder = Unwinder::default();
-    let (mut rounds, mut frames, mut nanos) = (Vec::new(), 0, 0);
+    let mut costs: Vec<(u128, usize)> = Vec::new();
     faults(&mut running, Unwinder::carries(1024), &mut |spaces, sample| {
         const TIMES: u32 = 200;
-        let _ = unwinder.unwind(spaces, sample);
+        let frames = unwinder.unwind(spaces, sample).len();
         let start = Instant::now();
         for _ in 0..TIMES {
-            frames += unwinder.unwind(spaces, sample).len();
+            std::hint::black_box(unwinder.unwind(spaces, sample));
         }
-        let took = start.elapsed().as_nanos();
-        nanos += took;
-        rounds.push(took / u128::from(TIMES));
+        costs.push((start.elapsed().as_nanos() / u128::from(TIMES), frames));
     });
-    rounds.sort_unstable();
-    let frames = u128::try_from(frames).unwrap();
-    println!("{} stacks: median {} ns a stack", rounds.len(), rounds[rounds.len() / 2]);
-    println!("{} ns a frame", nanos / frames.max(1));
+    costs.sort_unstable();
+    let (median, frames) = costs[costs.len() / 2];
+    println!("{} stacks: median {median} ns a stack of {frames} frames", costs.len());
 }
