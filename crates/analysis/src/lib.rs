@@ -8,6 +8,7 @@ pub mod diff;
 pub mod doctor;
 pub mod events;
 pub mod explain;
+pub mod faults;
 pub mod filter;
 mod findings;
 pub mod fragmentation;

@@ -163,6 +163,16 @@ pub(crate) enum Command {
     ///   pagewise shootdowns --system --for 10s
     #[command(verbatim_doc_comment)]
     Shootdowns(Shootdowns),
+    /// Record page faults: by function, line, mapping, kind and call stack, with how long each took
+    ///
+    /// Every fault is recorded, with its call stack by frame pointers. Of a command the report goes to standard error.
+    ///
+    /// Examples:
+    ///   pagewise faults -- ./server
+    ///   pagewise faults 1234 --for 10s --latency
+    ///   pagewise faults --every 100 --html faults.html -- make -j2
+    #[command(verbatim_doc_comment)]
+    Faults(Faults),
     /// Simulate caches, TLBs or page replacement on what a program accesses: where no counter tells, or in another machine
     #[command(subcommand)]
     Sim(Sim),
@@ -756,6 +766,36 @@ pub(crate) struct Shootdowns {
     /// How many rows of each table to show, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "12", value_parser = limit)]
     pub(crate) rows: Limit,
+    /// Run this command and record it and all that it starts until it has ended
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
+    pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Faults {
+    /// A pid, or a process name (exact, else part of one): recorded until Ctrl-C, or its end
+    #[arg(value_name = "TARGET", required_unless_present_any = ["command", "from"])]
+    pub(crate) target: Option<String>,
+    /// Stop recording after this long; a command runs on
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) during: Option<Duration>,
+    /// Record each of N faults only; every count is then a multiple of N
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) every: u64,
+    /// Time each fault (root only): from where the kernel takes it up to where it has handled it
+    #[arg(long)]
+    pub(crate) latency: bool,
+    /// How many rows of each table to show, or `all`; JSON has all
+    #[arg(long, value_name = "N", default_value = "15", value_parser = limit)]
+    pub(crate) rows: Limit,
+    /// Open a saved recording instead
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command"])]
+    pub(crate) from: Option<PathBuf>,
+    /// Save the recording to this file; `--from` opens it anywhere
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) save: Option<PathBuf>,
     /// Run this command and record it and all that it starts until it has ended
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,

@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => commands::doctor::run(&args, &look),
         Command::Syscalls(args) => commands::syscalls::run(args, &look),
         Command::Shootdowns(args) => commands::shootdowns::run(&args, &cli.look),
+        Command::Faults(args) => commands::faults::run(&args, &cli.look),
         Command::Sim(args) => commands::sim::run(args, &look),
         Command::Lab(args) => commands::lab::run(args, &look),
         Command::LabRun(args) => commands::lab::run_once(args),

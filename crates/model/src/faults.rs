@@ -9,9 +9,14 @@ use crate::reading::plain;
 use crate::traced::{Counted, Frame, Profile};
 use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
+/// The form of a saved [`Recording`].
+pub const VERSION: u32 = 1;
+
 /// The page faults of a command or of a running process and of all that they made, added up where they are alike.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recording {
+    /// [`VERSION`], where it was saved.
+    pub version: u32,
     /// The command, or the process that was running.
     pub pid: Pid,
     /// The command's words; none of a process that was running.

@@ -22,7 +22,7 @@ mod time_line;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::calls::Ending;
-use pagewise_model::faults::{Recording, Source};
+use pagewise_model::faults::{Recording, Source, VERSION};
 use pagewise_model::{Absent, Name, PageSize, Pid, Reading};
 use pagewise_sys::system;
 
@@ -70,6 +70,7 @@ pub struct Recorder {
     source: Source,
     lacks: Vec<Absent>,
     began_ns: Option<u64>,
+    stopped: Option<u64>,
 }
 
 impl Recorder {
@@ -93,6 +94,7 @@ impl Recorder {
                         source: plan.source,
                         lacks: plan.lacks,
                         began_ns: None,
+                        stopped: None,
                     });
                 }
                 Err(error @ Error::Gone { .. }) => return Err(error),
@@ -125,16 +127,26 @@ impl Recorder {
 
     /// Waits for faults until there are many, or so long, and takes them in.
     pub fn step(&mut self, at_most: Duration) {
+        if self.stopped.is_some() {
+            return std::thread::sleep(at_most);
+        }
         self.session.wait(at_most);
         let state = &mut self.state;
         self.session.drain(&mut |record| state.note(&record));
     }
 
-    /// Ends it.
-    pub fn finish(mut self, about: About) -> Recording {
-        let took_ns = session::now().saturating_sub(self.state.begin_ns());
+    /// Records nothing from now on.
+    pub fn stop(&mut self) {
+        self.stopped.get_or_insert_with(session::now);
         let state = &mut self.state;
         self.session.finish(&mut |record| state.note(&record));
+    }
+
+    /// Ends it.
+    pub fn finish(mut self, about: About) -> Recording {
+        self.stop();
+        let stopped = self.stopped.unwrap_or_else(session::now);
+        let took_ns = stopped.saturating_sub(self.state.begin_ns());
         let counted = self.session.total(0).filter(|_| self.source == Source::Tracepoints);
         // The kernel says that events are lost with the next that is not.
         let missing = counted.filter(|_| self.request.every == 1);
@@ -142,6 +154,7 @@ impl Recorder {
         let Found { frames, stacks, mappings, threads, rows, latencies, time_line } =
             self.state.finish(took_ns);
         Recording {
+            version: VERSION,
             pid: about.pid,
             command: about.command,
             page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),

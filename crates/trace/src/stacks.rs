@@ -59,11 +59,19 @@ impl Stacks {
     /// The number of the stack in `key`, by places.
     fn resolve(&mut self, spaces: &Spaces, pid: u32) -> StackId {
         let Stacks { known, alike, places, key, .. } = self;
+        // Code without frame pointers leaves anything where they should be: what is no code ends the stack.
+        let is_code = |address: &u64| spaces.find(pid, *address).is_some_and(|it| it.execute);
+        let addresses = &key[1..];
+        let calls = match addresses.first().is_some_and(is_code) {
+            true => addresses.iter().position(|address| !is_code(address)),
+            false => None,
+        };
+        let addresses = &addresses[..calls.unwrap_or(addresses.len())];
         let place = |(address, depth): (&u64, usize)| {
             let place = Place::of(spaces, pid, *address, depth > 0);
             Rc::clone(known.entry(place.key()).or_insert_with(|| Rc::new(place)))
         };
-        let stack: Vec<Rc<Place>> = key[1..].iter().zip(0_usize..).map(place).collect();
+        let stack: Vec<Rc<Place>> = addresses.iter().zip(0_usize..).map(place).collect();
         let kept = stack.iter().map(|place| Rc::as_ptr(place).addr()).collect();
         *alike.entry(kept).or_insert_with(|| {
             let number = StackId(u32::try_from(places.len()).unwrap_or(u32::MAX));
@@ -81,7 +89,7 @@ impl Stacks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Mapped;
+    use crate::{Access, Mapped};
 
     #[test]
     fn a_stack_has_one_number_in_all_programs_that_have_it_in_the_same_places() {
@@ -96,13 +104,17 @@ mod tests {
         assert_ne!(stacks.number(&spaces, 8, [1, 2].into_iter()), b, "of no file, in another");
         assert_eq!(stacks.places().len(), 3);
         let mapped = |pid, start| {
+            let access = Access { execute: true, ..Access::default() };
+            let name = b"/a";
             let mapped =
-                Mapped { pid, start, length: 100, inode: 5, name: b"/a", ..Mapped::default() };
+                Mapped { pid, start, length: 100, inode: 5, name, access, ..Mapped::default() };
             crate::Record::Mapped(mapped)
         };
         spaces.note(&mapped(7, 1000));
         spaces.note(&mapped(8, 2000));
         let c = stacks.number(&spaces, 7, [1003, 1050].into_iter());
         assert_eq!(stacks.number(&spaces, 8, [2003, 2050].into_iter()), c, "of a file");
+        let d = stacks.number(&spaces, 8, [2003, 2050, 5, 2051].into_iter());
+        assert_eq!(d, c, "what is no code is no caller");
     }
 }

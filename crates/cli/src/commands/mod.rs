@@ -5,6 +5,7 @@ pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod explain;
+pub(crate) mod faults;
 pub(crate) mod fragmentation;
 pub(crate) mod lab;
 pub(crate) mod maps;

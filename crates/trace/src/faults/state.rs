@@ -228,12 +228,21 @@ impl State {
             user_ip: sample.callers().next(),
             code,
             by_kernel,
-            stack: self.stacks.number(&self.spaces, sample.pid, sample.callers()),
+            stack: self.stack(sample, by_kernel),
             mapping,
             quadrant,
             is_huge,
         };
         self.pending.insert(sample.tid, pending);
+    }
+
+    /// The number of the call stack; the empty one's in `execve`, whose caller is not mapped any more.
+    fn stack(&mut self, sample: &Sample<'_>, by_kernel: bool) -> StackId {
+        let State { spaces, stacks, .. } = self;
+        let from = sample.callers().next();
+        let is_mapped = |address| spaces.find(sample.pid, address).is_some();
+        let shown = if by_kernel && !from.is_some_and(is_mapped) { 0 } else { usize::MAX };
+        stacks.number(spaces, sample.pid, sample.callers().take(shown))
     }
 
     /// The fault of a thread is over: when, and whether it was major, where that was told.
@@ -280,11 +289,11 @@ impl State {
         if quadrant.is_none() {
             (mapping, quadrant, huge) = self.place_again(sample.pid, sample.address);
         }
-        let stack = self.stacks.number(&self.spaces, sample.pid, sample.callers());
-        let kind = kind(&Facts { code: None, quadrant, major, huge });
-        let thread = self.thread(sample.pid, sample.tid);
         // Where a system call was in the kernel, the place of the sample is there.
         let by_kernel = sample.ip >> 63 != 0;
+        let stack = self.stack(sample, by_kernel);
+        let kind = kind(&Facts { code: None, quadrant, major, huge });
+        let thread = self.thread(sample.pid, sample.tid);
         let key = Key { stack, mapping, thread, kind, by_kernel };
         self.add(key, sample.time, if major { 1 } else { self.every }, None);
     }

@@ -1,0 +1,253 @@
+//! Faults by where in the program they happened: functions, lines, call stacks.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+
+use pagewise_model::Name;
+use pagewise_model::faults::{Kind, Recording};
+use pagewise_model::report::{Audience, Cells, Column, Label, Table, Value};
+use pagewise_model::traced::{Frame, Line};
+
+use super::{Options, first, share};
+use crate::blocks::{for_programs, table};
+
+/// A function: its name, where it has one, and its file.
+pub(super) type Function<'a> = (Option<&'a str>, Option<&'a Name>);
+
+/// Faults at a call stack, by kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sum {
+    pub(super) count: u64,
+    pub(super) kinds: [u64; Kind::ALL.len()],
+    pub(super) took: Option<u64>,
+}
+
+impl Sum {
+    fn add(&mut self, other: &Sum) {
+        self.count += other.count;
+        self.kinds.iter_mut().zip(other.kinds).for_each(|(sum, more)| *sum += more);
+        if let Some(took) = other.took {
+            self.took = Some(self.took.unwrap_or(0).saturating_add(took));
+        }
+    }
+
+    fn most(&self) -> Label {
+        let most = Kind::ALL.into_iter().max_by_key(|kind| self.kinds[kind.index()]);
+        most.map_or("", Kind::label).into()
+    }
+}
+
+/// The call stacks, and what happened at each.
+pub(super) struct Frames<'a> {
+    recording: &'a Recording,
+    pub(super) stacks: Vec<(Vec<&'a Frame>, Sum)>,
+    pub(super) all: u64,
+}
+
+pub(super) fn function(frame: &Frame) -> Function<'_> {
+    (frame.function.as_deref(), frame.module.as_ref())
+}
+
+/// A function as people read it: words from outside.
+pub(super) fn called((name, module): Function<'_>) -> Name {
+    match (name, module) {
+        (Some(name), _) => Name::new(name.as_bytes()),
+        (None, Some(module)) => Name::new(&[b"?? in ", module.base()].concat()),
+        (None, None) => Name::new(b"?? in memory of no file"),
+    }
+}
+
+/// A stack without calls: the kernel replaced the program that called it.
+const EXECVE: Function<'static> = (Some("[execve]"), None);
+
+/// The function that faulted.
+pub(super) fn innermost<'a>(stack: &[&'a Frame]) -> Function<'a> {
+    stack.first().map_or(EXECVE, |frame| function(frame))
+}
+
+/// `file.c:12`, without the folders.
+fn brief(line: &Line) -> Name {
+    let base = line.file.rsplit('/').next().unwrap_or_default();
+    Name::new(format!("{base}:{}", line.number).as_bytes())
+}
+
+impl<'a> Frames<'a> {
+    pub(super) fn of(recording: &'a Recording) -> Frames<'a> {
+        let frames = |stack: &'a Vec<u32>| {
+            stack.iter().filter_map(|frame| recording.frames.get(*frame as usize)).collect()
+        };
+        let mut stacks: Vec<(Vec<&Frame>, Sum)> =
+            recording.stacks.iter().map(|stack| (frames(stack), Sum::default())).collect();
+        for row in &recording.rows {
+            if let Some((_, sum)) = stacks.get_mut(row.stack as usize) {
+                let mut kinds = [0; Kind::ALL.len()];
+                kinds[row.kind.index()] = row.count;
+                sum.add(&Sum { count: row.count, kinds, took: row.took_ns });
+            }
+        }
+        stacks.sort_by_key(|(_, sum)| Reverse(sum.count));
+        Frames { recording, stacks, all: recording.count() }
+    }
+
+    fn is_timed(&self) -> bool {
+        !self.recording.latencies.is_empty()
+    }
+
+    /// By function: those that faulted, and those that called them.
+    pub(super) fn functions(&self, options: &Options) -> Table {
+        let mut sums: HashMap<Function<'_>, (Sum, u64)> = HashMap::new();
+        for (stack, sum) in &self.stacks {
+            // A function that calls itself counts once.
+            let mut seen = HashSet::new();
+            for (depth, frame) in stack.iter().enumerate() {
+                let function = function(frame);
+                let known = sums.entry(function).or_default();
+                if depth == 0 {
+                    known.0.add(sum);
+                }
+                if seen.insert(function) {
+                    known.1 += sum.count;
+                }
+            }
+            if stack.is_empty() {
+                let known = sums.entry(EXECVE).or_default();
+                known.0.add(sum);
+                known.1 += sum.count;
+            }
+        }
+        let mut rows: Vec<(Function<'_>, (Sum, u64))> = sums.into_iter().collect();
+        rows.retain(|(_, (own, _))| own.count > 0);
+        rows.sort_by_key(|(function, (own, _))| (Reverse(own.count), *function));
+        let (shown, note) = first(&rows, options);
+        let own = || shown.iter().map(|(_, (own, _))| own);
+        let functions = || shown.iter().map(|(function, _)| *function);
+        let module = |function: Function<'_>| {
+            function.1.map_or(Value::None, |module| Value::Name(Name::new(module.base())))
+        };
+        let path =
+            |function: Function<'_>| function.1.map_or(Value::None, |it| Value::Name(it.clone()));
+        let name = |function: Function<'_>| {
+            function.0.map_or(Value::None, |it| Value::Name(Name::new(it.as_bytes())))
+        };
+        let mut columns = self.sums(own());
+        columns.push(Column::new(
+            "faults_below",
+            "WITH CALLEES",
+            Cells::Counts(shown.iter().map(|(_, (_, below))| *below).collect()),
+        ));
+        columns.push(Column::new(
+            "most_kind",
+            "MOST ARE",
+            Cells::Labels(own().map(Sum::most).collect()),
+        ));
+        columns.push(for_programs(Column::new(
+            "module",
+            "FILE",
+            Cells::Values(functions().map(path).collect()),
+        )));
+        columns.push(Column {
+            audience: Audience::People,
+            ..Column::new("file", "FILE", Cells::Values(functions().map(module).collect()))
+        });
+        columns.push(for_programs(Column::new(
+            "function",
+            "FUNCTION",
+            Cells::Values(functions().map(name).collect()),
+        )));
+        columns.push(Column {
+            audience: Audience::People,
+            ..Column::new("called", "FUNCTION", Cells::Names(functions().map(called).collect()))
+        });
+        Table { note, ..table("functions", "By function", Audience::Everyone, columns) }
+    }
+
+    fn sums<'s>(&self, sums: impl Iterator<Item = &'s Sum> + Clone) -> Vec<Column> {
+        let took = |sum: &Sum| sum.took.map_or(Value::None, Value::Seconds);
+        let times =
+            Column::new("fault_time", "TIME", Cells::Values(sums.clone().map(took).collect()));
+        vec![
+            Column::new(
+                "faults",
+                "FAULTS",
+                Cells::Counts(sums.clone().map(|sum| sum.count).collect()),
+            ),
+            Column::new(
+                "share",
+                "SHARE",
+                Cells::Values(sums.map(|sum| share(sum.count, self.all)).collect()),
+            ),
+            if self.is_timed() { times } else { for_programs(times) },
+        ]
+    }
+
+    /// By line of the source, of the functions that faulted.
+    pub(super) fn lines(&self, options: &Options) -> Table {
+        let mut sums: HashMap<(&Line, Function<'_>), Sum> = HashMap::new();
+        for (stack, sum) in &self.stacks {
+            if let Some(frame) = stack.first()
+                && let Some(line) = &frame.line
+            {
+                sums.entry((line, function(frame))).or_default().add(sum);
+            }
+        }
+        let mut rows: Vec<((&Line, Function<'_>), Sum)> = sums.into_iter().collect();
+        rows.sort_by_key(|(place, sum)| (Reverse(sum.count), *place));
+        let (shown, note) = first(&rows, options);
+        let names = |name: &dyn Fn(&Line, Function<'_>) -> Name| {
+            Cells::Names(shown.iter().map(|((line, function), _)| name(line, *function)).collect())
+        };
+        let numbers = shown.iter().map(|((line, _), _)| line.number.into()).collect();
+        let mut columns = self.sums(shown.iter().map(|(_, sum)| sum));
+        columns.extend([
+            for_programs(Column::new(
+                "file",
+                "FILE",
+                names(&|line, _| Name::new(line.file.as_bytes())),
+            )),
+            for_programs(Column::new("line", "LINE", Cells::Counts(numbers))),
+            Column {
+                audience: Audience::People,
+                ..Column::new("place", "LINE", names(&|line, _| brief(line)))
+            },
+            Column::new("function", "FUNCTION", names(&|_, function| called(function))),
+        ]);
+        Table { note, ..table("lines", "By line", Audience::Everyone, columns) }
+    }
+
+    /// Each call stack with its lines, for programs.
+    pub(super) fn stacks(&self) -> Table {
+        let found: Vec<&(Vec<&Frame>, Sum)> =
+            self.stacks.iter().filter(|(_, sum)| sum.count > 0).collect();
+        let words = |frame: &&Frame| {
+            let mut words = called(function(frame)).as_bytes().to_vec();
+            if let Some(line) = &frame.line {
+                words.extend_from_slice(format!(" ({}:{})", line.file, line.number).as_bytes());
+            }
+            Value::Name(Name::new(&words))
+        };
+        let stack = |stack: &[&Frame]| Value::List(stack.iter().map(words).collect());
+        let mut columns = self.sums(found.iter().map(|(_, sum)| sum));
+        columns.push(Column::new(
+            "most_kind",
+            "MOST ARE",
+            Cells::Labels(found.iter().map(|(_, sum)| sum.most()).collect()),
+        ));
+        columns.push(Column::new(
+            "frames",
+            "CALLS",
+            Cells::Values(found.iter().map(|(frames, _)| stack(frames)).collect()),
+        ));
+        table("stacks", "By call stack", Audience::Programs, columns)
+    }
+
+    /// The function that most of the faults happened in that fit.
+    pub(super) fn most(&self, counts: impl Fn(&Sum) -> u64) -> Option<(Name, u64)> {
+        let mut sums: HashMap<Function<'_>, u64> = HashMap::new();
+        for (stack, sum) in &self.stacks {
+            let place = innermost(stack);
+            *sums.entry(place).or_default() += counts(sum);
+        }
+        let most = sums.into_iter().max_by_key(|(function, count)| (*count, Reverse(*function)))?;
+        (most.1 > 0).then(|| (called(most.0), most.1))
+    }
+}
