@@ -800,7 +800,26 @@ pub(crate) struct Faults {
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
+    pub(crate) exports: Exports,
+    #[command(flatten)]
     pub(crate) output: Output,
+}
+
+/// The same by call stack, in the formats of other tools.
+#[derive(Debug, Args)]
+pub(crate) struct Exports {
+    /// Draw a flame graph (SVG)
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) flamegraph: Option<PathBuf>,
+    /// Write collapsed stacks, a line each, as flamegraph.pl and speedscope read them
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) collapsed: Option<PathBuf>,
+    /// Write a profile for `go tool pprof`
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) pprof: Option<PathBuf>,
+    /// Write a trace for Perfetto (ui.perfetto.dev)
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) perfetto: Option<PathBuf>,
 }
 
 /// At most so many rows; `None` for all.

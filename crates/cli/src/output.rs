@@ -7,8 +7,9 @@ use std::path::Path;
 use anyhow::Context;
 use pagewise_model::Report;
 use pagewise_model::report::Table;
+use pagewise_model::traced::Profile;
 use pagewise_view::text::Units;
-use pagewise_view::{csv, html, json, text};
+use pagewise_view::{csv, export, html, json, text};
 
 use crate::args;
 use crate::look::Look;
@@ -63,6 +64,27 @@ pub(crate) fn emit_csv(table: &Table, output: &args::Output) -> anyhow::Result<(
         Some(path) => into_file(path, |out| csv::write(table, out)),
         None => to_stdout(|out| csv::write(table, out)),
     }
+}
+
+/// Writes a profile in each format that was asked for.
+pub(crate) fn export(
+    profile: &Profile,
+    title: &str,
+    exports: &args::Exports,
+) -> anyhow::Result<()> {
+    if let Some(path) = &exports.flamegraph {
+        into_file(path, |out| export::flamegraph::write(profile, title, out))?;
+    }
+    if let Some(path) = &exports.collapsed {
+        into_file(path, |out| export::collapsed::write(profile, out))?;
+    }
+    if let Some(path) = &exports.pprof {
+        into_file(path, |out| export::pprof::write(profile, out))?;
+    }
+    if let Some(path) = &exports.perfetto {
+        into_file(path, |out| export::perfetto::write(profile, out))?;
+    }
+    Ok(())
 }
 
 /// Writes to standard output and flushes it, so that a full disk or a closed pipe is noticed.

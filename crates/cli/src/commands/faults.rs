@@ -24,7 +24,7 @@ use pagewise_view::text::Units;
 use crate::args::{self, Faults};
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
-use crate::output::{emit, emit_beside, into_file};
+use crate::output::{emit, emit_beside, export, into_file};
 
 /// Between looks at whether it is over.
 const LOOK: Duration = Duration::from_millis(50);
@@ -39,6 +39,9 @@ pub(crate) fn run(args: &Faults, look: &args::Look) -> anyhow::Result<ExitCode> 
     if let Some(path) = &args.save {
         into_file(path, |out| Ok(serde_json::to_writer(out, &recording)?))?;
     }
+    let words: Vec<_> = recording.command.iter().map(Name::escaped).collect();
+    let title = format!("Page faults: {} ({})", words.join(" "), recording.pid);
+    export(&recording.profile(), &title, &args.exports)?;
     let limit = if args.output.json { None } else { args.rows.0 };
     let report = faults::faults(&recording, &Options { limit });
     if args.command.is_empty() {
