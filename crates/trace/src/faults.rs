@@ -13,6 +13,7 @@
 //!
 //! Without rights there are the events at the end only.
 
+mod calls;
 mod kinds;
 mod mappings;
 mod plan;

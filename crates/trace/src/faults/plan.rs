@@ -11,9 +11,10 @@ use pagewise_sys::system;
 use pagewise_sys::tracefs::TraceFs;
 
 use crate::Error;
-use crate::faults::Request;
+use crate::faults::{Request, calls};
 use crate::session::Wanted;
 use crate::tracepoint::{Field, Tracepoint};
+use crate::unwind::Unwinder;
 
 /// `PERF_COUNT_SW_PAGE_FAULTS_MIN` and `_MAJ`.
 const MINOR: Event = Event::new(Kind::SOFTWARE, 5);
@@ -79,7 +80,8 @@ impl Plan {
     /// For everyone else.
     pub(super) fn counters(request: &Request, user_only: bool) -> Plan {
         let mut plan = Plan::empty(Source::Counters);
-        let carries = Carries { address: true, callers: CALLERS, ..Carries::default() };
+        let carries =
+            Carries { address: true, callers: CALLERS, ..Unwinder::carries(calls::COPIED) };
         plan.add(Role::Whole { major: false }, "minor-faults", MINOR, request.every, carries);
         plan.add(Role::Whole { major: true }, "major-faults", MAJOR, 1, carries);
         for wanted in &mut plan.wanted {
@@ -122,7 +124,7 @@ impl Plan {
         let by_kernel = name == KERNEL_BEGIN;
         let role =
             Role::Begin { by_kernel, address: field("address")?, code: field("error_code")? };
-        let carries = Carries { raw: true, callers: CALLERS, ..Carries::default() };
+        let carries = Carries { raw: true, callers: CALLERS, ..Unwinder::carries(calls::COPIED) };
         self.add(role, name, tracepoint.event(), every, carries);
         Ok(())
     }

@@ -11,6 +11,7 @@ use pagewise_model::traced::Frame;
 use pagewise_model::{Name, Pid};
 use pagewise_proc::ProcRoot;
 
+use crate::faults::calls::join;
 use crate::faults::kinds::{ErrorCode, Facts, kind};
 use crate::faults::mappings::Mappings;
 use crate::faults::plan::Role;
@@ -19,6 +20,7 @@ use crate::record::{Record, Sample};
 use crate::spaces::Spaces;
 use crate::stacks::{StackId, Stacks};
 use crate::symbols::{Place, Symbols};
+use crate::unwind::Unwinder;
 
 /// No more of the time than one part in so many goes into reading mappings again.
 const REREAD: u32 = 50;
@@ -73,6 +75,9 @@ pub(super) struct State {
     latency: bool,
     spaces: Spaces,
     stacks: Stacks,
+    unwinder: Unwinder,
+    /// Room for a call stack.
+    calls: Vec<u64>,
     mappings: Mappings,
     pending: HashMap<u32, Pending>,
     threads: Vec<Thread>,
@@ -110,6 +115,8 @@ impl State {
             latency,
             spaces,
             stacks: Stacks::default(),
+            unwinder: Unwinder::default(),
+            calls: Vec::new(),
             mappings: Mappings::new(),
             pending: HashMap::new(),
             threads: Vec::new(),
@@ -238,11 +245,14 @@ impl State {
 
     /// The number of the call stack; the empty one's in `execve`, whose caller is not mapped any more.
     fn stack(&mut self, sample: &Sample<'_>, by_kernel: bool) -> StackId {
-        let State { spaces, stacks, .. } = self;
+        let State { spaces, stacks, unwinder, calls, .. } = self;
         let from = sample.callers().next();
         let is_mapped = |address| spaces.find(sample.pid, address).is_some();
-        let shown = if by_kernel && !from.is_some_and(is_mapped) { 0 } else { usize::MAX };
-        stacks.number(spaces, sample.pid, sample.callers().take(shown))
+        if by_kernel && !from.is_some_and(is_mapped) {
+            return stacks.number(spaces, sample.pid, std::iter::empty());
+        }
+        join(unwinder.unwind(spaces, sample), sample.callers(), calls);
+        stacks.number(spaces, sample.pid, calls.iter().copied())
     }
 
     /// The fault of a thread is over: when, and whether it was major, where that was told.

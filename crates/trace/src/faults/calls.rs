@@ -1,0 +1,42 @@
+//! A call stack from two sources: the kernel follows frame pointers to the end, but skips the caller of a function that makes
+//! no frame, such as memset; unwind tables skip nobody, but end where the copy of the stack does.
+
+/// So many bytes of the stack are copied: enough for the functions of the C library, which has no frame pointers.
+pub(super) const COPIED: u16 = 512;
+
+/// Callers by tables, then those that frame pointers tell behind them.
+pub(super) fn join(tables: &[u64], pointers: impl Iterator<Item = u64>, into: &mut Vec<u64>) {
+    into.clear();
+    into.extend_from_slice(tables);
+    let known = tables.len();
+    for (at, address) in pointers.enumerate() {
+        let is_where_it_was = at == 0 && known > 0;
+        if tables.iter().skip(1).any(|it| *it == address) {
+            // All that came by frame pointers before it is called by it.
+            into.truncate(known);
+        } else if !is_where_it_was {
+            into.push(address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_skipped_and_nobody_comes_twice() {
+        let join = |tables: &[u64], pointers: &[u64]| {
+            let mut joined = Vec::new();
+            join(tables, pointers.iter().copied(), &mut joined);
+            joined
+        };
+        assert_eq!(join(&[1, 2], &[1, 3, 4]), [1, 2, 3, 4], "a leaf without a frame");
+        assert_eq!(join(&[1, 2, 3], &[1, 3, 4]), [1, 2, 3, 4], "and further");
+        assert_eq!(join(&[1, 2, 3], &[1, 2, 3, 4]), [1, 2, 3, 4]);
+        assert_eq!(join(&[1, 2, 3], &[1, 2]), [1, 2, 3]);
+        assert_eq!(join(&[], &[1, 2, 2]), [1, 2, 2], "no tables");
+        assert_eq!(join(&[1, 2], &[]), [1, 2]);
+        assert_eq!(join(&[1], &[1, 2]), [1, 2]);
+    }
+}
