@@ -26,6 +26,7 @@ pub mod shootdowns;
 pub mod simulated;
 pub mod stat;
 pub mod thp;
+pub mod watch;
 
 #[cfg(test)]
 mod sample;

@@ -173,6 +173,17 @@ pub(crate) enum Command {
     ///   pagewise faults --every 100 --html faults.html -- make -j2
     #[command(verbatim_doc_comment)]
     Faults(Faults),
+    /// Say who writes some bytes of a process: old and new value, thread, and call stack with source lines, for each access
+    ///
+    /// The CPU watches them, on all threads, those that come later too; nothing is stopped.
+    ///
+    /// Examples:
+    ///   pagewise watch 1234 counter --count 1
+    ///   pagewise watch 1234 0x7ffd1e2f3a40 8 --for 10s
+    ///   pagewise watch 1234 table+64 4 --rw --when 'value == 0'
+    ///   pagewise watch --symbol state -- ./program argument
+    #[command(verbatim_doc_comment)]
+    Watch(Watch),
     /// Simulate caches, TLBs or page replacement on what a program accesses: where no counter tells, or in another machine
     #[command(subcommand)]
     Sim(Sim),
@@ -820,6 +831,44 @@ pub(crate) struct Exports {
     /// Write a trace for Perfetto (ui.perfetto.dev)
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) perfetto: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Watch {
+    /// Which process: a pid, or a name (exact, else part of one). Which bytes of it: an address, or the name of a global
+    /// or static variable, also with an offset: `table+64`. How many: 1, 2, 4, 8, or up to 32 in aligned pieces; a
+    /// variable's own size, or what is aligned up to 8, if it is not said
+    #[arg(value_names = ["TARGET", "ADDR|SYMBOL", "LEN"], num_args = 0..=3)]
+    pub(crate) words: Vec<String>,
+    /// Watch this variable
+    #[arg(long, value_name = "NAME", conflicts_with = "at")]
+    pub(crate) symbol: Option<String>,
+    /// Watch this address
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) at: Option<String>,
+    /// Tell writes: the default
+    #[arg(long, conflicts_with = "rw")]
+    pub(crate) write: bool,
+    /// Tell reads as well as writes
+    #[arg(long)]
+    pub(crate) rw: bool,
+    /// End after so many
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// End after this long; a command runs on
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) during: Option<Duration>,
+    /// Tell those only for which this holds: `value == 0`, `value < 10 && old >= 10`; numbers without a sign
+    #[arg(long, value_name = "CONDITION")]
+    pub(crate) when: Option<String>,
+    /// How many hits to show, the last ones, or `all`; JSON has all
+    #[arg(long, value_name = "N", default_value = "100", value_parser = limit)]
+    pub(crate) hits: Limit,
+    /// Run this command and watch a variable of its program from before its first instruction on
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 /// At most so many rows; `None` for all.

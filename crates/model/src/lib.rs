@@ -30,6 +30,7 @@ pub mod snapshot;
 pub mod thp;
 pub mod traced;
 pub mod units;
+pub mod watched;
 
 pub use counters::{Counter, Smaps, VmFlags};
 pub use mapping::{AddrRange, Backing, Breakdown, Device, Mapping, Prot, Quadrant, Sharing};

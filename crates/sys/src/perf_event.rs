@@ -121,7 +121,7 @@ pub(crate) struct Attributes {
     pub(crate) sample_regs_user: u64,
     pub(crate) sample_stack_user: u32,
     pub(crate) clock_id: i32,
-    sample_regs_interrupted: u64,
+    pub(crate) sample_regs_interrupted: u64,
     aux_watermark: u32,
     pub(crate) sample_max_stack: u16,
     reserved: u16,

@@ -25,6 +25,8 @@ pub struct Carries {
     pub raw: bool,
     /// Registers in user mode, a bit each, by the numbers of `asm/perf_regs.h`.
     pub registers: u64,
+    /// Registers where it happened, be it in the kernel, in the same way.
+    pub registers_there: u64,
     /// So many bytes from the stack pointer on, a multiple of 8.
     pub stack: u32,
 }
@@ -63,6 +65,7 @@ mod field {
     pub(super) const RAW: u64 = bit(10);
     pub(super) const REGS_USER: u64 = bit(12);
     pub(super) const STACK_USER: u64 = bit(13);
+    pub(super) const REGS_INTR: u64 = bit(18);
     pub(super) const IDENTIFIER: u64 = bit(16);
 }
 
@@ -101,6 +104,7 @@ pub fn open(sampling: &Sampling, whose: Whose) -> io::Result<Counter> {
         (carries.raw, field::RAW),
         (carries.registers > 0, field::REGS_USER),
         (carries.stack > 0, field::STACK_USER),
+        (carries.registers_there > 0, field::REGS_INTR),
     ];
     let always = field::IP | field::TID | field::TIME | field::CPU | field::IDENTIFIER;
     let mut attributes = Attributes::new(event, mode);
@@ -116,6 +120,7 @@ pub fn open(sampling: &Sampling, whose: Whose) -> io::Result<Counter> {
     attributes.wakeup_events = wake_at;
     attributes.clock_id = libc::CLOCK_MONOTONIC;
     attributes.sample_regs_user = carries.registers;
+    attributes.sample_regs_interrupted = carries.registers_there;
     attributes.sample_stack_user = carries.stack;
     attributes.sample_max_stack = carries.callers;
     Counter::open_with(&attributes, whose, None, false)

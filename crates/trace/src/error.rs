@@ -26,6 +26,14 @@ pub enum Error {
         /// Its number.
         pid: u32,
     },
+    /// What was asked for cannot be, whatever the system allows.
+    #[error("{why}")]
+    Unfit {
+        /// Why.
+        why: String,
+        /// What could be asked for.
+        hint: String,
+    },
     /// Anything else that the system refuses.
     #[error("{doing}: {error}")]
     System {
@@ -39,6 +47,9 @@ pub enum Error {
 impl Error {
     /// What the user may do about it.
     pub fn hint(&self) -> Option<String> {
+        if let Error::Unfit { hint, .. } = self {
+            return Some(hint.clone()).filter(|hint| !hint.is_empty());
+        }
         let (Error::NotWatched { error, .. } | Error::System { error, .. }) = self else {
             return None;
         };

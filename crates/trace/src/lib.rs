@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod callers;
+mod code;
 mod elf;
 mod error;
 pub mod faults;
@@ -16,9 +17,11 @@ mod session;
 pub mod shootdowns;
 mod spaces;
 mod stacks;
+mod store;
 mod symbols;
 pub mod tracepoint;
 mod unwind;
+mod watch;
 
 pub use callers::{Callers, Finder};
 pub use error::Error;
@@ -30,3 +33,4 @@ pub use stacks::{StackId, Stacks};
 pub use symbols::{Place, Symbols};
 pub use tracepoint::{Field, Tracepoint};
 pub use unwind::Unwinder;
+pub use watch::{Hits, Watch};

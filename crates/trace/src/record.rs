@@ -74,6 +74,7 @@ pub struct Sample<'a> {
     registers: &'a [u8],
     /// What was on the stack, from the stack pointer on.
     pub stack: &'a [u8],
+    registers_there: &'a [u8],
 }
 
 /// A new mapping.
@@ -215,7 +216,7 @@ fn string(bytes: &[u8]) -> &[u8] {
 
 fn sample<'a>(bytes: &'a [u8], event: Carried) -> Option<Sample<'a>> {
     let mut cursor = Cursor(bytes);
-    let Carries { address, callers, raw, registers, stack, .. } = event.carries;
+    let Carries { address, callers, raw, registers, registers_there, stack, .. } = event.carries;
     let _identifier = cursor.u64()?;
     let ip = cursor.u64()?;
     let (pid, tid) = (cursor.u32()?, cursor.u32()?);
@@ -243,6 +244,10 @@ fn sample<'a>(bytes: &'a [u8], event: Carried) -> Option<Sample<'a>> {
         let whole = cursor.take(size)?;
         let used = if size == 0 { 0 } else { usize::try_from(cursor.u64()?).ok()? };
         sample.stack = whole.get(..used.min(size))?;
+    }
+    if registers_there > 0 {
+        let count = if cursor.u64()? == 0 { 0 } else { registers_there.count_ones() as usize };
+        sample.registers_there = cursor.take(count * 8)?;
     }
     Some(sample)
 }
@@ -283,6 +288,11 @@ impl Sample<'_> {
     pub fn registers(&self) -> impl Iterator<Item = u64> + '_ {
         words(self.registers)
     }
+
+    /// Those of where it happened, which may be in the kernel.
+    pub fn registers_there(&self) -> impl Iterator<Item = u64> + '_ {
+        words(self.registers_there)
+    }
 }
 
 #[cfg(test)]
@@ -291,8 +301,15 @@ mod tests {
 
     use super::*;
 
-    const ALL: Carries =
-        Carries { address: true, callers: 8, kernel: true, raw: true, registers: 0b101, stack: 16 };
+    const ALL: Carries = Carries {
+        address: true,
+        callers: 8,
+        kernel: true,
+        raw: true,
+        registers: 0b101,
+        registers_there: 0b10,
+        stack: 16,
+    };
 
     fn bytes(words: &[u64]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
@@ -307,6 +324,7 @@ mod tests {
         text.extend(*b"twelve bytes");
         text.extend(bytes(&[2, 10, 30]));
         text.extend(bytes(&[16, 1, 2, 8]));
+        text.extend(bytes(&[2, 20]));
         let header = Header { kind: kind::SAMPLE, misc: 0 };
         assert_eq!(stamp(header, &text), Some((99, 77)));
         let event = Carried { which: 6, carries: ALL };
@@ -317,6 +335,7 @@ mod tests {
         assert!(sample.kernel_callers().eq([0xf000]));
         assert_eq!(sample.raw, b"twelve bytes");
         assert!(sample.registers().eq([10, 30]));
+        assert!(sample.registers_there().eq([20]));
         assert_eq!(sample.stack, bytes(&[1]));
     }
 

@@ -20,3 +20,4 @@ pub(crate) mod sim;
 pub(crate) mod stat;
 pub(crate) mod syscalls;
 pub(crate) mod thp;
+pub(crate) mod watch;

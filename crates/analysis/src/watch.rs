@@ -1,0 +1,524 @@
+//! Who accessed some bytes, and what each wrote: every access, the code that made them, and its callers.
+
+use std::collections::BTreeMap;
+
+use pagewise_model::calls::Ending;
+use pagewise_model::report::{
+    Audience, Block, Cells, Column, Facts, Label, Paragraph, Report, Shape, Table, Value,
+};
+use pagewise_model::traced::Frame;
+use pagewise_model::watched::{Access, Ended, Hit, Known, Watched};
+use pagewise_model::{Name, Reading};
+
+use crate::blocks::{facts_of, for_programs, table};
+use crate::explain::{fact, meaning};
+use crate::filter::{Bound, Datum, Error, Filter, Kind};
+
+/// What to show.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// So many accesses, the last ones; all where there is no limit.
+    pub limit: Option<usize>,
+}
+
+/// Which accesses are wanted: `value == 0`, `value < 10 && old >= 10`.
+#[derive(Clone, Debug)]
+pub struct When(Bound<Which>);
+
+#[derive(Clone, Copy, Debug)]
+enum Which {
+    Old,
+    Value,
+}
+
+impl When {
+    /// Reads a condition: the language of filters with the columns `value` and `old`, numbers of up to 8 bytes without a sign.
+    ///
+    /// # Errors
+    /// Where it stops making sense.
+    pub fn parse(text: &str) -> Result<When, Error> {
+        let look_up = |name: &str| match name {
+            "value" | "new" => Some((Which::Value, Kind::Number)),
+            "old" => Some((Which::Old, Kind::Number)),
+            _ => None,
+        };
+        Filter::parse(text)?.bind(look_up, &["value", "old"]).map(When)
+    }
+
+    /// Whether it holds for an access. A value that is not known fits nothing.
+    pub fn holds(&self, hit: &Hit) -> bool {
+        let datum = |reading: &Reading<Vec<u8>>| {
+            reading
+                .as_ref()
+                .ok()
+                .and_then(|bytes| number(bytes))
+                .map_or(Datum::Absent, Datum::Number)
+        };
+        self.0.fits(&|which| match which {
+            Which::Old => datum(&hit.old),
+            Which::Value => datum(&hit.value),
+        })
+    }
+}
+
+/// Bytes of the memory of a little-endian machine as a number; `None` of more than 8.
+fn number(bytes: &[u8]) -> Option<u64> {
+    let mut word = [0; 8];
+    word.get_mut(..bytes.len())?.copy_from_slice(bytes);
+    Some(u64::from_le_bytes(word))
+}
+
+/// The accesses as a report: `watched`, `hits`, `sites` and `stacks`.
+pub fn watch(watched: &Watched, options: &Options) -> Report {
+    let hidden = options.limit.map_or(0, |limit| watched.hits.len().saturating_sub(limit));
+    let mut blocks = vec![Block::Facts(about(watched))];
+    if !watched.hits.is_empty() {
+        let hits = Table {
+            note: if hidden > 0 {
+                format!("{hidden} earlier ones are not shown; --hits all shows them.").into()
+            } else {
+                "".into()
+            },
+            ..hits(watched, &watched.hits[hidden..])
+        };
+        blocks.extend([hits, frames(watched)].map(Block::Table));
+    }
+    blocks.push(Block::Table(stacks(watched)));
+    blocks.extend(remarks(watched).into_iter().map(Block::Text));
+    Report { schema: "pagewise.watch/1", title: title(watched), blocks }
+}
+
+fn title(watched: &Watched) -> Vec<Value> {
+    let subject = match &watched.symbol {
+        Some(symbol) => Value::Name(symbol.clone()),
+        None => Value::Address(watched.address),
+    };
+    vec![
+        Value::text(if watched.reads { "Accesses to " } else { "Writes to " }),
+        subject,
+        Value::text(" of "),
+        Value::Name(Name::new(watched.name.base())),
+        Value::text(format!(" ({})", watched.pid)),
+    ]
+}
+
+fn about(watched: &Watched) -> Facts {
+    let command = watched.command.iter().cloned().map(Value::Name).collect();
+    let mapping = match &watched.mapping {
+        Some((name, _)) if name.as_bytes().is_empty() => Value::text("anonymous memory"),
+        Some((name, _)) => Value::Name(name.clone()),
+        None => Value::None,
+    };
+    let count = |count: u64| Value::Count(count);
+    facts_of(
+        "watched",
+        "",
+        Shape::Line,
+        vec![
+            fact("pid", "pid", count(watched.pid.0.into()), ""),
+            fact("command", "command", Value::List(command), "")
+                .hidden_if(watched.command.is_empty()),
+            fact("symbol", "symbol", watched.symbol.clone().map_or(Value::None, Value::Name), "")
+                .hidden_if(true),
+            fact("address", "address", Value::Address(watched.address), ""),
+            fact("length", "bytes", count(watched.length), ""),
+            fact("mapping", "in", mapping, "").hidden_if(watched.mapping.is_none()),
+            fact("first", "at first", value_of(&watched.first), ""),
+            fact("reads", "reads too", Value::Flag(watched.reads), "").hidden_if(!watched.reads),
+            fact(
+                "when",
+                "when",
+                watched
+                    .when
+                    .clone()
+                    .map_or(Value::None, |text| Value::Name(Name::new(text.as_bytes()))),
+                "",
+            )
+            .hidden_if(watched.when.is_none()),
+            fact("count", "hits", count(watched.hits.len() as u64 + watched.dropped), ""),
+            fact("passed_over", "passed over", count(watched.passed_over), meaning("passed_over"))
+                .hidden_if(watched.when.is_none()),
+            fact("dropped", "not kept", count(watched.dropped), meaning("dropped"))
+                .hidden_if(watched.dropped == 0),
+            fact("in_copies", "in copies", count(watched.in_copies), meaning("in_copies"))
+                .hidden_if(watched.in_copies == 0),
+            fact("unseen", "unseen", count(watched.unseen), meaning("unseen"))
+                .hidden_if(watched.unseen == 0),
+            fact("lost", "lost", count(watched.lost), meaning("lost")).hidden_if(watched.lost == 0),
+            fact("seconds", "after", Value::Seconds(watched.took_ns), ""),
+            fact("ending", "ended", ended(watched.ended), ""),
+        ],
+    )
+}
+
+fn ended(ended: Ended) -> Value {
+    match ended {
+        Ended::Process(None) => Value::text("with the process"),
+        Ended::Process(Some(Ending::Exited(status))) => Value::text(format!("exit {status}")),
+        Ended::Process(Some(Ending::Killed(signal))) => Value::text(format!("signal {signal}")),
+        Ended::Executed => Value::text("with another program"),
+        Ended::Enough => Value::text("enough hits"),
+        Ended::Time => Value::text("time is up"),
+        Ended::Interrupted => Value::text("interrupted"),
+    }
+}
+
+/// For programs: a number, or bytes in hexadecimal digits where there are more than 8.
+fn value_of(reading: &Reading<Vec<u8>>) -> Value {
+    Value::of(reading.clone(), |bytes| match number(&bytes) {
+        Some(number) => Value::Count(number),
+        None => Value::text(digits(&bytes)),
+    })
+}
+
+fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// For people: in decimal and hexadecimal, characters as such.
+fn text(bytes: &[u8]) -> String {
+    let is_text = |byte: &u8| (b' '..=b'~').contains(byte);
+    match (number(bytes), bytes) {
+        (Some(_), [byte]) if is_text(byte) => format!("{byte} ({byte:#x} '{}')", char::from(*byte)),
+        (Some(number), _) => format!("{number} ({number:#x})"),
+        (None, _) => {
+            let letter = |byte: &u8| if is_text(byte) { char::from(*byte) } else { '.' };
+            format!("{} {}", digits(bytes), bytes.iter().map(letter).collect::<String>())
+        }
+    }
+}
+
+/// Of one side of an access what people see: of more than 8 bytes those that changed, with their place.
+fn words(hit: &Hit, side: fn(&Hit) -> &Reading<Vec<u8>>) -> Value {
+    Value::of(side(hit).clone(), |bytes| {
+        let changed = hit.old.as_ref().ok().zip(hit.value.as_ref().ok());
+        let changed =
+            changed.filter(|_| bytes.len() > 8).and_then(|(old, new)| changed_part(old, new));
+        Value::Text(match changed {
+            Some((at, length)) => format!("+{at}: {}", text(&bytes[at..at + length])).into(),
+            None => text(&bytes).into(),
+        })
+    })
+}
+
+/// The aligned piece of 1, 2, 4 or 8 bytes in which all differences are.
+fn changed_part(old: &[u8], new: &[u8]) -> Option<(usize, usize)> {
+    let differs = |at: &usize| old.get(*at) != new.get(*at);
+    let (first, last) = ((0..new.len()).find(differs)?, (0..new.len()).rfind(differs)?);
+    let piece = |size: usize| (first / size * size, size);
+    [1, 2, 4, 8]
+        .map(piece)
+        .into_iter()
+        .find(|(at, size)| last < at + size && at + size <= new.len())
+}
+
+fn hits(watched: &Watched, hits: &[Hit]) -> Table {
+    let values = |value: fn(&Hit) -> Value| Cells::Values(hits.iter().map(value).collect());
+    let labels = |label: fn(&Hit) -> Label| Cells::Labels(hits.iter().map(label).collect());
+    let numbers = |number: fn(&Hit) -> u64| Cells::Counts(hits.iter().map(number).collect());
+    let people = |column: Column| Column { audience: Audience::People, ..column };
+    let places = hits.iter().map(|hit| place(watched, hit)).collect();
+    let long = |column: Column| Column { audience: Audience::Long, ..column };
+    let call = |hit: &Hit| match hit.kernel.as_ref().and_then(|kernel| kernel.call.clone()) {
+        Some(call) => Value::Name(Name::new(call.as_bytes())),
+        None => Value::None,
+    };
+    let function = |hit: &Hit| match hit.kernel.as_ref().map(|kernel| kernel.function.clone()) {
+        Some(Some(function)) => Value::Name(Name::new(function.as_bytes())),
+        Some(None) => Value::text("?"),
+        None => Value::None,
+    };
+    let columns = vec![
+        Column::new("time", "TIME", values(|hit| Value::Seconds(hit.time_ns))),
+        for_programs(Column::new("pid", "PID", numbers(|hit| hit.pid.0.into()))),
+        Column::new("tid", "TID", numbers(|hit| hit.tid.0.into())),
+        Column::new("thread", "THREAD", values(|hit| Value::Name(hit.thread.clone()))),
+        for_programs(Column::new("access", "ACCESS", labels(|hit| access(hit.access).into()))),
+        for_programs(Column::new("old", "OLD", values(|hit| value_of(&hit.old)))),
+        for_programs(Column::new("value", "VALUE", values(|hit| value_of(&hit.value)))),
+        people(Column {
+            meaning: meaning("old").into(),
+            ..Column::new("old_words", "OLD", values(|hit| words(hit, |hit| &hit.old)))
+        }),
+        people(Column {
+            meaning: meaning("value").into(),
+            ..Column::new(
+                "value_words",
+                "VALUE",
+                values(|hit| match hit.access {
+                    Access::Read => Value::text("(read)"),
+                    Access::Write | Access::Either => words(hit, |hit| &hit.value),
+                }),
+            )
+        }),
+        Column::new("known", "KNOWN", labels(|hit| known(hit.known).into())),
+        Column::new("place", "WHERE", Cells::Names(places)),
+        long(Column::new(
+            "instruction",
+            "INSTRUCTION",
+            values(|hit| match &hit.instruction {
+                Some(text) => Value::Name(Name::new(text.as_bytes())),
+                None => Value::None,
+            }),
+        )),
+        for_programs(Column::new("call", "CALL", Cells::Values(hits.iter().map(call).collect()))),
+        long(Column::new("kernel", "KERNEL", Cells::Values(hits.iter().map(function).collect()))),
+        Column::new("stack", "STACK", numbers(|hit| hit.stack.into())),
+    ];
+    table("hits", "Hits", Audience::Everyone, columns)
+}
+
+fn access(access: Access) -> &'static str {
+    match access {
+        Access::Write => "write",
+        Access::Read => "read",
+        Access::Either => "read or write",
+    }
+}
+
+fn known(known: Known) -> &'static str {
+    match known {
+        Known::Stored => "stored",
+        Known::Computed => "computed",
+        Known::Copied => "copied",
+        Known::Read => "read",
+        Known::Unchanged => "unchanged",
+        Known::Not => "no",
+    }
+}
+
+/// Where an access was made in a few words: the function and the line; where it has none, also the caller that has.
+fn place(watched: &Watched, hit: &Hit) -> Name {
+    let frames = watched.stacks.get(hit.stack as usize).map_or(&[][..], Vec::as_slice);
+    let kernel = hit.kernel.as_ref().map(|kernel| match (&kernel.call, &kernel.function) {
+        (Some(call), _) => format!("{call}(2)"),
+        (None, Some(function)) => format!("the kernel ({function})"),
+        (None, None) => "the kernel".to_owned(),
+    });
+    // What a library does it does for the program.
+    let its_own = |frame: &&Frame| {
+        let module = frame.module.as_ref().map(Name::base);
+        module.is_some_and(|module| !module.windows(3).any(|piece| piece == b".so"))
+    };
+    let of_program = frames.iter().find(its_own);
+    let first = frames.first().filter(|first| of_program.is_none_or(|frame| frame != *first));
+    let by = |frame: &Frame| format!(", by {}", with_its_line(frame));
+    let text = match (kernel, first, of_program) {
+        (Some(kernel), _, Some(frame)) => kernel + &by(frame),
+        (Some(kernel), Some(first), None) => kernel + &by(first),
+        (Some(kernel), None, None) => kernel,
+        (None, Some(first), Some(frame)) => function(first) + &by(frame),
+        (None, None, Some(frame)) | (None, Some(frame), None) => with_its_line(frame),
+        (None, None, None) => "?".to_owned(),
+    };
+    Name::new(text.as_bytes())
+}
+
+fn function(frame: &Frame) -> String {
+    match (&frame.function, &frame.module) {
+        (Some(function), _) => function.clone(),
+        (None, Some(module)) => {
+            format!("{}+{:#x}", String::from_utf8_lossy(module.base()), frame.offset)
+        }
+        (None, None) => format!("{:#x}", frame.offset),
+    }
+}
+
+fn with_its_line(frame: &Frame) -> String {
+    let line = frame.line.as_ref().map(|line| {
+        let file = line.file.rsplit('/').next().unwrap_or_default();
+        format!(" {file}:{}", line.number)
+    });
+    format!("{}{}", function(frame), line.unwrap_or_default())
+}
+
+/// How often each call stack is among the accesses, the most frequent first.
+fn counted(watched: &Watched) -> Vec<(u32, u64)> {
+    let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
+    for hit in &watched.hits {
+        *counts.entry(hit.stack).or_default() += 1;
+    }
+    let mut counts: Vec<(u32, u64)> = counts.into_iter().collect();
+    counts.sort_by_key(|(stack, count)| (std::cmp::Reverse(*count), *stack));
+    counts
+}
+
+fn frames_of(watched: &Watched, stack: u32) -> &[Frame] {
+    watched.stacks.get(stack as usize).map_or(&[], Vec::as_slice)
+}
+
+/// The call stacks, a row a frame.
+fn frames(watched: &Watched) -> Table {
+    let counted = counted(watched);
+    let rows = counted.iter().flat_map(|(stack, count)| {
+        let frames = frames_of(watched, *stack).iter().enumerate();
+        frames.map(|(depth, frame)| ((depth == 0).then_some((*stack, *count)), frame))
+    });
+    let rows: Vec<(Option<(u32, u64)>, &Frame)> = rows.collect();
+    let once = |value: fn((u32, u64)) -> u64| {
+        let cell =
+            |head: &Option<(u32, u64)>| head.map_or(Value::None, |it| Value::Count(value(it)));
+        Cells::Values(rows.iter().map(|(head, _)| cell(head)).collect())
+    };
+    let names = |name: fn(&Frame) -> Option<Name>| {
+        let cell = |frame: &Frame| name(frame).map_or(Value::None, Value::Name);
+        Cells::Values(rows.iter().map(|(_, frame)| cell(frame)).collect())
+    };
+    let columns = vec![
+        Column::new("stack", "STACK", once(|(stack, _)| stack.into())),
+        Column::new("count", "HITS", once(|(_, count)| count)),
+        Column::new(
+            "function",
+            "FUNCTION",
+            names(|frame| {
+                let inlined = if frame.inlined { " (inlined)" } else { "" };
+                Some(Name::new(format!("{}{inlined}", function(frame)).as_bytes()))
+            }),
+        ),
+        Column::new(
+            "line",
+            "LINE",
+            names(|frame| {
+                let line = frame.line.as_ref()?;
+                let file = line.file.rsplit('/').next().unwrap_or_default();
+                Some(Name::new(format!("{file}:{}", line.number).as_bytes()))
+            }),
+        ),
+        Column::new(
+            "module",
+            "MODULE",
+            names(|frame| frame.module.as_ref().map(|module| Name::new(module.base()))),
+        ),
+    ];
+    Table { key: "frames".into(), ..table("frames", "Call stacks", Audience::People, columns) }
+}
+
+/// The same for programs: a row a stack.
+fn stacks(watched: &Watched) -> Table {
+    let counted = counted(watched);
+    let frames = |stack: u32| Value::List(frames_of(watched, stack).iter().map(record).collect());
+    let columns = vec![
+        Column::new(
+            "stack",
+            "STACK",
+            Cells::Counts(counted.iter().map(|it| it.0.into()).collect()),
+        ),
+        Column::new("count", "HITS", Cells::Counts(counted.iter().map(|it| it.1).collect())),
+        Column::new(
+            "frames",
+            "FRAMES",
+            Cells::Values(counted.iter().map(|it| frames(it.0)).collect()),
+        ),
+    ];
+    table("stacks", "", Audience::Programs, columns)
+}
+
+fn record(frame: &Frame) -> Value {
+    let text = |text: &str| Value::Name(Name::new(text.as_bytes()));
+    let line = frame.line.as_ref();
+    Value::Record(vec![
+        ("function".into(), frame.function.as_deref().map_or(Value::None, text)),
+        ("file".into(), line.map_or(Value::None, |line| text(&line.file))),
+        ("line".into(), line.map_or(Value::None, |line| Value::Count(line.number.into()))),
+        ("module".into(), frame.module.clone().map_or(Value::None, Value::Name)),
+        ("offset".into(), Value::Count(frame.offset)),
+        ("inlined".into(), Value::Flag(frame.inlined)),
+    ])
+}
+
+/// What the numbers do not say.
+fn remarks(watched: &Watched) -> Vec<Paragraph> {
+    let mut remarks: Vec<String> = Vec::new();
+    let seen = watched.hits.len() as u64 + watched.dropped + watched.passed_over;
+    if seen == 0 && watched.lost == 0 {
+        let what = if watched.reads { "Nothing accessed" } else { "Nothing wrote" };
+        remarks.push(format!("{what} these bytes while they were watched."));
+    } else if watched.hits.is_empty() && watched.passed_over > 0 {
+        remarks.push("The condition held for none of them.".into());
+    }
+    if watched.mapping.is_none() {
+        remarks.push("No memory was mapped at that address when the watching began.".into());
+    }
+    if let Err(absent) = &watched.kernel {
+        remarks.push(format!(
+            "What the kernel writes for the process, as in read(2), is not told: {absent}."
+        ));
+    }
+    if watched.hits.iter().any(|hit| hit.known == Known::Not) {
+        remarks.push("Values are not known where the instruction does not tell them and another access came before the memory could be read.".into());
+    }
+    if watched.unseen > 0 {
+        let by = match watched.kernel {
+            Ok(()) => {
+                "another process, by shared memory or by process_vm_writev, a debugger, or a device"
+            }
+            Err(_) => "the kernel for the process, another process, or a device",
+        };
+        remarks.push(format!("{} times the memory held something else than the last access had left: written by {by}.", watched.unseen));
+    }
+    let paragraph = |text: String| Paragraph {
+        title: "".into(),
+        pieces: vec![Value::text(text)],
+        audience: Audience::People,
+    };
+    remarks.into_iter().map(paragraph).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::{Absent, Pid};
+
+    use super::*;
+
+    fn hit(old: Option<&[u8]>, value: Option<&[u8]>) -> Hit {
+        let reading = |bytes: Option<&[u8]>| bytes.map(<[u8]>::to_vec).ok_or(Absent::Vanished);
+        Hit {
+            time_ns: 0,
+            pid: Pid(1),
+            tid: Pid(1),
+            thread: Name::default(),
+            access: Access::Write,
+            old: reading(old),
+            value: reading(value),
+            known: Known::Stored,
+            instruction: None,
+            kernel: None,
+            stack: 0,
+        }
+    }
+
+    #[test]
+    fn a_condition_holds_by_the_numbers_and_never_for_what_is_unknown() {
+        let holds = |text: &str, hit: &Hit| When::parse(text).unwrap().holds(hit);
+        let it = hit(Some(&[0, 1, 0, 0]), Some(&[0xff, 0, 0, 0]));
+        assert!(holds("old == 256 && value == 0xff", &it));
+        assert!(holds("value < 256 || value == 0", &it));
+        assert!(!holds("!(value >= 255)", &it));
+        let unknown = hit(None, Some(&[0; 4]));
+        assert!(!holds("old == 0", &unknown) && !holds("old != 0", &unknown));
+        assert!(holds("value == 0", &unknown));
+        assert!(When::parse("size == 0").is_err() && When::parse("value ~ x").is_err());
+    }
+
+    #[test]
+    fn values_are_told_in_decimal_and_hexadecimal_and_characters_as_such() {
+        assert_eq!(text(&[65]), "65 (0x41 'A')");
+        assert_eq!(text(&[0x1b]), "27 (0x1b)");
+        assert_eq!(text(&[1, 2]), "513 (0x201)");
+        assert_eq!(text(b"0123456789\x1b"), "303132333435363738391b 0123456789.");
+    }
+
+    #[test]
+    fn of_many_bytes_those_are_told_that_changed() {
+        let mut new = [0; 16];
+        (new[9], new[11]) = (1, 2);
+        let it = hit(Some(&[0; 16]), Some(&new));
+        assert_eq!(words(&it, |hit| &hit.old), Value::text("+8: 0 (0x0)"));
+        assert_eq!(words(&it, |hit| &hit.value), Value::text("+8: 33554688 (0x2000100)"));
+        assert_eq!(changed_part(&[0; 12], &new[..12]), Some((8, 4)));
+        assert_eq!(changed_part(&[0; 16], &[1; 16]), None);
+        assert_eq!(changed_part(&new, &new), None);
+        let unknown = hit(None, Some(&[0; 4]));
+        assert_eq!(words(&unknown, |hit| &hit.old), Value::Absent(Absent::Vanished));
+    }
+}

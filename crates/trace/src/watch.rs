@@ -1,0 +1,663 @@
+//! Accesses to some bytes of a process: a breakpoint of the CPU on each of its threads tells of them, and it is never stopped.
+//!
+//! The kernel does not say what was written. The instruction that did so is behind us, with its registers: most stores can
+//! be computed from them, whatever became of the memory since. For others the memory is read, and what was read is an
+//! access's own where it was after the access and before the next:
+//!
+//! ```text
+//!   hit        hit              hit    hit
+//! ───┼──────────┼───────┬────────┼──────┼───►  time
+//!                     reading: the value that the second hit left
+//! ```
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pagewise_model::traced::Frame;
+use pagewise_model::watched::{Access, Hit, InKernel, Known};
+use pagewise_model::{Absent, Name, Pid, Reading};
+use pagewise_proc::ProcRoot;
+use pagewise_sys::perf_event::{Event, Mode};
+use pagewise_sys::perf_ring::{Carries, Sampling};
+use pagewise_sys::remote;
+
+use crate::code::Codes;
+use crate::kernel::Functions;
+use crate::session::now;
+use crate::store::{COUNTER, Code, Effect, Registers, ends_with_call};
+use crate::{
+    Error, Record, Sample, Session, Spaces, StackId, Stacks, Symbols, Target, Unwinder, Wanted,
+};
+
+/// How many breakpoints a CPU has.
+const SLOTS: usize = 4;
+/// From an access until the kernel has noted its time, at most. Here some 10 µs.
+const MARGIN: u64 = 100_000;
+/// Of one access to bytes of two breakpoints the kernel tells twice, within this time.
+const TOGETHER: u64 = 1_000_000;
+/// Deeper callers are not told.
+const CALLERS: u16 = 64;
+/// So much of the stack comes with an access: callers that keep no frame pointers are found there, and what is watched if
+/// it is there too.
+const STACK: u16 = 4 << 10;
+/// What all rings take together where that is allowed, and one where it is not.
+const RINGS: usize = 64 << 20;
+const SMALL: usize = 128 << 10;
+
+/// An access, and what is not known of it yet.
+#[derive(Debug)]
+struct Pending {
+    time: u64,
+    /// When the kernel told of it for the last time.
+    until: u64,
+    pid: u32,
+    tid: u32,
+    ip: u64,
+    /// Of a copy by the kernel, how much was still to be copied then.
+    left: Option<u64>,
+    /// Which of the breakpoints, a bit each.
+    which: u32,
+    registers: Option<Registers>,
+    effect: Option<Effect>,
+    /// The bytes as the kernel copied them.
+    copied: Option<Vec<u8>>,
+    instruction: Option<Rc<str>>,
+    kernel: Option<InKernel>,
+    stack: StackId,
+    thread: Name,
+}
+
+/// What memory held, somewhen in between.
+#[derive(Debug)]
+struct Held {
+    from: u64,
+    to: u64,
+    bytes: Vec<u8>,
+}
+
+/// The instruction before an address, read once.
+#[derive(Debug)]
+struct Before {
+    code: Code,
+    text: Option<Rc<str>>,
+    /// Whether the address is where a function begins.
+    begins: bool,
+}
+
+/// What becomes known besides the accesses.
+#[derive(Debug, Default)]
+pub struct Hits {
+    /// Accesses of children to their own copies of the memory.
+    pub in_copies: u64,
+    /// How often something else was in memory than the last access had left.
+    pub unseen: u64,
+    /// The process executes another program: its memory is gone.
+    pub executed: bool,
+}
+
+/// Some bytes that are watched. Dropping it ends that.
+#[derive(Debug)]
+pub struct Watch {
+    session: Session,
+    kernel: Reading<()>,
+    first: Reading<Vec<u8>>,
+    /// Records up to this time have been handed on.
+    horizon: u64,
+    observer: Observer,
+}
+
+/// What takes in records and makes accesses of them.
+#[derive(Debug)]
+struct Observer {
+    spaces: Spaces,
+    stacks: Stacks,
+    unwinder: Unwinder,
+    code: Codes,
+    symbols: Symbols,
+    frames: Vec<Vec<Frame>>,
+    pid: u32,
+    start: u64,
+    length: usize,
+    reads: bool,
+    shared: bool,
+    began: u64,
+    last: Option<Vec<u8>>,
+    pending: VecDeque<Pending>,
+    held: VecDeque<Held>,
+    codes: HashMap<(u32, u64), Rc<Before>>,
+    returns: HashMap<(u32, u64), Option<Option<u64>>>,
+    names: HashMap<u32, Name>,
+    strangers: HashSet<u32>,
+    functions: Option<Functions>,
+    /// Whether values of late had to be read.
+    needs_reading: bool,
+    told: Hits,
+}
+
+/// The aligned pieces of 1, 2, 4 or 8 bytes that breakpoints can watch.
+///
+/// # Errors
+/// [`Error::Unfit`] for more than four, and for a number that is not aligned.
+fn pieces(start: u64, length: u64) -> Result<Vec<(u64, u64)>, Error> {
+    let unfit = |why: String, hint: String| Err(Error::Unfit { why, hint });
+    if length == 0 {
+        return unfit("no bytes are to be watched".into(), "say how many".into());
+    }
+    let Some(end) = start.checked_add(length) else {
+        return unfit("the bytes end behind the last address".into(), String::new());
+    };
+    if matches!(length, 2 | 4 | 8) && !start.is_multiple_of(length) {
+        let aligned = start & !(length - 1);
+        return unfit(
+            format!("{length} bytes at {start:#x} are not aligned: the CPU watches aligned ones"),
+            format!("watch 1 byte there, or {length} bytes at {aligned:#x}"),
+        );
+    }
+    let (mut at, mut pieces) = (start, Vec::new());
+    while at < end && pieces.len() <= SLOTS {
+        let fits = |size: &u64| at.is_multiple_of(*size) && size.saturating_add(at) <= end;
+        let size = [8, 4, 2, 1].into_iter().find(fits).expect("one byte is always aligned");
+        pieces.push((at, size));
+        at += size;
+    }
+    if pieces.len() > SLOTS {
+        return unfit(
+            format!("{length} bytes at {start:#x} take more than the {SLOTS} breakpoints of a CPU"),
+            "each watches 1, 2, 4 or 8 aligned bytes: at most 32 from a multiple of 8 on".into(),
+        );
+    }
+    Ok(pieces)
+}
+
+impl Watch {
+    /// Begins to watch some bytes of a process, of which it must be known which mappings it has; `reads` as well as writes.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] for bytes that cannot be watched together, and those of [`Session::open`].
+    pub fn open(
+        root: &ProcRoot,
+        pid: u32,
+        start: u64,
+        length: u64,
+        reads: bool,
+    ) -> Result<Watch, Error> {
+        let pieces = pieces(start, length)?;
+        let carries = Carries { callers: CALLERS, ..Unwinder::carries(STACK) };
+        let wanted = |exclude_kernel: bool| -> Vec<Wanted> {
+            let each = pieces.iter().enumerate().map(|(at, &(start, length))| Wanted {
+                name: format!("{length} bytes at {start:#x}"),
+                sampling: Sampling {
+                    event: Event::access(start, length, reads),
+                    every: 1,
+                    carries: Carries {
+                        kernel: !exclude_kernel,
+                        registers_there: if exclude_kernel { 0 } else { COUNTER },
+                        ..carries
+                    },
+                    mode: Mode { exclude_kernel, ..Mode::default() },
+                    tasks: at == 0,
+                    wake_at: 1,
+                },
+            });
+            each.collect()
+        };
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let large = (RINGS / cpus).next_power_of_two().max(1 << 20);
+        let target = Target::Process(pid);
+        let (mut kernel, mut size) = (Ok(()), large);
+        let session = loop {
+            match Session::open(target, &wanted(kernel.is_err()), size) {
+                Err(Error::NotWatched { error, .. })
+                    if error.kind() == io::ErrorKind::PermissionDenied
+                        && (kernel.is_ok() || size == large) =>
+                {
+                    // Without privileges the kernel's own accesses are not told, and rings are small.
+                    if kernel.is_ok() {
+                        kernel = Err(Absent::NotPermitted("root or CAP_PERFMON".into()));
+                    } else {
+                        size = SMALL;
+                    }
+                }
+                session => break session?,
+            }
+        };
+        let mut spaces = Spaces::default();
+        spaces.read(root, pid);
+        let shared = spaces.find(pid, start).is_some_and(|region| region.shared);
+        let length = usize::try_from(length).expect("a few bytes");
+        let began = now();
+        session.enable()?;
+        let first = read(pid, start, length);
+        let observer = Observer {
+            spaces,
+            stacks: Stacks::default(),
+            unwinder: Unwinder::default(),
+            code: Codes::default(),
+            symbols: Symbols::default(),
+            frames: Vec::new(),
+            pid,
+            start,
+            length,
+            reads,
+            shared,
+            began,
+            last: first.as_ref().ok().cloned(),
+            pending: VecDeque::new(),
+            held: VecDeque::new(),
+            codes: HashMap::new(),
+            returns: HashMap::new(),
+            names: name(pid, pid).map(|name| (pid, name)).into_iter().collect(),
+            strangers: HashSet::new(),
+            functions: None,
+            needs_reading: true,
+            told: Hits::default(),
+        };
+        Ok(Watch { session, kernel, first, horizon: began, observer })
+    }
+
+    /// Whether accesses by the kernel are told, and why not.
+    pub fn kernel(&self) -> &Reading<()> {
+        &self.kernel
+    }
+
+    /// What was there at first.
+    pub fn first(&self) -> &Reading<Vec<u8>> {
+        &self.first
+    }
+
+    /// What is known besides.
+    pub fn told(&self) -> &Hits {
+        &self.observer.told
+    }
+
+    /// How many accesses the kernel could not tell of.
+    pub fn lost(&self) -> u64 {
+        self.session.lost()
+    }
+
+    /// For how many nanoseconds it has watched.
+    pub fn took_ns(&self) -> u64 {
+        now().saturating_sub(self.observer.began)
+    }
+
+    /// The frames of call stacks by number, as far as they can be told now.
+    pub fn frames(&mut self) -> &[Vec<Frame>] {
+        self.observer.resolve();
+        &self.observer.frames
+    }
+
+    /// Waits for accesses, at most so long, and hands on those of which all is known that will be, in order of time.
+    pub fn step(&mut self, at_most: Duration, each: &mut dyn FnMut(Hit)) {
+        /// While values follow from the code, nothing is gained by looking at each access at once.
+        const REST: Duration = Duration::from_millis(2);
+        let Watch { session, horizon, observer, .. } = self;
+        if !observer.needs_reading {
+            std::thread::sleep(REST.min(at_most));
+        }
+        session.wait(at_most);
+        observer.hold();
+        let read_until = now();
+        session.drain(&mut |record| observer.note(&record));
+        // What is handed on now happened before the rings were read the last time.
+        let handed_on = std::mem::replace(horizon, read_until);
+        observer.settle(Some(handed_on), each);
+        observer.resolve();
+    }
+
+    /// Ends it, and hands on what is left.
+    pub fn finish(&mut self, each: &mut dyn FnMut(Hit)) {
+        let Watch { session, observer, .. } = self;
+        // Who cannot be stopped is not heard any more.
+        let _ = session.disable();
+        observer.hold();
+        session.finish(&mut |record| observer.note(&record));
+        observer.settle(None, each);
+    }
+}
+
+impl Observer {
+    /// Finds the functions of new call stacks, best while the process is there: its files may be nobody else's.
+    fn resolve(&mut self) {
+        let Observer { stacks, symbols, frames, .. } = self;
+        let new = stacks.places().iter().skip(frames.len());
+        let new: Vec<Vec<Frame>> = new
+            .map(|places| places.iter().flat_map(|place| symbols.frames(place).to_vec()).collect())
+            .collect();
+        frames.extend(new);
+    }
+
+    /// Notes what memory holds now.
+    fn hold(&mut self) {
+        let from = now();
+        if let Ok(bytes) = read(self.pid, self.start, self.length) {
+            self.held.push_back(Held { from, to: now(), bytes });
+        }
+    }
+
+    fn note(&mut self, record: &Record<'_>) {
+        self.spaces.note(record);
+        match *record {
+            Record::Sample(sample) => self.hit(&sample),
+            Record::Named { pid, exec: true, .. } if pid == self.pid => self.told.executed = true,
+            Record::Named { pid, exec: true, .. } => {
+                self.strangers.insert(pid);
+            }
+            Record::Named { tid, name, .. } => {
+                self.names.insert(tid, Name::new(name));
+            }
+            // Whoever has the number next may have another name.
+            Record::Ended { tid, .. } => {
+                self.names.remove(&tid);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes in an access.
+    fn hit(&mut self, sample: &Sample<'_>) {
+        if self.told.executed || self.strangers.contains(&sample.pid) {
+            return;
+        }
+        if sample.pid != self.pid && !self.shared {
+            self.told.in_copies += 1;
+            return;
+        }
+        let registers = Registers::of(sample.registers());
+        if self.is_known(sample, registers) {
+            return;
+        }
+        self.needs_reading = true;
+        let (start, length) = (self.start, self.length);
+        let stack_pointer = registers.map_or(u64::MAX, |it| it.stack_pointer());
+        let copied = usize::try_from(start.wrapping_sub(stack_pointer)).ok();
+        let copied =
+            copied.and_then(|at| sample.stack.get(at..)?.get(..length)).map(<[u8]>::to_vec);
+        let mut addresses = std::mem::take(&mut self.callers(sample, stack_pointer));
+        let (mut effect, mut instruction, mut kernel) = (None, None, None);
+        if sample.is_in_kernel() {
+            kernel = Some(self.in_kernel(sample));
+        } else if let (Some(registers), Some(place)) = (registers, addresses.first().copied()) {
+            let before = self.before(sample.pid, place);
+            effect = before.code.effect(&registers, start, length);
+            instruction = before.text.clone().filter(|_| effect.is_some());
+            if before.begins && (start..start + length as u64).contains(&stack_pointer) {
+                // The return address that a call has left: the caller is who wrote.
+                instruction = Some("call".into());
+                addresses.remove(0);
+            }
+        }
+        // What an access is told behind of ends one byte before, as calls do before where they return to.
+        if let Some(first) = addresses.first_mut() {
+            *first = first.saturating_sub(1);
+        }
+        let stack = self.stacks.number(&self.spaces, sample.pid, addresses.into_iter());
+        let Sample { time, pid, tid, ip, which, .. } = *sample;
+        let (which, thread) = (1 << which, self.thread(pid, tid));
+        self.pending.push_back(Pending {
+            time,
+            until: time,
+            pid,
+            tid,
+            ip,
+            left: left(sample),
+            which,
+            registers,
+            effect,
+            copied,
+            instruction,
+            kernel,
+            stack,
+            thread,
+        });
+    }
+
+    /// Whether it is an access that was told of before: by another breakpoint, the same in all but that; or a copy by the
+    /// kernel that goes on, which counts down what is left.
+    fn is_known(&mut self, sample: &Sample<'_>, registers: Option<Registers>) -> bool {
+        let bit = 1 << sample.which;
+        let left = left(sample);
+        let recent = self.pending.iter_mut().rev();
+        let mut recent = recent.take_while(|it| sample.time - it.until < TOGETHER);
+        let Some(it) = recent.find(|it| it.tid == sample.tid) else { return false };
+        // Of a copy the last piece is told of behind the instruction, the others at it.
+        let goes_on = left.zip(it.left).is_some_and(|(left, before)| left < before);
+        let is_twin = it.ip == sample.ip && left == it.left && it.which & bit == 0;
+        if it.registers != registers || !(is_twin || goes_on) {
+            return false;
+        }
+        it.which |= bit;
+        (it.until, it.left) = (sample.time, left);
+        // What was there at first is not what it left.
+        it.copied = None;
+        true
+    }
+
+    /// Where the program was, and what it returns to: by unwind tables as far as the stack came along, from there on by frame
+    /// pointers.
+    fn callers(&mut self, sample: &Sample<'_>, stack_pointer: u64) -> Vec<u64> {
+        let Observer { unwinder, spaces, .. } = self;
+        let mut callers = unwinder.unwind(spaces, sample).to_vec();
+        if callers.len() < 2 {
+            return self.by_frames(sample, stack_pointer);
+        }
+        let last = callers.last().copied();
+        callers.extend(sample.callers().skip_while(|it| Some(*it) != last).skip(1));
+        callers
+    }
+
+    /// Where the program was, and what it returns to: also from a function that has no frame of its own, which the chain
+    /// of frames leaves out. What no call can return to ends them: code without frame pointers has other things there.
+    fn by_frames(&mut self, sample: &Sample<'_>, stack_pointer: u64) -> Vec<u64> {
+        let mut addresses = sample.callers();
+        let Some(first) = addresses.next() else { return Vec::new() };
+        let (pid, rest) = (sample.pid, addresses.collect::<Vec<u64>>());
+        let mut callers = vec![first];
+        let before = self.before(pid, first);
+        let words = sample.stack.as_chunks::<8>().0;
+        let word = |depth: u64| words.get(usize::try_from(depth / 8).ok()?);
+        let depth = if before.begins { Some(0) } else { before.code.return_address };
+        let hidden = depth.and_then(word).map(|word| u64::from_ne_bytes(*word));
+        if let Some(hidden) =
+            hidden.filter(|it| stack_pointer != u64::MAX && rest.first() != Some(it))
+            && self.is_returned_to(pid, hidden)
+        {
+            callers.push(hidden);
+        }
+        for address in rest {
+            if !self.is_returned_to(pid, address) {
+                break;
+            }
+            callers.push(address);
+        }
+        callers
+    }
+
+    /// Whether a call may return there.
+    fn is_returned_to(&mut self, pid: u32, address: u64) -> bool {
+        /// No call is longer.
+        const LONGEST: u64 = 7;
+        let key = (self.spaces.program(pid), address);
+        let Observer { spaces, code, returns, .. } = self;
+        returns
+            .entry(key)
+            .or_insert_with(|| {
+                let region = spaces.find(pid, address)?;
+                // Of code in no file nothing is known.
+                if !region.is_file() {
+                    return region.name.as_bytes().is_empty().then_some(None);
+                }
+                ends_with_call(&code.before(spaces, pid, address, LONGEST)?, address)
+            })
+            .is_some()
+    }
+
+    /// The code before an address.
+    fn before(&mut self, pid: u32, address: u64) -> Rc<Before> {
+        let key = (self.spaces.program(pid), address);
+        if let Some(known) = self.codes.get(&key) {
+            return Rc::clone(known);
+        }
+        let bytes = self.code.of_function(&self.spaces, pid, address);
+        let begins = bytes.as_ref().is_some_and(Vec::is_empty);
+        let code = bytes.map_or_else(Code::default, |bytes| Code::read(&bytes, address));
+        let text = code.text().map(Rc::from);
+        let before = Rc::new(Before { code, text, begins });
+        self.codes.insert(key, Rc::clone(&before));
+        before
+    }
+
+    fn in_kernel(&mut self, sample: &Sample<'_>) -> InKernel {
+        let functions = self.functions.get_or_insert_with(|| Functions::read().unwrap_or_default());
+        let mut names = sample.kernel_callers().filter_map(|address| functions.find(address));
+        InKernel {
+            function: functions.find(sample.ip).map(str::to_owned),
+            call: names.find_map(system_call).map(str::to_owned),
+        }
+    }
+
+    /// Hands on the accesses whose values are known, or will not be: all, or those after which records were handed on
+    /// until some time.
+    fn settle(&mut self, handed_on: Option<u64>, each: &mut dyn FnMut(Hit)) {
+        while let Some(front) = self.pending.front() {
+            let (time, next) = (front.until, self.pending.get(1).map(|it| it.time));
+            let behind = next.or(handed_on).unwrap_or(u64::MAX);
+            // Another breakpoint may still tell of the same.
+            if handed_on.is_some_and(|until| time + TOGETHER > until) {
+                break;
+            }
+            let margin = if next.is_some() { MARGIN } else { 0 };
+            let fits = |held: &&Held| held.from > time && held.to.saturating_add(margin) < behind;
+            let first = self.held.iter().find(fits).map(|held| held.bytes.clone());
+            let last = self.held.iter().rev().find(fits).map(|held| held.bytes.clone());
+            if next.is_none() && handed_on.is_some() && first.is_none() {
+                break;
+            }
+            let Some(pending) = self.pending.pop_front() else { break };
+            let hit = self.make(pending, first, last);
+            self.held.retain(|held| held.from > time);
+            each(hit);
+        }
+        // What is older than any access that can still come.
+        if let (Some(until), true) = (handed_on, self.pending.is_empty()) {
+            let is_old = |held: &Held| held.to.saturating_add(MARGIN) < until;
+            while self.held.front().is_some_and(is_old)
+                && let Some(held) = self.held.pop_front()
+            {
+                self.see(held.bytes);
+            }
+            self.needs_reading = true;
+        }
+    }
+
+    /// Takes in what memory holds with no access on the way.
+    fn see(&mut self, bytes: Vec<u8>) {
+        if self.last.as_ref().is_some_and(|last| *last != bytes) {
+            self.told.unseen += 1;
+        }
+        self.last = Some(bytes);
+    }
+
+    /// An access with its values, where memory held `first` after it and `last` before the next.
+    fn make(&mut self, it: Pending, first: Option<Vec<u8>>, last: Option<Vec<u8>>) -> Hit {
+        let old = self.last.take();
+        let access = match (it.effect, self.reads) {
+            (Some(effect), _) => effect.access,
+            (None, false) => Access::Write,
+            (None, true) => Access::Either,
+        };
+        let after = it.effect.and_then(|it| it.after(self.start, old.as_deref(), self.length));
+        let (value, known) = match (access, after, it.copied, first) {
+            (Access::Read, ..) => (old.clone(), Known::Unchanged),
+            (_, Some((value, false)), ..) => (Some(value), Known::Stored),
+            (_, _, Some(value), _) => (Some(value), Known::Copied),
+            (_, Some((value, true)), ..) => (Some(value), Known::Computed),
+            (_, None, None, Some(value)) => (Some(value), Known::Read),
+            (_, None, None, None) => (None, Known::Not),
+        };
+        self.needs_reading = matches!(known, Known::Read | Known::Not);
+        self.last.clone_from(&value);
+        // The next access may have been under way already: what it stores is no surprise.
+        let next = self.pending.front().and_then(|next| {
+            Some(next.effect?.after(self.start, self.last.as_deref(), self.length)?.0)
+        });
+        if let Some(last) = last.filter(|last| Some(last) != next.as_ref()) {
+            self.see(last);
+        }
+        let unknown = || Absent::Ambiguous("a look at the memory before the next access".into());
+        let known = if value.is_none() { Known::Not } else { known };
+        Hit {
+            time_ns: it.time.saturating_sub(self.began),
+            pid: Pid(it.pid),
+            tid: Pid(it.tid),
+            thread: it.thread,
+            access,
+            old: old.ok_or_else(unknown),
+            value: value.ok_or_else(unknown),
+            known,
+            instruction: it.instruction.map(|text| text.to_string()),
+            kernel: it.kernel,
+            stack: it.stack.0,
+        }
+    }
+
+    /// The name of a thread, which may have ended.
+    fn thread(&mut self, pid: u32, tid: u32) -> Name {
+        if let Some(name) = self.names.get(&tid) {
+            return name.clone();
+        }
+        // A new thread has its maker's name at first.
+        let name = name(pid, tid).or_else(|| self.names.get(&pid).cloned()).unwrap_or_default();
+        self.names.insert(tid, name.clone());
+        name
+    }
+}
+
+/// The system call whose function in the kernel has that name.
+fn system_call(function: &str) -> Option<&str> {
+    const PREFIXES: &[&str] =
+        &["__x64_sys_", "__ia32_sys_", "__arm64_sys_", "__riscv_sys_", "__se_sys_", "ksys_"];
+    PREFIXES.iter().find_map(|prefix| function.strip_prefix(prefix))
+}
+
+/// Of an access by the kernel, how much it has still to copy, if it copies.
+fn left(sample: &Sample<'_>) -> Option<u64> {
+    sample.registers_there().next().filter(|_| sample.is_in_kernel())
+}
+
+/// The name of a thread that runs.
+fn name(pid: u32, tid: u32) -> Option<Name> {
+    let name = fs::read(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
+    Some(Name::new(name.strip_suffix(b"\n").unwrap_or(&name)))
+}
+
+/// What some bytes of a process hold.
+fn read(pid: u32, start: u64, length: usize) -> Reading<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    let end = start.saturating_add(length as u64);
+    match remote::read(pid, std::slice::from_ref(&(start..end)), &mut bytes) {
+        Ok(read) if read == length => Ok(bytes),
+        Ok(_) => Err(Absent::NotSupported("no memory can be read there".into())),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(Absent::Vanished),
+        Err(_) => Err(Absent::NotPermitted("the process's owner, or CAP_SYS_PTRACE".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_aligned_takes_few_breakpoints_and_what_is_not_is_refused() {
+        assert_eq!(pieces(0x1000, 8).unwrap(), [(0x1000, 8)]);
+        assert_eq!(pieces(0x1001, 1).unwrap(), [(0x1001, 1)]);
+        assert_eq!(pieces(0x1000, 32).unwrap().len(), 4);
+        assert_eq!(pieces(0x1004, 12).unwrap(), [(0x1004, 4), (0x1008, 8)]);
+        for (start, length) in [(0x1004, 8), (0x1001, 2), (0x1002, 4), (0x1000, 33), (0x1000, 0)] {
+            assert!(pieces(start, length).is_err(), "{start:#x} {length}");
+        }
+        assert!(pieces(u64::MAX - 1, 4).is_err());
+    }
+}
