@@ -229,6 +229,7 @@ fn about(recording: &Recording) -> Facts {
         Some(Ending::Exited(status)) => Value::text(format!("exit {status}")),
         Some(Ending::Killed(signal)) => Value::text(format!("signal {signal}")),
     };
+    let stacks = if recording.cut.is_some() { "unwind tables" } else { "frame pointers" };
     let pid = recording.pid.map_or(Value::None, |pid| Value::Count(pid.0.into()));
     facts_of(
         "recording",
@@ -243,6 +244,14 @@ fn about(recording: &Recording) -> Facts {
             fact("seconds", "for", Value::Seconds(recording.took_ns), ""),
             fact("lost", "EVENTS LOST", Value::Count(recording.lost), "")
                 .hidden_if(recording.lost == 0),
+            fact("stacks", "stacks", Value::text(stacks), "").for_programs(),
+            fact(
+                "stacks_cut",
+                "stacks cut off",
+                recording.cut.map_or(Value::None, Value::Count),
+                "",
+            )
+            .hidden_if(recording.cut.is_none_or(|cut| cut == 0)),
             fact("tracepoints", "tracepoints", Value::List(tracepoints), "").for_programs(),
             fact("missing", "missing", Value::List(missing.collect()), "").for_programs(),
         ],

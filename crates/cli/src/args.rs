@@ -777,11 +777,33 @@ pub(crate) struct Shootdowns {
     /// How many rows of each table to show, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "12", value_parser = limit)]
     pub(crate) rows: Limit,
+    /// Find callers by unwind tables: for programs that keep no frame pointers. Costs more: 8 KiB of the stack an event
+    #[arg(long)]
+    pub(crate) unwind: bool,
     /// Run this command and record it and all that it starts until it has ended
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
     pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) exports: Exports,
+}
+
+/// Call stacks for other tools.
+#[derive(Debug, Args)]
+pub(crate) struct Exports {
+    /// Write a flame graph: SVG, for any browser
+    #[arg(long, value_name = "FILE", help_heading = "Call stacks")]
+    pub(crate) flamegraph: Option<PathBuf>,
+    /// Write a line for each call stack and its count: for flamegraph.pl, speedscope
+    #[arg(long, value_name = "FILE", help_heading = "Call stacks")]
+    pub(crate) collapsed: Option<PathBuf>,
+    /// Write a profile for `go tool pprof`
+    #[arg(long, value_name = "FILE", help_heading = "Call stacks")]
+    pub(crate) pprof: Option<PathBuf>,
+    /// Write a trace for ui.perfetto.dev
+    #[arg(long, value_name = "FILE", help_heading = "Call stacks")]
+    pub(crate) perfetto: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -814,23 +836,6 @@ pub(crate) struct Faults {
     pub(crate) exports: Exports,
     #[command(flatten)]
     pub(crate) output: Output,
-}
-
-/// The same by call stack, in the formats of other tools.
-#[derive(Debug, Args)]
-pub(crate) struct Exports {
-    /// Draw a flame graph (SVG)
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    pub(crate) flamegraph: Option<PathBuf>,
-    /// Write collapsed stacks, a line each, as flamegraph.pl and speedscope read them
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    pub(crate) collapsed: Option<PathBuf>,
-    /// Write a profile for `go tool pprof`
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    pub(crate) pprof: Option<PathBuf>,
-    /// Write a trace for Perfetto (ui.perfetto.dev)
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    pub(crate) perfetto: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -66,23 +66,28 @@ pub(crate) fn emit_csv(table: &Table, output: &args::Output) -> anyhow::Result<(
     }
 }
 
-/// Writes a profile in each format that was asked for.
+/// Writes call stacks to the files that were asked for. They are put together only where there are any.
 pub(crate) fn export(
-    profile: &Profile,
-    title: &str,
     exports: &args::Exports,
+    title: &str,
+    profile: impl FnOnce() -> Profile,
 ) -> anyhow::Result<()> {
-    if let Some(path) = &exports.flamegraph {
-        into_file(path, |out| export::flamegraph::write(profile, title, out))?;
+    let args::Exports { flamegraph, collapsed, pprof, perfetto } = exports;
+    if [flamegraph, collapsed, pprof, perfetto].into_iter().all(Option::is_none) {
+        return Ok(());
     }
-    if let Some(path) = &exports.collapsed {
-        into_file(path, |out| export::collapsed::write(profile, out))?;
+    let profile = profile();
+    if let Some(path) = flamegraph {
+        into_file(path, |out| export::flamegraph::write(&profile, title, out))?;
     }
-    if let Some(path) = &exports.pprof {
-        into_file(path, |out| export::pprof::write(profile, out))?;
+    if let Some(path) = collapsed {
+        into_file(path, |out| export::collapsed::write(&profile, out))?;
     }
-    if let Some(path) = &exports.perfetto {
-        into_file(path, |out| export::perfetto::write(profile, out))?;
+    if let Some(path) = pprof {
+        into_file(path, |out| export::pprof::write(&profile, out))?;
+    }
+    if let Some(path) = perfetto {
+        into_file(path, |out| export::perfetto::write(&profile, out))?;
     }
     Ok(())
 }

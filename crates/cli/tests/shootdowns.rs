@@ -356,3 +356,51 @@ fn who_may_not_is_told_what_it_takes() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("tlb:tlb_flush") && said.contains("root"), "{said}");
 }
+
+#[test]
+fn call_stacks_given_to_other_tools_have_every_order() {
+    if !can_record() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (collapsed, graph) = (file("collapsed"), file("graph.svg"));
+    let options = ["shootdowns", "--json", "--collapsed", &collapsed, "--flamegraph", &graph, "--"];
+    let report = fixture::json(&[&options[..], &[&shoot(), "madvise", "2", "500"]].concat());
+    let text = fs::read_to_string(collapsed).unwrap();
+    let count = |line: &str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+    assert_eq!(text.lines().map(count).sum::<u64>(), number(&report, "totals.flush_orders"));
+    if number(&report, "totals.flush_orders") > 0 {
+        assert!(
+            text.lines().any(|line| line.contains("drops_a_page;") && line.contains("madvise"))
+        );
+        assert!(fs::read_to_string(graph).unwrap().contains("<svg"));
+    }
+}
+
+#[test]
+fn callers_are_found_by_unwind_tables_in_a_program_without_frame_pointers() {
+    if !can_record() {
+        return;
+    }
+    if cfg!(not(target_arch = "x86_64")) {
+        return lacks("unwind tables are understood on x86-64");
+    }
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let bare = folder.path().join("bare");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/shoot.c");
+    let built = Command::new("cc")
+        .args(["-O2", "-g", "-fomit-frame-pointer", "-pthread", "-o"])
+        .args([&bare, &source])
+        .status();
+    assert!(built.unwrap().success());
+    let command = ["shootdowns", "--unwind", "--json", "--", bare.to_str().unwrap()];
+    let report = fixture::json(&[&command[..], &["mprotect", "1", "300"]].concat());
+    assert_eq!(report["recording"]["stacks"], "unwind tables");
+    let calls = rows(&report, "calls", "function", "protects_a_page");
+    assert_eq!(sum_of(&calls, "count"), 300);
+    for call in calls {
+        let stack = call["stack"].as_array().unwrap();
+        assert!(stack.iter().any(|frame| frame["function"] == "main"), "{call}");
+    }
+}

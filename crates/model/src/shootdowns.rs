@@ -28,6 +28,8 @@ pub struct Recording {
     pub ending: Option<Ending>,
     /// How many events are missing, since the kernel found no room to write them down.
     pub lost: u64,
+    /// How many call stacks are known not to be whole; none where that is not known, since they were found by frame pointers.
+    pub cut: Option<u64>,
     /// The tracepoints that told of it.
     pub tracepoints: Vec<String>,
     /// Those that could not be had, and why.

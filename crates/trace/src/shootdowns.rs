@@ -29,12 +29,14 @@ use pagewise_sys::tracefs::TraceFs;
 use crate::kernel::Functions;
 use crate::record::{Record, Sample};
 use crate::tracepoint::{Field, Tracepoint};
-use crate::{Error, Session, Spaces, StackId, Stacks, Symbols, Target, Wanted};
+use crate::{Callers, Error, Finder, Session, Spaces, StackId, Stacks, Symbols, Target, Wanted};
 
 /// Bytes of a ring: what some hundred thousand flushes fill before we read again.
 const RING: usize = 8 << 20;
 /// Threads that are remembered after their end.
 const MOST_THREADS: usize = 1 << 16;
+/// Nothing is mapped below (`vm.mmap_min_addr`).
+const LOWEST: u64 = 1 << 16;
 /// All pages: `TLB_FLUSH_ALL`.
 const ALL_PAGES: u64 = u64::MAX;
 
@@ -116,11 +118,12 @@ impl Catalogue<'_> {
 }
 
 impl Recorder {
-    /// Opens all tracepoints that there are. Nothing is recorded before [`Recorder::enable`], or the command's `exec`.
+    /// Opens all tracepoints that there are; call stacks are found as `callers` says. Nothing is recorded before
+    /// [`Recorder::enable`], or the command's `exec`.
     ///
     /// # Errors
     /// [`Error::NoSuchEvent`] where the kernel does not tell of flushes; [`Error::NotWatched`]; [`Error::Gone`].
-    pub fn open(target: Target) -> Result<Recorder, Error> {
+    pub fn open(target: Target, callers: Callers) -> Result<Recorder, Error> {
         const FLUSH: &str = "tlb:tlb_flush";
         let refused = |error| Error::NotWatched { what: format!("the tracepoint {FLUSH}"), error };
         let tracefs = TraceFs::open().map_err(refused)?;
@@ -135,7 +138,8 @@ impl Recorder {
             tracepoints: vec![FLUSH.to_owned()],
             missing: Vec::new(),
         };
-        let fields = choose(&mut catalogue, &flush);
+        let finder = Finder::new(callers);
+        let fields = choose(&mut catalogue, &flush, &finder);
         let Catalogue { wanted, roles, tracepoints, missing, .. } = catalogue;
         let session = Session::open(target, &wanted, RING)?;
         for (which, role) in roles.iter().enumerate() {
@@ -153,7 +157,7 @@ impl Recorder {
             (roles[which] == Role::Sent).then(|| (which, wanted.name.clone()))
         };
         let sent = wanted.iter().enumerate().filter_map(is_sent).collect();
-        let mut so_far = SoFar::new(fields, flush.words());
+        let mut so_far = SoFar::new(fields, flush.words(), finder);
         so_far.meet(target);
         Ok(Recorder {
             session,
@@ -229,6 +233,7 @@ impl Recorder {
             Target::Machine => None,
             Target::Process(pid) | Target::Command(pid) => Some(Pid(pid)),
         };
+        let cut = so_far.finder.cut();
         let told = so_far.told();
         Ok(Recording {
             pid,
@@ -237,6 +242,7 @@ impl Recorder {
             took_ns: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
             ending,
             lost: session.lost(),
+            cut,
             tracepoints: self.tracepoints,
             missing: self.missing,
             reasons: told.reasons,
@@ -259,19 +265,23 @@ impl Recorder {
 }
 
 /// Which events are wanted; the one that owns the rings comes first.
-fn choose(catalogue: &mut Catalogue<'_>, flush: &Tracepoint) -> Fields {
+fn choose(catalogue: &mut Catalogue<'_>, flush: &Tracepoint, finder: &Finder) -> Fields {
     /// `kernel.perf_event_max_stack`, where nobody changed it.
     const DEEPEST: u16 = 127;
     let mut fields =
         Fields { reason: flush.field("reason"), pages: flush.field("pages"), ..Fields::default() };
-    let stacks = Carries { callers: DEEPEST, kernel: true, ..Carries::default() };
+    let stacks = Carries { callers: DEEPEST, kernel: true, ..finder.carries() };
     catalogue.add(Role::Cause, flush.sampled(stacks, true));
     if causes(flush, false).is_some() {
         catalogue.add(Role::Effect, flush.sampled(Carries::default(), false));
     }
     if let Some(enter) = catalogue.find("raw_syscalls:sys_enter") {
         (fields.enter_id, fields.enter_args) = (enter.field("id"), enter.field("args"));
-        let carries = Carries { callers: DEEPEST, stack: returns::LOOKED_AT, ..Carries::default() };
+        let mut carries = finder.carries();
+        if finder.cut().is_none() {
+            // Of a function of the C library, frame pointers do not tell the caller.
+            carries.stack = returns::LOOKED_AT;
+        }
         catalogue.add(Role::Enter, enter.sampled(carries, false));
     }
     if let Some(exit) = catalogue.find("raw_syscalls:sys_exit") {
@@ -399,6 +409,8 @@ struct SoFar {
     words: HashMap<i64, (String, Kind)>,
     spaces: Spaces,
     stacks: Stacks,
+    finder: Finder,
+    by_tables: bool,
     returns: returns::Returns,
     chains: Numbered<Vec<u64>, Vec<u64>>,
     /// The chain that is looked for.
@@ -431,7 +443,7 @@ enum Kind {
 }
 
 impl SoFar {
-    fn new(fields: Fields, words: &[(i64, String)]) -> SoFar {
+    fn new(fields: Fields, words: &[(i64, String)], finder: Finder) -> SoFar {
         let word = |(number, word): &(i64, String)| {
             let kind = match word.to_ascii_lowercase().as_str() {
                 REMOTE_SEND => Kind::Send,
@@ -446,6 +458,8 @@ impl SoFar {
             words: words.iter().map(word).collect(),
             spaces: Spaces::default(),
             stacks: Stacks::default(),
+            by_tables: finder.cut().is_some(),
+            finder,
             returns: returns::Returns::default(),
             chains: Numbered::default(),
             chain: Vec::new(),
@@ -570,7 +584,8 @@ impl SoFar {
         let stack = match open {
             Some(open) => open.stack,
             None => {
-                let callers = sample.callers().filter(|address| *address > 0);
+                let callers = self.finder.find(&self.spaces, sample).iter().copied();
+                let callers = callers.take_while(|address| *address >= LOWEST);
                 self.stacks.number(&self.spaces, sample.pid, callers)
             }
         };
@@ -630,9 +645,13 @@ impl SoFar {
     /// Where a system call was made, with the caller of the function of the C library that made it.
     fn stack_of_call(&mut self, sample: &Sample<'_>) -> StackId {
         let Sample { pid, stack, .. } = *sample;
-        let mut callers = sample.callers().filter(|address| *address > 0).peekable();
+        let found = self.finder.find(&self.spaces, sample).iter().copied();
+        let mut callers = found.take_while(|address| *address >= LOWEST).peekable();
         let first = callers.next();
-        let caller = first.and_then(|ip| self.returns.find(&self.spaces, pid, ip, stack));
+        let caller = match self.by_tables {
+            true => None,
+            false => first.and_then(|ip| self.returns.find(&self.spaces, pid, ip, stack)),
+        };
         let caller = caller.filter(|caller| callers.peek() != Some(caller));
         let all = first.into_iter().chain(caller).chain(callers);
         self.stacks.number(&self.spaces, pid, all)

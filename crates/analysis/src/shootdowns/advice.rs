@@ -128,8 +128,9 @@ fn advice(cause: &Cause, sum: &Sum) -> Option<(&'static str, &'static str)> {
         },
         Cause::Write => (
             "copy-on-write",
-            "Pages are copied as they are written after a fork (or are private and of a file): write to them before there are \
-             more threads, keep them out of children (MADV_DONTFORK), or do not fork a program with threads.",
+            "Pages are copied when they are written after a fork, or are private and of a file, or were read before they were \
+             ever written: write to them before there are more threads, keep them out of children (MADV_DONTFORK), or do not \
+             fork a program with threads.",
         ),
         Cause::Numa => (
             "numa-balancing",

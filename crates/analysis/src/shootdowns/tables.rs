@@ -79,7 +79,8 @@ fn sum_columns(told: &Told<'_>, sums: &[Sum]) -> Vec<Column> {
 pub(super) fn by_cause(told: &Told<'_>) -> Table {
     let (causes, sums): (Vec<&Cause>, Vec<Sum>) = told.by_cause().into_iter().unzip();
     let mut columns = sum_columns(told, &sums);
-    columns.iter_mut().for_each(|column| column.audience = Audience::Everyone);
+    let seen = columns.iter_mut().filter(|column| column.key != "full_orders");
+    seen.for_each(|column| column.audience = Audience::Everyone);
     columns.push(Column {
         meaning: "What the kernel was doing, by its functions on the stack.".into(),
         ..Column::new("cause", "CAUSE", labels(causes.iter().map(|cause| cause.name())))
@@ -293,7 +294,7 @@ pub(super) fn calls(told: &Told<'_>, options: &Options) -> Table {
             ..Column::new("line", "LINE", values(lines))
         },
         seen_by(
-            Audience::People,
+            Audience::Long,
             Column {
                 meaning: "The functions that called it, the innermost first.".into(),
                 ..Column::new(

@@ -54,6 +54,7 @@ fn recording() -> Recording {
         took_ns: 1_000_000_000,
         ending: Some(Ending::Exited(0)),
         lost: 0,
+        cut: None,
         tracepoints: [QUEUE, DONE, CALLS[0], CALLS[1]].map(str::to_owned).to_vec(),
         missing: Vec::new(),
         reasons: Vec::new(),

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Faults, look: &args::Look) -> anyhow::Result<ExitCode> 
     }
     let words: Vec<_> = recording.command.iter().map(Name::escaped).collect();
     let title = format!("Page faults: {} ({})", words.join(" "), recording.pid);
-    export(&recording.profile(), &title, &args.exports)?;
+    export(&args.exports, &title, || recording.profile())?;
     let limit = if args.output.json { None } else { args.rows.0 };
     let report = faults::faults(&recording, &Options { limit });
     if args.command.is_empty() {

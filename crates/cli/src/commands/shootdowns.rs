@@ -15,8 +15,8 @@ use pagewise_proc::{ProcRoot, stat, target};
 use pagewise_sys::interrupt::Interrupts;
 use pagewise_sys::launch::{Launcher, Running};
 use pagewise_sys::trace;
-use pagewise_trace::Target;
 use pagewise_trace::shootdowns::Recorder;
+use pagewise_trace::{Callers, Target};
 use pagewise_view::text::Units;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
@@ -24,8 +24,14 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use crate::args::{self, Shootdowns};
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
-use crate::output::{emit, emit_beside};
+use crate::output::{emit, emit_beside, export};
 
+/// Bytes of the stack that are copied for each event with `--unwind`.
+const STACK: u16 = 8 << 10;
+/// Callers that the kernel follows by frame pointers, at most.
+const DEEPEST: u16 = 127;
+/// What flame graphs are called.
+const TITLE: &str = "TLB shootdowns";
 /// Between looks whether it is over.
 const TURN: Duration = Duration::from_millis(10);
 
@@ -34,23 +40,27 @@ pub(crate) fn run(args: &Shootdowns, look: &args::Look) -> anyhow::Result<ExitCo
     if !ProcRoot::live().has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be recorded from here");
     }
+    let callers =
+        if args.unwind { Callers::Tables(STACK) } else { Callers::FramePointers(DEEPEST) };
     let limit = if args.output.json { None } else { args.rows.0 };
     let report = |recording: &Recording| shootdowns::shootdowns(recording, &Options { limit });
     if !args.command.is_empty() {
-        let (recording, exit) = command(&args.command)?;
+        let (recording, exit) = command(&args.command, callers)?;
+        export(&args.exports, TITLE, || shootdowns::profile(&recording))?;
         let look = Look::on_stderr(look);
         emit_beside(&report(&recording), &args.output, &look, Units::Human)?;
         return Ok(exit);
     }
     let recording = match &args.target {
-        Some(name) => watch_process(name, args.during)?,
-        None => watch(Target::Machine, None, args.during)?,
+        Some(name) => watch_process(name, callers, args.during)?,
+        None => watch(Target::Machine, None, callers, args.during)?,
     };
+    export(&args.exports, TITLE, || shootdowns::profile(&recording))?;
     emit(&report(&recording), &args.output, &Look::resolve(look), Units::Human)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn command(words: &[OsString]) -> anyhow::Result<(Recording, ExitCode)> {
+fn command(words: &[OsString], callers: Callers) -> anyhow::Result<(Recording, ExitCode)> {
     let (program, arguments) = words.split_first().context("no command was given")?;
     // A Ctrl-C is for the command; what it did until then is reported.
     let _interrupts = Interrupts::note();
@@ -58,7 +68,7 @@ fn command(words: &[OsString]) -> anyhow::Result<(Recording, ExitCode)> {
     let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
     let mut recorder = None;
     let prepare = |pid| {
-        let mut opened = Recorder::open(Target::Command(pid))?;
+        let mut opened = Recorder::open(Target::Command(pid), callers)?;
         opened.begin();
         recorder = Some(opened);
         Ok::<_, anyhow::Error>(())
@@ -86,7 +96,11 @@ fn until_it_ends(
     }
 }
 
-fn watch_process(name: &str, during: Option<Duration>) -> anyhow::Result<Recording> {
+fn watch_process(
+    name: &str,
+    callers: Callers,
+    during: Option<Duration>,
+) -> anyhow::Result<Recording> {
     let root = ProcRoot::live();
     let pid = target::find(&root, name)?;
     if stat::parse(&root.read(pid, "stat")?)?.has_ended() {
@@ -95,16 +109,17 @@ fn watch_process(name: &str, during: Option<Duration>) -> anyhow::Result<Recordi
     let gone = || pagewise_trace::Error::Gone { pid: pid.0 };
     let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
     let held = pidfd_open(number, PidfdFlags::empty()).map_err(|_| gone())?;
-    watch(Target::Process(pid.0), Some((pid, held)), during)
+    watch(Target::Process(pid.0), Some((pid, held)), callers, during)
 }
 
 fn watch(
     target: Target,
     process: Option<(Pid, OwnedFd)>,
+    callers: Callers,
     during: Option<Duration>,
 ) -> anyhow::Result<Recording> {
     let interrupts = Interrupts::note_all();
-    let mut recorder = Recorder::open(target)?;
+    let mut recorder = Recorder::open(target, callers)?;
     recorder.enable()?;
     let deadline = during.map(|during| Instant::now() + during);
     let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
