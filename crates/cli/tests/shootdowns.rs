@@ -6,13 +6,14 @@
 mod fixture;
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 
 use fixture::{copy_program, interruptible, is_root, lacks, number, program, skip, sum};
@@ -302,6 +303,34 @@ fn a_running_process_is_recorded_until_ctrl_c_and_goes_on() {
     let calls = rows(&report, "calls", "function", "drops_a_page");
     assert!(sum_of(&calls, "count") > 0, "{report}");
     assert!(busy.0.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn an_interrupt_is_the_commands_and_the_report_is_still_written() {
+    if !can_record() {
+        return;
+    }
+    let handles = "trap 'exit 5' INT; echo; while :; do sleep 0.01; done";
+    for (script, code) in [(handles, 5), ("echo; exec sleep 60", 130)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report");
+        let mut child = interruptible()
+            .args(["shootdowns", "--json", "--output"])
+            .arg(&path)
+            .args(["--", "sh", "-c", script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let group = Pid::from_raw(child.id().cast_signed()).unwrap();
+        kill_process_group(group, Signal::INT).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{script}");
+        let report: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        assert!(number(&report, "totals.flushes") > 0);
+    }
 }
 
 #[test]
