@@ -14,6 +14,14 @@ pub enum Error {
         /// What the kernel answered.
         error: io::Error,
     },
+    /// Tracepoints may not be watched at all.
+    #[error("the tracepoint {tracepoint} may not be watched: {error}")]
+    NotPermitted {
+        /// The one that is needed.
+        tracepoint: String,
+        /// What the kernel answered.
+        error: io::Error,
+    },
     /// The kernel has no such event.
     #[error("this kernel has no {what}")]
     NoSuchEvent {
@@ -49,6 +57,12 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         if let Error::Unfit { hint, .. } = self {
             return Some(hint.clone()).filter(|hint| !hint.is_empty());
+        }
+        if let Error::NotPermitted { .. } = self {
+            return Some(
+                "root may (sudo), and so may who has CAP_PERFMON and may read tracefs: the kernel tells of other CPUs to nobody else"
+                    .to_owned(),
+            );
         }
         let (Error::NotWatched { error, .. } | Error::System { error, .. }) = self else {
             return None;

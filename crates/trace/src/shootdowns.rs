@@ -13,6 +13,7 @@ mod returns;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::hash::Hash;
+use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::calls::Ending;
@@ -125,10 +126,10 @@ impl Recorder {
     /// [`Error::NoSuchEvent`] where the kernel does not tell of flushes; [`Error::NotWatched`]; [`Error::Gone`].
     pub fn open(target: Target, callers: Callers) -> Result<Recorder, Error> {
         const FLUSH: &str = "tlb:tlb_flush";
-        let refused = |error| Error::NotWatched { what: format!("the tracepoint {FLUSH}"), error };
+        let refused = |error| Error::NotPermitted { tracepoint: FLUSH.to_owned(), error };
         let tracefs = TraceFs::open().map_err(refused)?;
         let flush = Tracepoint::find(&tracefs, FLUSH).map_err(|absent| match absent {
-            Absent::NotPermitted(_) => refused(std::io::Error::from_raw_os_error(libc::EACCES)),
+            Absent::NotPermitted(_) => refused(io::Error::from_raw_os_error(libc::EACCES)),
             _ => Error::NoSuchEvent { what: format!("tracepoint {FLUSH}") },
         })?;
         let mut catalogue = Catalogue {
@@ -141,7 +142,10 @@ impl Recorder {
         let finder = Finder::new(callers);
         let fields = choose(&mut catalogue, &flush, &finder);
         let Catalogue { wanted, roles, tracepoints, missing, .. } = catalogue;
-        let session = Session::open(target, &wanted, RING)?;
+        let session = Session::open(target, &wanted, RING).map_err(|error| match error {
+            Error::NotWatched { error, .. } if is_refused(&error) => refused(error),
+            error => error,
+        })?;
         for (which, role) in roles.iter().enumerate() {
             let expression = match role {
                 Role::Cause => causes(&flush, true),
@@ -262,6 +266,10 @@ impl Recorder {
             machine: grown.vmstat,
         })
     }
+}
+
+fn is_refused(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM))
 }
 
 /// Which events are wanted; the one that owns the rings comes first.
