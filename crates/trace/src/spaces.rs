@@ -3,7 +3,7 @@
 //! The kernel tells new mappings only. What is unmapped stays here until something else is mapped there: nothing happens at
 //! such addresses meanwhile.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use pagewise_model::mapping::{Device, Sharing};
 use pagewise_model::{Name, Pid};
@@ -50,7 +50,7 @@ struct Space {
 /// The mappings of all processes that are watched.
 #[derive(Debug, Default)]
 pub struct Spaces {
-    spaces: HashMap<u32, Space>,
+    spaces: BTreeMap<u32, Space>,
     programs: u32,
     /// The devices of file systems in memory.
     tmpfs: BTreeSet<Device>,
