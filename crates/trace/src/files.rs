@@ -1,13 +1,123 @@
 //! Files that processes have mapped, opened as the process sees them.
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
+use blazesym::helper::read_elf_build_id;
 use pagewise_model::{Name, Pid};
 use pagewise_proc::{ProcRoot, maps};
+
+use crate::elf::{Bytes, Headers};
+
+/// Where distributions install debugging information.
+const DEBUG: &str = "/usr/lib/debug";
+
+/// A file of code, held open: it may be deleted, and its process end.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) file: Held,
+    /// Its debugging information, and where in memory what is at an offset goes.
+    pub(crate) debug: Option<(Held, Headers)>,
+}
+
+/// A file, and a path to it for as long as it is open, whatever happens to its name.
+#[derive(Debug)]
+pub(crate) struct Held {
+    _file: File,
+    pub(crate) path: PathBuf,
+}
+
+impl Held {
+    fn new(file: File) -> Held {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
+        Held { _file: file, path }
+    }
+}
+
+/// Files of code, each opened when it is first asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    opened: HashMap<(Name, u64), Rc<Opened>>,
+    /// What could not be opened, and through which process.
+    refused: HashSet<(u32, Name, u64)>,
+    debug: Vec<PathBuf>,
+}
+
+impl Default for Files {
+    fn default() -> Files {
+        Files::with_debug_folders(&[PathBuf::from(DEBUG)])
+    }
+}
+
+impl Files {
+    /// With debugging information in folders that are laid out as `/usr/lib/debug` is.
+    pub(crate) fn with_debug_folders(folders: &[PathBuf]) -> Files {
+        Files { opened: HashMap::new(), refused: HashSet::new(), debug: folders.to_vec() }
+    }
+
+    /// The folders of debugging information.
+    pub(crate) fn debug_folders(&self) -> &[PathBuf] {
+        &self.debug
+    }
+
+    /// A file that a process has mapped. `None` where it cannot be opened, now or before.
+    pub(crate) fn get(&mut self, pid: u32, module: &Name, inode: u64) -> Option<Rc<Opened>> {
+        let key = (module.clone(), inode);
+        if let Some(opened) = self.opened.get(&key) {
+            return Some(Rc::clone(opened));
+        }
+        let refused = (pid, module.clone(), inode);
+        if self.refused.contains(&refused) {
+            return None;
+        }
+        let Some(opened) = self.open(pid, module, inode) else {
+            self.refused.insert(refused);
+            return None;
+        };
+        Some(Rc::clone(self.opened.entry(key).or_insert(Rc::new(opened))))
+    }
+
+    /// Opens a file, as [`Files::get`] does, while a recording goes on, which needs to open files, too.
+    pub(crate) fn keep(&mut self, pid: u32, module: &Name, inode: u64) {
+        /// With their debugging information, half of what a process may have open where nobody said otherwise.
+        const MOST: usize = 256;
+        if self.opened.len() < MOST {
+            let _ = self.get(pid, module, inode);
+        }
+    }
+
+    fn open(&self, pid: u32, module: &Name, inode: u64) -> Option<Opened> {
+        let bytes = Bytes::File(open(pid, module, inode)?);
+        let headers = Headers::of(&bytes);
+        let Bytes::File(file) = bytes else { return None };
+        let root = Path::new("/proc").join(pid.to_string()).join("root");
+        let debug = headers.and_then(|headers| {
+            let within = self.debug.iter().filter_map(|folder| folder.strip_prefix("/").ok());
+            let within = within.map(|folder| root.join(folder));
+            Some((with_build_id(&headers, within.chain(self.debug.iter().cloned()))?, headers))
+        });
+        Some(Opened { file: Held::new(file), debug })
+    }
+}
+
+/// The debugging information of a file, in one of some folders: what has the same build ID is of the same build.
+fn with_build_id(headers: &Headers, mut folders: impl Iterator<Item = PathBuf>) -> Option<Held> {
+    let id = headers.build_id.as_deref()?;
+    let (first, rest) = id.split_first().filter(|(_, rest)| !rest.is_empty())?;
+    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = format!(".build-id/{first:02x}/{rest}.debug");
+    folders.find_map(|folder| {
+        let held = Held::new(open_regular(&folder.join(&name), |_| true)?);
+        let found = read_elf_build_id(&held.path).ok().flatten();
+        (found.as_deref() == Some(id)).then_some(held)
+    })
+}
 
 /// Opens a file that a process has mapped: by its path in the process's own view of the file system, since a container has
 /// another; by its path in ours; as the process's program; through its mapping, where it was deleted. `None` where none of

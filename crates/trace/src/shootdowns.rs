@@ -30,7 +30,7 @@ use pagewise_sys::tracefs::TraceFs;
 use crate::kernel::Functions;
 use crate::record::{Record, Sample};
 use crate::tracepoint::{Field, Tracepoint};
-use crate::{Callers, Error, Finder, Session, Spaces, StackId, Stacks, Symbols, Target, Wanted};
+use crate::{Callers, Error, Finder, Session, Spaces, StackId, Stacks, Target, Wanted};
 
 /// Bytes of a ring: what some hundred thousand flushes fill before we read again.
 const RING: usize = 8 << 20;
@@ -758,7 +758,7 @@ impl SoFar {
     fn told(mut self) -> Told {
         let threads: Vec<u32> = self.threads.keys().copied().collect();
         threads.into_iter().for_each(|tid| self.close(tid));
-        let mut symbols = Symbols::default();
+        let mut symbols = self.stacks.symbols();
         let stacks = self.stacks.places().iter().map(|places| {
             let frames = places.iter().map(|place| symbols.frames(place));
             frames.flat_map(|frames| frames.to_vec()).collect()

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use crate::files::Files;
 use crate::spaces::Spaces;
-use crate::symbols::Place;
+use crate::symbols::{Place, Symbols};
 
 /// The number of a call stack: they count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,7 +21,8 @@ impl StackId {
 /// How many stacks of addresses are kept: most of them are of programs that have ended.
 const KEPT: usize = 1 << 16;
 
-/// The call stacks that were met. One is resolved to places in files when it is first met: later its process may be gone.
+/// The call stacks that were met. One is resolved to places in files, which are opened, when it is
+/// first met: later its process may be gone.
 /// The same places have the same number in each process, so that memory does not grow with how many processes there are.
 #[derive(Debug, Default)]
 pub struct Stacks {
@@ -30,6 +32,8 @@ pub struct Stacks {
     /// By places, each by where it is kept.
     alike: HashMap<Vec<usize>, StackId>,
     places: Vec<Vec<Rc<Place>>>,
+    /// Those of the places.
+    files: Files,
     /// The program, and then addresses: the one that is looked for.
     key: Vec<u64>,
 }
@@ -58,7 +62,7 @@ impl Stacks {
 
     /// The number of the stack in `key`, by places.
     fn resolve(&mut self, spaces: &Spaces, pid: u32) -> StackId {
-        let Stacks { known, alike, places, key, .. } = self;
+        let Stacks { known, alike, places, files, key, .. } = self;
         // Code without frame pointers leaves anything where they should be: what is no code ends the stack.
         let is_code = |address: &u64| spaces.find(pid, *address).is_some_and(|it| it.execute);
         let addresses = &key[1..];
@@ -69,7 +73,10 @@ impl Stacks {
         let addresses = &addresses[..calls.unwrap_or(addresses.len())];
         let place = |(address, depth): (&u64, usize)| {
             let place = Place::of(spaces, pid, *address, depth > 0);
-            Rc::clone(known.entry(place.key()).or_insert_with(|| Rc::new(place)))
+            Rc::clone(known.entry(place.key()).or_insert_with(|| {
+                place.keep(files);
+                Rc::new(place)
+            }))
         };
         let stack: Vec<Rc<Place>> = addresses.iter().zip(0_usize..).map(place).collect();
         let kept = stack.iter().map(|place| Rc::as_ptr(place).addr()).collect();
@@ -78,6 +85,11 @@ impl Stacks {
             places.push(stack);
             number
         })
+    }
+
+    /// What looks up the places, in files that were opened when they were first met.
+    pub fn symbols(&self) -> Symbols {
+        Symbols::with(self.files.clone())
     }
 
     /// The places of all, by number.

@@ -11,19 +11,15 @@
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 
-use blazesym::helper::read_elf_build_id;
 use blazesym::symbolize::source::{Elf, Process, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use pagewise_model::Name;
 use pagewise_model::traced::{Frame, Line};
 
-use crate::elf::{Bytes, Headers};
-use crate::files::{self, VDSO};
+use crate::files::{self, Files, VDSO};
 use crate::jit;
 use crate::spaces::Spaces;
 
@@ -63,31 +59,16 @@ impl Place {
         Place { pid: if self.inode == 0 { self.pid } else { 0 }, ..self.clone() }
     }
 
+    /// Has its file opened, if it is in one.
+    pub(crate) fn keep(&self, files: &mut Files) {
+        if self.inode != 0 {
+            files.keep(self.pid, &self.module, self.inode);
+        }
+    }
+
     /// Where the instruction is: a call is before where it returns to.
     fn instruction(&self) -> u64 {
         self.offset.saturating_sub(self.returns.into())
-    }
-}
-
-/// A file of code, held open: it may be deleted, and its process end.
-#[derive(Debug)]
-struct Opened {
-    file: Held,
-    /// Its debugging information, and where in memory what is at an offset goes.
-    debug: Option<(Held, Headers)>,
-}
-
-/// A file, and a path to it for as long as it is open, whatever happens to its name.
-#[derive(Debug)]
-struct Held {
-    _file: File,
-    path: PathBuf,
-}
-
-impl Held {
-    fn new(file: File) -> Held {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
-        Held { _file: file, path }
     }
 }
 
@@ -95,9 +76,7 @@ impl Held {
 #[derive(Debug)]
 pub struct Symbols {
     symbolizer: Symbolizer,
-    debug: Vec<PathBuf>,
-    /// None where there is no such file any more.
-    files: HashMap<(Name, u64), Option<Rc<Opened>>>,
+    files: Files,
     known: HashMap<Place, Rc<[Frame]>>,
     jits: HashMap<u32, jit::Map>,
     /// Where our own is.
@@ -106,20 +85,21 @@ pub struct Symbols {
 
 impl Default for Symbols {
     fn default() -> Symbols {
-        Symbols::with_debug_folders(&[PathBuf::from(DEBUG)])
+        Symbols::with(Files::default())
     }
 }
-
-/// Where distributions install debugging information.
-const DEBUG: &str = "/usr/lib/debug";
 
 impl Symbols {
     /// With debugging information in other folders, each laid out as `/usr/lib/debug` is.
     pub fn with_debug_folders(folders: &[PathBuf]) -> Symbols {
+        Symbols::with(Files::with_debug_folders(folders))
+    }
+
+    /// With files that are open already.
+    pub(crate) fn with(files: Files) -> Symbols {
         Symbols {
-            symbolizer: Symbolizer::builder().set_debug_dirs(Some(folders)).build(),
-            debug: folders.to_vec(),
-            files: HashMap::new(),
+            symbolizer: Symbolizer::builder().set_debug_dirs(Some(files.debug_folders())).build(),
+            files,
             known: HashMap::new(),
             jits: HashMap::new(),
             vdso: None,
@@ -129,10 +109,7 @@ impl Symbols {
     /// Opens the files of places, so that they can be looked up when their process is gone. Of files that are open already,
     /// it costs a look into a table.
     pub fn keep(&mut self, places: &[impl Borrow<Place>]) {
-        let places = places.iter().map(Borrow::borrow);
-        for place in places.filter(|place| place.inode != 0) {
-            let _ = self.opened(place);
-        }
+        places.iter().for_each(|place| place.borrow().keep(&mut self.files));
     }
 
     /// The frames of a place: the innermost inlined function first.
@@ -169,7 +146,7 @@ impl Symbols {
     }
 
     fn in_file(&mut self, place: &Place, unknown: &Frame) -> Option<Vec<Frame>> {
-        let opened = self.opened(place)?;
+        let opened = self.files.get(place.pid, &place.module, place.inode)?;
         let offset = place.instruction();
         let from_debug = opened.debug.as_ref().and_then(|(debug, headers)| {
             let address = Input::VirtOffset(headers.address(offset)?);
@@ -202,39 +179,6 @@ impl Symbols {
             _ => None,
         }
     }
-
-    /// The file of a place.
-    fn opened(&mut self, place: &Place) -> Option<Rc<Opened>> {
-        let Symbols { files, debug, .. } = self;
-        let key = (place.module.clone(), place.inode);
-        let opened = files.entry(key).or_insert_with(|| {
-            let file = files::open(place.pid, &place.module, place.inode)?;
-            let bytes = Bytes::File(file);
-            let headers = Headers::of(&bytes);
-            let Bytes::File(file) = bytes else { return None };
-            let root = Path::new("/proc").join(place.pid.to_string()).join("root");
-            let debug = headers.and_then(|headers| {
-                let within = debug.iter().filter_map(|folder| folder.strip_prefix("/").ok());
-                let within = within.map(|folder| root.join(folder));
-                Some((with_build_id(&headers, within.chain(debug.iter().cloned()))?, headers))
-            });
-            Some(Rc::new(Opened { file: Held::new(file), debug }))
-        });
-        opened.clone()
-    }
-}
-
-/// The debugging information of a file, in one of some folders: what has the same build ID is of the same build.
-fn with_build_id(headers: &Headers, mut folders: impl Iterator<Item = PathBuf>) -> Option<Held> {
-    let id = headers.build_id.as_deref()?;
-    let (first, rest) = id.split_first().filter(|(_, rest)| !rest.is_empty())?;
-    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let name = format!(".build-id/{first:02x}/{rest}.debug");
-    folders.find_map(|folder| {
-        let held = Held::new(files::open_regular(&folder.join(&name), |_| true)?);
-        let found = read_elf_build_id(&held.path).ok().flatten();
-        (found.as_deref() == Some(id)).then_some(held)
-    })
 }
 
 /// Of a symbol, the functions that are inlined at the place and the one that they are inlined into.

@@ -20,6 +20,11 @@ const PAGES: usize = 50;
 
 /// The stack of most faults of a program, while `symbols` keeps the files of all.
 fn stack(running: &mut Running, symbols: &mut Symbols) -> Option<Vec<Rc<Place>>> {
+    stacks(running, symbols).map(|(places, _)| places)
+}
+
+/// And what has kept them by itself.
+fn stacks(running: &mut Running, symbols: &mut Symbols) -> Option<(Vec<Rc<Place>>, Stacks)> {
     let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
     let mut counts: BTreeMap<StackId, usize> = BTreeMap::new();
     let done = faults(running, Unwinder::carries(4096), &mut |spaces, sample| {
@@ -30,7 +35,7 @@ fn stack(running: &mut Running, symbols: &mut Symbols) -> Option<Vec<Rc<Place>>>
     });
     let (stack, count) = counts.iter().max_by_key(|(_, count)| **count)?;
     assert!(*count >= PAGES - 1, "{counts:?}");
-    done.then(|| stacks.places()[stack.index()].clone())
+    done.then(|| (stacks.places()[stack.index()].clone(), stacks))
 }
 
 fn chain(command: &mut Command, symbols: &mut Symbols) -> Option<Vec<Rc<Place>>> {
@@ -120,10 +125,11 @@ fn a_program_that_was_deleted_has_its_functions_while_it_runs() {
     fs::remove_file(&program).unwrap();
     fs::write(&program, b"another").unwrap();
     let mut symbols = Symbols::default();
-    let Some(places) = stack(&mut running, &mut symbols) else { return };
+    let Some((places, stacks)) = stacks(&mut running, &mut symbols) else { return };
     let mut later = Symbols::default();
     assert_eq!(functions(&mut later, &places)[..7], CHAIN);
     drop(running);
+    assert_eq!(functions(&mut stacks.symbols(), &places)[..7], CHAIN, "they were kept");
     assert!(functions(&mut Symbols::default(), &places)[..7].iter().all(|name| name == "?"));
     assert_eq!(functions(&mut symbols, &places)[..7], CHAIN, "it was kept");
 }

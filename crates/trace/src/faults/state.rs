@@ -19,7 +19,7 @@ use crate::faults::time_line::Times;
 use crate::record::{Record, Sample};
 use crate::spaces::Spaces;
 use crate::stacks::{StackId, Stacks};
-use crate::symbols::{Place, Symbols};
+use crate::symbols::Place;
 use crate::unwind::Unwinder;
 
 /// No more of the time than one part in so many goes into reading mappings again.
@@ -371,7 +371,7 @@ fn symbolize(
     stacks: &Stacks,
     mut used: Vec<StackId>,
 ) -> (Vec<Frame>, Vec<Vec<u32>>, HashMap<StackId, u32>) {
-    let mut symbols = Symbols::default();
+    let mut symbols = stacks.symbols();
     let mut frames: Vec<Frame> = Vec::new();
     let mut number_of: HashMap<Frame, u32> = HashMap::new();
     let mut frames_of: HashMap<*const Place, Vec<u32>> = HashMap::new();
