@@ -163,6 +163,7 @@ fn go_tool_pprof_counts_the_same() {
         assert!(!required, "PAGEWISE_REQUIRE_TOOLS is set, but `go tool pprof` is not installed");
         return eprintln!("skipped: `go tool pprof` is not installed");
     };
+    assert!(top.starts_with("File: grow\n"), "{top}");
     let flat = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         Some((words.get(5..)?.join(" "), (words.first()?.to_string(), words.get(3)?.to_string())))

@@ -2,7 +2,7 @@
 //!
 //! Six small messages, so they are encoded here rather than by a generator.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::io::{self, Write};
 
@@ -144,6 +144,8 @@ fn encoded(profile: &Profile) -> Vec<u8> {
         locations: Numbers::from(1),
     };
     tables.string(b"");
+    // Readers take the first file to be the program.
+    program(profile).map(|name| tables.modules.of(name));
     let timed = profile.samples.iter().any(|counted| counted.took_ns.is_some());
     let what = if profile.what.is_empty() { "samples" } else { &profile.what };
     let types = [(what.replace(' ', "_"), "count"), ("time".to_owned(), "nanoseconds")];
@@ -165,6 +167,16 @@ fn encoded(profile: &Profile) -> Vec<u8> {
         whole.bytes(6, text.as_bytes());
     }
     whole.0
+}
+
+/// The file that most began in.
+fn program(profile: &Profile) -> Option<&Name> {
+    let mut counts: BTreeMap<&Name, u64> = BTreeMap::new();
+    for counted in &profile.samples {
+        let outermost = frames(profile, counted).last().and_then(|frame| frame.module.as_ref());
+        outermost.into_iter().for_each(|name| *counts.entry(name).or_default() += counted.count);
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count).map(|(name, _)| name)
 }
 
 fn sample(profile: &Profile, counted: &Counted, timed: bool, tables: &mut Tables) -> Message {
