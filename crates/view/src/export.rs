@@ -5,7 +5,7 @@
 //! |---|---|---|---|
 //! | [`collapsed`] | flamegraph.pl, inferno, speedscope, `grep` | frames of one name | counts |
 //! | [`flamegraph`] | any browser | frames of one name | counts, as far as they are wide enough to be seen |
-//! | [`pprof`] | `go tool pprof`, pprof.me, Perfetto from version 53 on, as a flame graph | nothing | all |
+//! | [`pprof`] | `go tool pprof`, pprof.me, Perfetto since the end of 2025, as a flame graph | nothing | all |
 //! | [`perfetto`] | Perfetto of any version, `chrome://tracing`, on a track for each thread | places on one line | all but offsets |
 
 pub mod collapsed;
