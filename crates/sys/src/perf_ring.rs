@@ -90,7 +90,8 @@ const TASKS: u64 =
 
 /// `_IO('$', 5)`, and `_IOR('$', 7, __u64 *)`.
 const IOC_SET_OUTPUT: libc::Ioctl = 0x2405;
-const IOC_ID: libc::Ioctl = 0x8008_2407;
+// A number of 32 bits, which is signed where the C library is musl.
+const IOC_ID: libc::Ioctl = libc::_IOR::<u64>(0x24, 7);
 
 /// Opens an event that is sampled. [`Counter::read`] says how many there were, sampled or not. Times are of `CLOCK_MONOTONIC`.
 ///
