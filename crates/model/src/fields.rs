@@ -7,7 +7,7 @@ pub struct Field {
     pub name: &'static str,
     /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`, `meminfo`, `vmstat`;
     /// `hugepages stats` for `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`;
-    /// `stat` for what runs of commands are measured by; `sim` for what simulators count; `pagewise` for what else we compute.
+    /// `stat` for what runs of commands are measured by; `sim` for what simulators count; `faults` for recorded page faults; `pagewise` for what else we compute.
     pub source: &'static str,
     /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the form of what is no number.
     pub unit: &'static str,
@@ -1504,6 +1504,104 @@ fields! {
         "cause" "text" ""
             "What had TLBs flushed: a system call, or what the kernel does of itself."
             "By the kernel's functions on the stack; where none of them tells it is other.";
+    }
+    "faults" {
+        "faults" "count" ""
+            "How many page faults."
+            "A page that is there already does not fault: how often memory is used says this nothing of.";
+        "user_faults" "count" ""
+            "Page faults of the program's own instructions (exceptions:page_fault_user)."
+            "";
+        "kernel_faults" "count" ""
+            "Page faults of the kernel on memory of the program, in its system calls: read(2) into new memory."
+            "Only those that ended: a try that may not wait is done again.";
+        "faults_per_second" "rate" ""
+            "Page faults by the time of the recording."
+            "";
+        "faults_major" "count" ""
+            "Page faults that waited for I/O, or for another that did."
+            "Those that waited for a lock are among them, as in majflt.";
+        "fault_time" "s" ""
+            "From where the kernel takes a fault up to where it has handled it, of all together."
+            "The CPU's way into the kernel and back is not in it, and what writing the event down costs is: about a microsecond each.";
+        "user_faults_counted" "count" ""
+            "Page faults in user mode as the kernel counted them, recorded or not."
+            "";
+        "faults_below" "count" ""
+            "Page faults in a function and in all that it calls."
+            "A function that calls itself counts once.";
+        "most_kind" "text" ""
+            "The kind that most of the faults are of."
+            "";
+        "median_ns" "ns" ""
+            "The time within which half of the faults were handled, to 1.6 %."
+            "What writing the event down costs is in it.";
+        "p90_ns" "ns" ""
+            "The time within which nine in ten were handled, to 1.6 %."
+            "";
+        "p99_ns" "ns" ""
+            "The time within which 99 in a hundred were handled, to 1.6 %."
+            "";
+        "p999_ns" "ns" ""
+            "The time within which 999 in a thousand were handled, to 1.6 %."
+            "";
+        "longest_ns" "ns" ""
+            "The longest of them."
+            "";
+        "function" "text" ""
+            "The function that faulted."
+            "As symbols and debugging information name it; what is inlined counts for itself.";
+        "called" "text" ""
+            "The function that faulted."
+            "";
+        "module" "path" ""
+            "The file that the function is in."
+            "";
+        "line" "number" ""
+            "The line of the source."
+            "Optimised code mixes lines: the one before may be meant.";
+        "place" "text" ""
+            "The file of the source, and the line."
+            "";
+        "frames" "text" ""
+            "The function that faulted, then those that called it."
+            "Where neither frame pointers nor unwind tables lead on, callers are missing.";
+        "span" "s" ""
+            "The length of a span of the time line."
+            "";
+        "kind" "text" ""
+            "What a fault was for."
+            "";
+        "anonymous" "count" ""
+            "Faults that touched memory of no file first."
+            "";
+        "zero_page" "count" ""
+            "Faults that read private memory of no file that was never written."
+            "What came back from the swap cache is among them.";
+        "copy_on_write" "count" ""
+            "Faults that wrote a private page that was somebody else's too, or the file's."
+            "A page that nobody else has any more is taken over, and not copied.";
+        "write_protect" "count" ""
+            "Faults that wrote a page of shared memory that could only be read until then."
+            "";
+        "huge" "count" ""
+            "Faults that made or mapped a huge page."
+            "";
+        "major" "count" ""
+            "Faults that waited for I/O, or for another that did."
+            "";
+        "unknown" "count" ""
+            "Faults of which it is not known what they were for."
+            "An access that is not allowed is one of them.";
+        "every" "count" ""
+            "Each of so many faults was recorded."
+            "";
+        "lost" "count" ""
+            "Events that the kernel had no room to write down."
+            "";
+        "source" "text" ""
+            "What told of the faults: tracepoints, or the kernel's counters."
+            "";
     }
 }
 
