@@ -415,11 +415,12 @@ fn nobody_is_told_what_may_be_told_and_what_it_takes() {
     if !reach.status.success() {
         return lacks("nobody can reach the folder of tests");
     }
-    let told = told_by(&as_nobody, &[], &[theirs.to_str().unwrap(), "ratio", "2000"]);
+    // So few fit into the ring that anyone may have, however late it is read.
+    let told = told_by(&as_nobody, &[], &[theirs.to_str().unwrap(), "ratio", "100"]);
     assert_eq!(told.output.status.code(), Some(7));
     assert_eq!(told.report["recording"]["source"], "counters");
-    assert_eq!(told.function("touch_three").0, 6000);
-    assert_eq!(told.line(told.fact("touch_one.line")), 2000);
+    assert_eq!(told.function("touch_three").0, 300);
+    assert_eq!(told.line(told.fact("touch_one.line")), 100);
     assert_eq!(lost(&told.report), 0);
     let unknown = told.report["kinds"]["copy_on_write"]["faults"]["absent"].to_string();
     assert!(unknown.contains("root"), "{unknown}");

@@ -34,6 +34,8 @@ use state::{Found, State};
 
 /// Bytes of all rings together: the more there are, the longer we may be kept from reading.
 const RINGS: usize = 64 << 20;
+/// Who waits for a ring is woken when this part of it is full.
+const WAKE_AT: usize = 8;
 /// Of one ring: what anyone may have is much less than what root may.
 const LARGEST: usize = 32 << 20;
 const SMALLEST: usize = 1 << 17;
@@ -86,7 +88,7 @@ impl Recorder {
             }];
         let mut last = None;
         for plan in plans {
-            match plan().and_then(|plan| Ok((open(&request, &plan)?, plan))) {
+            match plan().and_then(|mut plan| Ok((open(&request, &mut plan)?, plan))) {
                 Ok((session, plan)) => {
                     return Ok(Recorder {
                         request,
@@ -181,10 +183,13 @@ impl Recorder {
 }
 
 /// Opens the events of a plan with the largest rings that we may have.
-fn open(request: &Request, plan: &Plan) -> Result<Session, Error> {
+fn open(request: &Request, plan: &mut Plan) -> Result<Session, Error> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut ring = (RINGS / cpus).clamp(SMALLEST, LARGEST).next_power_of_two();
     loop {
+        for wanted in &mut plan.wanted {
+            wanted.sampling.wake_at = u32::try_from(ring / WAKE_AT).unwrap_or(u32::MAX);
+        }
         match Session::open(request.target, &plan.wanted, ring) {
             Ok(session) => {
                 for (which, filter) in &plan.filters {
@@ -192,7 +197,7 @@ fn open(request: &Request, plan: &Plan) -> Result<Session, Error> {
                 }
                 return Ok(session);
             }
-            Err(Error::NotWatched { .. }) if ring > SMALLEST => ring /= 4,
+            Err(Error::NotWatched { .. }) if ring > SMALLEST => ring /= 2,
             Err(error) => return Err(error),
         }
     }

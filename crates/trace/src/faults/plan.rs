@@ -23,9 +23,6 @@ const MAJOR: Event = Event::new(Kind::SOFTWARE, 6);
 /// As many callers as are kept of a stack: what `kernel.perf_event_max_stack` is unless it was changed.
 const CALLERS: u16 = 127;
 
-/// Who waits is woken when a ring has so many bytes.
-const WAKE_AT: u32 = 1 << 18;
-
 const USER_BEGIN: &str = "exceptions:page_fault_user";
 const KERNEL_BEGIN: &str = "exceptions:page_fault_kernel";
 const ALLOCATION: &str = "kmem:mm_page_alloc";
@@ -80,8 +77,8 @@ impl Plan {
     /// For everyone else.
     pub(super) fn counters(request: &Request, user_only: bool) -> Plan {
         let mut plan = Plan::empty(Source::Counters);
-        let carries =
-            Carries { address: true, callers: CALLERS, ..Unwinder::carries(calls::COPIED) };
+        // Who may have no large rings has no room for copies of stacks.
+        let carries = Carries { address: true, callers: CALLERS, ..Carries::default() };
         plan.add(Role::Whole { major: false }, "minor-faults", MINOR, request.every, carries);
         plan.add(Role::Whole { major: true }, "major-faults", MAJOR, 1, carries);
         for wanted in &mut plan.wanted {
@@ -154,7 +151,7 @@ impl Plan {
     fn add(&mut self, role: Role, name: &str, event: Event, every: u64, carries: Carries) {
         let tasks = self.roles.is_empty();
         let mode = Mode::default();
-        let sampling = Sampling { event, every, carries, mode, tasks, wake_at: WAKE_AT };
+        let sampling = Sampling { event, every, carries, mode, tasks, wake_at: 1 };
         self.roles.push(role);
         self.wanted.push(Wanted { name: name.to_owned(), sampling });
     }
