@@ -180,6 +180,8 @@ fn text(bytes: &[u8]) -> String {
     let is_text = |byte: &u8| (b' '..=b'~').contains(byte);
     match (number(bytes), bytes) {
         (Some(_), [byte]) if is_text(byte) => format!("{byte} ({byte:#x} '{}')", char::from(*byte)),
+        // Addresses and the like: nobody reads them in decimal.
+        (Some(number), _) if number > u32::MAX.into() => format!("{number:#x}"),
         (Some(number), _) => format!("{number} ({number:#x})"),
         (None, _) => {
             let letter = |byte: &u8| if is_text(byte) { char::from(*byte) } else { '.' };

@@ -1,0 +1,382 @@
+//! `watch`: every access with its value, its thread and its call stack. The other sides are programs that say what they
+//! write, and gdb.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use fixture::{interruptible, is_root, lacks, number, pagewise, program, skip};
+
+/// A program that has said where its words are and waits for a byte.
+struct Held {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    facts: BTreeMap<String, u64>,
+}
+
+impl Held {
+    fn start(program: &Path, args: &[&str]) -> Held {
+        let mut command = Command::new(program);
+        let command = command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut held = Held {
+            stdin: child.stdin.take(),
+            stdout: BufReader::new(child.stdout.take().unwrap()),
+            child,
+            facts: BTreeMap::new(),
+        };
+        loop {
+            let line = held.line();
+            match line.split_once(" = ") {
+                Some((key, value)) => held.facts.insert(key.to_owned(), value.parse().unwrap()),
+                None => break assert_eq!(line, "ready"),
+            };
+        }
+        held
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    fn go(&mut self) {
+        self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+
+    /// Waits until it has done all, and lets it end.
+    fn finish(mut self) {
+        let line = self.line();
+        assert!(line == "done" || line.is_empty(), "{line}");
+        self.stdin.take();
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Both fail only where it has ended, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A watching that has begun.
+struct Watching(Child);
+
+impl Watching {
+    /// Begins; `None`, with a word, where the machine has no breakpoints for us.
+    fn begin(args: &[&str]) -> Option<Watching> {
+        let mut command = interruptible();
+        let command = command.args(["watch", "--json"]).args(args).stdin(Stdio::null());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        stderr.read_line(&mut line).unwrap();
+        if line.contains("cannot watch") {
+            lacks(&line);
+            let _ = child.wait();
+            return None;
+        }
+        assert!(line.starts_with("watching "), "{line}");
+        Some(Watching(child))
+    }
+
+    fn report(mut self) -> Value {
+        let mut text = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(self.0.wait().unwrap().success());
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+/// Watches a program while it does all that it does.
+fn watched(held: Held, args: &[&str]) -> Option<Value> {
+    let mut held = held;
+    let pid = held.pid();
+    let watching = Watching::begin(&[&[pid.as_str()], args].concat())?;
+    held.go();
+    held.finish();
+    let report = watching.report();
+    assert_eq!(number(&report, "watched.lost"), 0);
+    Some(report)
+}
+
+fn writers(args: &[&str]) -> Held {
+    Held::start(&program("writers"), args)
+}
+
+fn hits(report: &Value) -> &[Value] {
+    report["hits"].as_array().unwrap()
+}
+
+fn values(report: &Value) -> Vec<u64> {
+    hits(report).iter().map(|hit| number(hit, "value")).collect()
+}
+
+/// The frames of an access: function and line.
+fn frames(report: &Value, hit: &Value) -> Vec<(String, u64)> {
+    let stacks = report["stacks"].as_array().unwrap();
+    let stack = stacks.iter().find(|stack| stack["stack"] == hit["stack"]).unwrap();
+    let frame = |frame: &Value| {
+        let function = frame["function"].as_str().unwrap_or_default().to_owned();
+        (function, frame["line"].as_u64().unwrap_or(0))
+    };
+    stack["frames"].as_array().unwrap().iter().map(frame).collect()
+}
+
+/// The line of a fixture that has some words.
+fn line_with(source: &str, words: &str) -> u64 {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs");
+    let text = fs::read_to_string(folder.join(source)).unwrap();
+    text.lines().zip(1..).find(|(line, _)| line.contains(words)).unwrap().1
+}
+
+/// Runs a command under `watch`: how it ended, what it printed, and the report.
+fn command(args: &[&str], command: &[&str]) -> Option<(ExitStatus, String, Value)> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.json");
+    let mut all = vec!["watch", "--json", "--output", path.to_str().unwrap()];
+    all.extend(args.iter().chain(&["--"]).chain(command));
+    let output = pagewise(&all);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("cannot watch") {
+        lacks(&said);
+        return None;
+    }
+    let report = fs::read(path).unwrap_or_else(|_| panic!("no report: {said}"));
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    Some((output.status, stdout, serde_json::from_slice(&report).unwrap()))
+}
+
+#[test]
+fn each_write_of_each_thread_is_told_once_with_what_it_made_of_the_value() {
+    let Some(report) = watched(writers(&["500", "2"]), &["counted"]) else { return };
+    assert_eq!(values(&report), (1..=1000).collect::<Vec<u64>>());
+    assert_eq!(number(&report, "hits.0.old"), 0);
+    let mut by_thread: BTreeMap<u64, usize> = BTreeMap::new();
+    for hit in hits(&report) {
+        *by_thread.entry(number(hit, "tid")).or_default() += 1;
+        assert_eq!(frames(&report, hit)[0].0, "add_one");
+        assert_eq!(frames(&report, hit)[1].0, "adds");
+    }
+    // Both were made after the watching had begun.
+    assert!(!by_thread.contains_key(&number(&report, "watched.pid")));
+    assert_eq!(by_thread.into_values().collect::<Vec<usize>>(), [500, 500]);
+}
+
+#[test]
+fn what_a_program_stores_is_told_exactly() {
+    let Some(report) = watched(writers(&["300", "1"]), &["sequence"]) else { return };
+    assert_eq!(values(&report), (1..=300).collect::<Vec<u64>>());
+    assert_eq!(number(&report, "watched.length"), 4);
+    let old: Vec<u64> = hits(&report).iter().map(|hit| number(hit, "old")).collect();
+    assert_eq!(old, (0..300).collect::<Vec<u64>>());
+    if cfg!(target_arch = "x86_64") {
+        assert!(hits(&report).iter().all(|hit| hit["known"] == "stored"));
+    }
+    let line = line_with("writers.c", "sequence = value;");
+    assert_eq!(frames(&report, &hits(&report)[0])[0], ("set_sequence".to_owned(), line));
+}
+
+#[test]
+fn pieces_of_all_sizes_and_several_at_once_are_watched_also_in_threads_made_later() {
+    for (place, length, expected) in
+        [("byte_one", "1", u64::from(b'x')), ("two_bytes", "2", 513), ("wide+8", "8", 2)]
+    {
+        let Some(report) = watched(writers(&["1", "1"]), &[place, length]) else { return };
+        assert_eq!(values(&report), [expected], "{place}");
+        assert_ne!(hits(&report)[0]["tid"], report["watched"]["pid"]);
+    }
+    let Some(report) = watched(writers(&["1", "1"]), &["wide"]) else { return };
+    let told: Vec<&str> = hits(&report).iter().map(|hit| hit["value"].as_str().unwrap()).collect();
+    let (one, two, none) = ("0100000000000000", "0200000000000000", "0000000000000000");
+    assert_eq!(told, [format!("{one}{none}"), format!("{one}{two}")]);
+}
+
+#[test]
+fn what_the_kernel_writes_for_a_program_is_told_with_the_system_call() {
+    if !is_root() {
+        return;
+    }
+    let mut held = writers(&["1", "1"]);
+    let Some(watching) = Watching::begin(&[&held.pid(), "filled", "--count", "1"]) else { return };
+    held.go();
+    // The value is read from memory, which is there until the program is let go.
+    let report = watching.report();
+    held.finish();
+    assert_eq!(values(&report), [u64::from_le_bytes(*b"abcdefgh")]);
+    let hit = &hits(&report)[0];
+    assert_eq!((&hit["call"], &hit["known"]), (&"read".into(), &"read".into()));
+    let main = ("main".to_owned(), line_with("writers.c", "read(ends[0]"));
+    assert!(frames(&report, hit).contains(&main), "{report}");
+}
+
+#[test]
+fn who_overwrites_a_buffer_of_a_function_that_has_returned_is_named() {
+    let mut held = Held::start(&program("overwritten"), &["hold"]);
+    let address = held.facts["message.address"].to_string();
+    let Some(watching) = Watching::begin(&[&held.pid(), &address, "1", "--count", "1"]) else {
+        return;
+    };
+    held.go();
+    let report = watching.report();
+    held.finish();
+    assert_eq!(report["watched"]["mapping"], "[stack]");
+    assert_eq!(report["watched"]["ending"], "enough hits");
+    assert_eq!(values(&report), [u64::from(b'#')]);
+    let frames = frames(&report, &hits(&report)[0]);
+    let line = line_with("overwritten.c", "/* overwrites */");
+    assert_eq!(frames[0], ("tidies_up".to_owned(), line));
+    let callers: Vec<&str> = frames[1..3].iter().map(|(function, _)| function.as_str()).collect();
+    assert_eq!(callers, ["works_on", "main"]);
+}
+
+#[test]
+fn a_condition_chooses_and_a_count_ends() {
+    let when = ["counted", "--when", "value >= 10 && value < 13 || old == 0x63"];
+    let Some(report) = watched(writers(&["50", "2"]), &when) else { return };
+    assert_eq!(values(&report), [10, 11, 12, 100]);
+    assert_eq!(number(&report, "watched.passed_over"), 96);
+    let Some(report) = watched(writers(&["50", "2"]), &["counted", "--count", "7"]) else { return };
+    assert_eq!(values(&report), (1..=7).collect::<Vec<u64>>());
+    let Some(report) = watched(writers(&["50", "2"]), &["counted", "--when", "value > 900"]) else {
+        return;
+    };
+    assert_eq!((hits(&report).len(), number(&report, "watched.passed_over")), (0, 100));
+}
+
+#[test]
+fn reads_are_told_where_they_are_wanted_and_change_nothing() {
+    let Some(report) = watched(writers(&["1", "1"]), &["wide", "8", "--rw"]) else { return };
+    assert_eq!(values(&report), [1]);
+    let Some(report) = watched(writers(&["20", "1"]), &["limit_of_writes", "--rw"]) else { return };
+    if cfg!(target_arch = "x86_64") {
+        assert!(hits(&report).len() >= 20);
+        assert!(hits(&report).iter().all(|hit| hit["access"] == "read" && hit["value"] == 20));
+    }
+}
+
+#[test]
+fn a_command_is_watched_from_before_its_first_instruction_and_its_exit_status_is_ours() {
+    let overwritten = program("overwritten");
+    let told = command(&["--symbol", "elsewhere"], &[overwritten.to_str().unwrap()]);
+    let Some((status, stdout, report)) = told else { return };
+    assert_eq!((status.code(), stdout.as_str()), (Some(0), ""));
+    assert_eq!(values(&report), [u64::from(b'#'), u64::from(b'#') + 1]);
+    assert_eq!(report["watched"]["ending"], "exit 0");
+    // The same by its address, where that is known beforehand, and the status of a command that fails.
+    let shell = ["sh", "-c", "echo out; exit 3"];
+    let Some((status, stdout, report)) = command(&["--at", "0x1000", "8"], &shell) else { return };
+    assert_eq!((status.code(), stdout.as_str()), (Some(3), "out\n"));
+    assert!(hits(&report).is_empty());
+    let failed = pagewise(&["watch", "--symbol", "nowhere", "--", "sh", "-c", "echo ran"]);
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(failed.stdout.is_empty(), "a command that cannot be watched is not run");
+}
+
+#[test]
+fn variables_are_found_in_programs_of_any_kind_and_in_libraries() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let library = "int in_library; void set(int value) { in_library = value; }";
+    let user = "#include <stdio.h>\nvoid set(int);\nint main(void) {\n  char b;\n  puts(\"ready\"); fflush(stdout);\n  \
+                if (scanf(\"%c\", &b) < 0) return 1;\n  set(1); set(2);\n  return 0;\n}\n";
+    fs::write(at("library.c"), library).unwrap();
+    fs::write(at("user.c"), user).unwrap();
+    let cc = |args: &[&str]| {
+        assert!(Command::new("cc").args(args).current_dir(&folder).status().unwrap().success());
+    };
+    cc(&["-O1", "-g", "-shared", "-fPIC", "-o", "libwatched.so", "library.c"]);
+    cc(&["-O1", "-o", "user", "user.c", "-L.", "-lwatched", "-Wl,-rpath,$ORIGIN"]);
+    let user = Held::start(Path::new(&at("user")), &[]);
+    let Some(report) = watched(user, &["in_library"]) else { return };
+    assert_eq!(values(&report), [1, 2]);
+    assert!(report["watched"]["mapping"].as_str().unwrap().contains("libwatched.so"));
+
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/writers.c");
+    for (kind, name) in [("-no-pie", "fixed"), ("-pie", "anywhere")] {
+        cc(&["-O2", "-g", "-pthread", "-fPIE", kind, "-o", name, source.to_str().unwrap()]);
+        let held = Held::start(Path::new(&at(name)), &["5", "1"]);
+        let expected = held.facts["counted.address"];
+        let Some(report) = watched(held, &["counted"]) else { return };
+        assert_eq!(number(&report, "watched.address"), expected, "{kind}");
+        assert_eq!(values(&report), [1, 2, 3, 4, 5], "{kind}");
+    }
+}
+
+#[test]
+fn what_cannot_be_watched_is_refused_with_a_word() {
+    let held = writers(&["1", "1"]);
+    let pid = held.pid();
+    for (args, words) in [
+        (&["0x100001", "4"][..], "not aligned"),
+        (&["0x100002", "4"], "not aligned"),
+        (&["0x100000", "40"], "breakpoints"),
+        (&["0x100000", "0"], "no bytes"),
+        (&["of_each_thread"], "each thread has"),
+        (&["no_such_variable"], "no file that process"),
+        (&["counted+8"], "has 8 bytes"),
+        (&["\u{1b}[2J"], "no file that process"),
+        (&["counted", "--when", "valu == 0"], "did you mean value"),
+        (&["wide", "--when", "value == 0"], "no more than 8 bytes"),
+    ] {
+        let output = pagewise(&[&["watch", &pid], args].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{args:?}");
+        assert!(said.contains(words) && !said.contains('\u{1b}'), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_process_that_is_interrupted_or_out_of_time_is_told_of_as_far_as_it_was_seen() {
+    let held = writers(&["1", "1"]);
+    let Some(watching) = Watching::begin(&[&held.pid(), "counted", "--for", "10ms"]) else {
+        return;
+    };
+    assert_eq!(watching.report()["watched"]["ending"], "time is up");
+    let Some(watching) = Watching::begin(&[&held.pid(), "counted"]) else { return };
+    let pid = Pid::from_raw(watching.0.id().cast_signed()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    assert_eq!(watching.report()["watched"]["ending"], "interrupted");
+}
+
+#[test]
+fn gdb_sees_the_same_values() {
+    const WRITES: &str = "6";
+    let writers = program("writers");
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("input");
+    fs::write(&input, "\n").unwrap();
+    let mut gdb = Command::new("gdb");
+    gdb.args(["-nx", "-batch", "-ex", "watch sequence"]);
+    gdb.args(["-ex", &format!("run {WRITES} 1 < {}", input.to_str().unwrap())]);
+    (0..8).for_each(|_| drop(gdb.args(["-ex", "continue"])));
+    let Ok(output) = gdb.arg(&writers).env("LC_ALL", "C").stdin(Stdio::null()).output() else {
+        return skip("gdb is not installed");
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    let theirs: BTreeSet<u64> =
+        said.lines().filter_map(|line| line.strip_prefix("New value = ")?.parse().ok()).collect();
+    if theirs.is_empty() {
+        return lacks("gdb cannot watch here");
+    }
+    let words = [writers.to_str().unwrap(), WRITES, "1"];
+    let Some((_, _, report)) = command(&["--symbol", "sequence"], &words) else { return };
+    assert_eq!(values(&report), theirs.into_iter().collect::<Vec<u64>>());
+}
