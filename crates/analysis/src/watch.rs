@@ -11,7 +11,7 @@ use pagewise_model::watched::{Access, Ended, Hit, Known, Watched};
 use pagewise_model::{Name, Reading};
 
 use crate::blocks::{facts_of, for_programs, table};
-use crate::explain::{fact, meaning};
+use crate::explain::fact;
 use crate::filter::{Bound, Datum, Error, Filter, Kind};
 
 /// What to show.
@@ -72,17 +72,15 @@ fn number(bytes: &[u8]) -> Option<u64> {
 pub fn watch(watched: &Watched, options: &Options) -> Report {
     let hidden = options.limit.map_or(0, |limit| watched.hits.len().saturating_sub(limit));
     let mut blocks = vec![Block::Facts(about(watched))];
-    if !watched.hits.is_empty() {
-        let hits = Table {
-            note: if hidden > 0 {
-                format!("{hidden} earlier ones are not shown; --hits all shows them.").into()
-            } else {
-                "".into()
-            },
-            ..hits(watched, &watched.hits[hidden..])
-        };
-        blocks.extend([hits, frames(watched)].map(Block::Table));
+    let mut hits = hits(watched, &watched.hits[hidden..]);
+    if hidden > 0 {
+        hits.note = format!("{hidden} earlier ones are not shown; --hits all shows them.").into();
     }
+    // A heading with nothing below it tells people nothing.
+    let is_empty = hits.rows() == 0;
+    hits.audience = if is_empty { Audience::Programs } else { hits.audience };
+    blocks.push(Block::Table(hits));
+    blocks.extend((!is_empty).then(|| Block::Table(frames(watched))));
     blocks.push(Block::Table(stacks(watched)));
     blocks.extend(remarks(watched).into_iter().map(Block::Text));
     Report { schema: "pagewise.watch/1", title: title(watched), blocks }
@@ -149,6 +147,12 @@ fn about(watched: &Watched) -> Facts {
             fact("ending", "ended", ended(watched.ended), ""),
         ],
     )
+}
+
+/// What a column of ours means.
+fn meaning(column: &str) -> &'static str {
+    let field = pagewise_model::fields::named(column).find(|field| field.source == "watch");
+    field.map_or("", |field| field.meaning)
 }
 
 fn ended(ended: Ended) -> Value {
@@ -267,7 +271,16 @@ fn hits(watched: &Watched, hits: &[Hit]) -> Table {
         long(Column::new("kernel", "KERNEL", Cells::Values(hits.iter().map(function).collect()))),
         Column::new("stack", "STACK", numbers(|hit| hit.stack.into())),
     ];
-    table("hits", "Hits", Audience::Everyone, columns)
+    table("hits", "Hits", Audience::Everyone, described(columns))
+}
+
+/// Columns with our meanings: other reports have columns of the same names.
+fn described(columns: Vec<Column>) -> Vec<Column> {
+    let described = |column: Column| match column.meaning.as_ref() {
+        "" => Column { meaning: meaning(&column.key).into(), ..column },
+        _ => column,
+    };
+    columns.into_iter().map(described).collect()
 }
 
 fn access(access: Access) -> &'static str {
@@ -392,7 +405,10 @@ fn frames(watched: &Watched) -> Table {
             names(|frame| frame.module.as_ref().map(|module| Name::new(module.base()))),
         ),
     ];
-    Table { key: "frames".into(), ..table("frames", "Call stacks", Audience::People, columns) }
+    Table {
+        key: "frames".into(),
+        ..table("frames", "Call stacks", Audience::People, described(columns))
+    }
 }
 
 /// The same for programs: a row a stack.
@@ -412,7 +428,7 @@ fn stacks(watched: &Watched) -> Table {
             Cells::Values(counted.iter().map(|it| frames(it.0)).collect()),
         ),
     ];
-    table("stacks", "", Audience::Programs, columns)
+    table("stacks", "", Audience::Programs, described(columns))
 }
 
 fn record(frame: &Frame) -> Value {

@@ -366,7 +366,9 @@ fn gdb_sees_the_same_values() {
     let mut gdb = Command::new("gdb");
     gdb.args(["-nx", "-batch", "-ex", "watch sequence"]);
     gdb.args(["-ex", &format!("run {WRITES} 1 < {}", input.to_str().unwrap())]);
-    (0..8).for_each(|_| drop(gdb.args(["-ex", "continue"])));
+    for _ in 0..8 {
+        gdb.args(["-ex", "continue"]);
+    }
     let Ok(output) = gdb.arg(&writers).env("LC_ALL", "C").stdin(Stdio::null()).output() else {
         return skip("gdb is not installed");
     };

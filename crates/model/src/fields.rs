@@ -7,7 +7,7 @@ pub struct Field {
     pub name: &'static str,
     /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`, `meminfo`, `vmstat`;
     /// `hugepages stats` for `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`;
-    /// `stat` for what runs of commands are measured by; `sim` for what simulators count; `faults` for recorded page faults; `pagewise` for what else we compute.
+    /// `stat` for what runs of commands are measured by; `sim` for what simulators count; `faults` for recorded page faults; `watch` for accesses to memory; `pagewise` for what else we compute.
     pub source: &'static str,
     /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the form of what is no number.
     pub unit: &'static str,
@@ -1060,6 +1060,56 @@ fields! {
             "Many times second_touch_ns where a host takes back memory that its guest does not use.";
         "second_touch_ns" "ns" ""
             "Time for the first touch of a page, of memory that another process had just before."
+            "";
+    }
+    "watch" {
+        "old" "value" ""
+            "What the bytes held before the access, as a number, or in hexadecimal digits where there are more than 8."
+            "What the last access left, unless something else was found in memory meanwhile.";
+        "value" "value" ""
+            "What the bytes held after the access, as a number, or in hexadecimal digits where there are more than 8."
+            "Numbers have no sign. `known` says how it is known.";
+        "known" "text" ""
+            "How the value is known: stored by the instruction, computed from what was there, copied by the kernel with the access, read from memory before the next access, unchanged by an access that reads, or not at all (no)."
+            "What is read may have been changed by another process or a device since; what is stored may not.";
+        "access" "text" ""
+            "What was done: write, read, or read or write where the instruction is not known."
+            "The CPU watches writes, or reads and writes; never reads alone.";
+        "place" "text" ""
+            "Where the access was made: the system call or the function of a library, by the function and line of the program that made it."
+            "Code without debugging information has no lines, stripped code no functions.";
+        "instruction" "text" ""
+            "The instruction that made the access, as objdump writes it."
+            "Nothing where no symbol says where its function begins, and in the kernel.";
+        "call" "text" ""
+            "The system call in which the kernel made the access for the program."
+            "Nothing for other work of the kernel: a signal's frame, a robust lock.";
+        "kernel" "text" ""
+            "The function of the kernel that made the access."
+            "? where kernel.kptr_restrict hides the addresses.";
+        "thread" "text" ""
+            "The name of the thread that made the access."
+            "Names were chosen by others: not to be trusted.";
+        "stack" "number" ""
+            "Which call stack."
+            "";
+        "count" "count" ""
+            "How many accesses."
+            "A copy by the kernel is one; one by rep movs or rep stos in the program is told at each step that touches the bytes.";
+        "passed_over" "count" ""
+            "Accesses for which the condition did not hold, or whose values are not known."
+            "";
+        "dropped" "count" ""
+            "Accesses that were counted and not kept: the first 262,144 are."
+            "";
+        "in_copies" "count" ""
+            "Accesses of child processes to their own copies of the memory, which change nothing here."
+            "";
+        "unseen" "count" ""
+            "How often something else was found in memory than the last access had left: another process, a debugger or a device wrote it."
+            "Two changes between two looks are one; without privileges the kernel's own writes are among them.";
+        "lost" "count" ""
+            "Accesses, and other records, that did not fit into the kernel's buffers."
             "";
     }
     "pagewise" {
