@@ -125,6 +125,8 @@ struct Observer {
     shared: bool,
     began: u64,
     last: Option<Vec<u8>>,
+    /// What the last access had left, where something else was found since.
+    surprise: Option<Vec<u8>>,
     pending: VecDeque<Pending>,
     held: VecDeque<Held>,
     codes: HashMap<(u32, u64), Rc<Before>>,
@@ -231,30 +233,10 @@ impl Watch {
         let began = now();
         session.enable()?;
         let first = read(pid, start, length);
-        let observer = Observer {
-            spaces,
-            stacks: Stacks::default(),
-            unwinder: Unwinder::default(),
-            code: Codes::default(),
-            symbols: Symbols::default(),
-            frames: Vec::new(),
-            pid,
-            start,
-            length,
-            reads,
-            shared,
-            began,
-            last: first.as_ref().ok().cloned(),
-            pending: VecDeque::new(),
-            held: VecDeque::new(),
-            codes: HashMap::new(),
-            returns: HashMap::new(),
-            names: name(pid, pid).map(|name| (pid, name)).into_iter().collect(),
-            strangers: HashSet::new(),
-            functions: None,
-            needs_reading: true,
-            told: Hits::default(),
-        };
+        let mut observer = Observer::new(pid, start, length, reads);
+        observer.names.extend(name(pid, pid).map(|name| (pid, name)));
+        observer.last = first.as_ref().ok().cloned();
+        (observer.spaces, observer.shared, observer.began) = (spaces, shared, began);
         Ok(Watch { session, kernel, first, horizon: began, observer })
     }
 
@@ -315,10 +297,39 @@ impl Watch {
         observer.hold();
         session.finish(&mut |record| observer.note(&record));
         observer.settle(None, each);
+        observer.explain(None);
     }
 }
 
 impl Observer {
+    fn new(pid: u32, start: u64, length: usize, reads: bool) -> Observer {
+        Observer {
+            spaces: Spaces::default(),
+            stacks: Stacks::default(),
+            unwinder: Unwinder::default(),
+            code: Codes::default(),
+            symbols: Symbols::default(),
+            frames: Vec::new(),
+            pid,
+            start,
+            length,
+            reads,
+            shared: false,
+            began: 0,
+            last: None,
+            surprise: None,
+            pending: VecDeque::new(),
+            held: VecDeque::new(),
+            codes: HashMap::new(),
+            returns: HashMap::new(),
+            names: HashMap::new(),
+            strangers: HashSet::new(),
+            functions: None,
+            needs_reading: true,
+            told: Hits::default(),
+        }
+    }
+
     /// Finds the functions of new call stacks, best while the process is there: its files may be nobody else's.
     fn resolve(&mut self) {
         let Observer { stacks, symbols, frames, .. } = self;
@@ -552,16 +563,29 @@ impl Observer {
         }
     }
 
-    /// Takes in what memory holds with no access on the way.
+    /// Takes in what memory holds with no access on the way that is known yet.
     fn see(&mut self, bytes: Vec<u8>) {
-        if self.last.as_ref().is_some_and(|last| *last != bytes) {
-            self.told.unseen += 1;
+        if self.last.as_ref().is_some_and(|last| *last != bytes) && self.surprise.is_none() {
+            self.surprise = self.last.take();
         }
         self.last = Some(bytes);
     }
 
+    /// What the last access left, where an access after it stores what was found in memory: there was one change, that was
+    /// seen before the kernel had told of it.
+    fn explain(&mut self, effect: Option<Effect>) {
+        let Some(before) = self.surprise.take() else { return };
+        let (start, length) = (self.start, self.length);
+        let after = effect.and_then(|effect| effect.after(start, Some(before.as_slice()), length));
+        match after {
+            Some((after, _)) if Some(&after) == self.last.as_ref() => self.last = Some(before),
+            _ => self.told.unseen += 1,
+        }
+    }
+
     /// An access with its values, where memory held `first` after it and `last` before the next.
     fn make(&mut self, it: Pending, first: Option<Vec<u8>>, last: Option<Vec<u8>>) -> Hit {
+        self.explain(it.effect);
         let old = self.last.take();
         let access = match (it.effect, self.reads) {
             (Some(effect), _) => effect.access,
@@ -579,11 +603,7 @@ impl Observer {
         };
         self.needs_reading = matches!(known, Known::Read | Known::Not);
         self.last.clone_from(&value);
-        // The next access may have been under way already: what it stores is no surprise.
-        let next = self.pending.front().and_then(|next| {
-            Some(next.effect?.after(self.start, self.last.as_deref(), self.length)?.0)
-        });
-        if let Some(last) = last.filter(|last| Some(last) != next.as_ref()) {
+        if let Some(last) = last {
             self.see(last);
         }
         let unknown = || Absent::Ambiguous("a look at the memory before the next access".into());
@@ -648,6 +668,79 @@ fn read(pid: u32, start: u64, length: usize) -> Reading<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Change;
+
+    const MS: u64 = 1_000_000;
+
+    /// Something that is watched: a byte that held 1.
+    fn observer() -> Observer {
+        Observer { last: Some(vec![1]), ..Observer::new(7, 0x1000, 1, false) }
+    }
+
+    /// An access at some millisecond, of which the value is known or not.
+    fn access(at: u64, stores: Option<u8>) -> Pending {
+        let change = stores.map(|value| (0x1000, 1, Change::Set(value.into())));
+        Pending {
+            time: at * MS,
+            until: at * MS,
+            pid: 7,
+            tid: 7,
+            ip: 0,
+            left: None,
+            which: 1,
+            registers: None,
+            effect: change.map(|change| Effect { access: Access::Write, change: Some(change) }),
+            copied: None,
+            instruction: None,
+            kernel: None,
+            stack: StackId(0),
+            thread: Name::default(),
+        }
+    }
+
+    fn held(at: u64, value: u8) -> Held {
+        Held { from: at * MS, to: at * MS, bytes: vec![value] }
+    }
+
+    /// What is told of accesses and looks: old and new value of each, where they are known, and how often something was unseen.
+    fn told(accesses: Vec<Pending>, looks: Vec<Held>) -> (Vec<[Option<u8>; 2]>, u64) {
+        let mut observer = observer();
+        observer.pending.extend(accesses);
+        observer.held.extend(looks);
+        let mut values = Vec::new();
+        observer.settle(None, &mut |hit| {
+            values.push([hit.old, hit.value].map(|value| value.ok().map(|bytes| bytes[0])));
+        });
+        observer.explain(None);
+        (values, observer.told.unseen)
+    }
+
+    #[test]
+    fn what_was_read_is_of_the_access_before_and_of_no_other() {
+        let accesses = vec![access(10, None), access(20, None), access(30, None)];
+        let looks = vec![held(5, 1), held(25, 7), held(35, 8)];
+        let expected = vec![[Some(1), None], [None, Some(7)], [Some(7), Some(8)]];
+        assert_eq!(told(accesses, looks), (expected, 0));
+    }
+
+    #[test]
+    fn what_was_stored_is_told_whatever_was_read() {
+        let accesses = vec![access(10, Some(5)), access(20, Some(6))];
+        let expected = vec![[Some(1), Some(5)], [Some(5), Some(6)]];
+        assert_eq!(told(accesses, vec![]), (expected.clone(), 0));
+        // A store may be seen before the kernel tells of it.
+        let accesses = vec![access(10, Some(5)), access(20, Some(6))];
+        assert_eq!(told(accesses, vec![held(15, 6)]), (expected, 0));
+    }
+
+    #[test]
+    fn what_nobody_stored_and_is_there_was_written_unseen() {
+        let accesses = vec![access(10, Some(5)), access(20, Some(6))];
+        let expected = vec![[Some(1), Some(5)], [Some(9), Some(6)]];
+        assert_eq!(told(accesses, vec![held(15, 9)]), (expected, 1));
+        let expected = vec![[Some(1), Some(5)]];
+        assert_eq!(told(vec![access(10, Some(5))], vec![held(15, 9)]), (expected, 1));
+    }
 
     #[test]
     fn what_is_aligned_takes_few_breakpoints_and_what_is_not_is_refused() {
