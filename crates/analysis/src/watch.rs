@@ -186,6 +186,7 @@ fn text(bytes: &[u8]) -> String {
         (Some(_), [byte]) if is_text(byte) => format!("{byte} ({byte:#x} '{}')", char::from(*byte)),
         // Addresses and the like: nobody reads them in decimal.
         (Some(number), _) if number > u32::MAX.into() => format!("{number:#x}"),
+        (Some(number @ 0..10), _) => number.to_string(),
         (Some(number), _) => format!("{number} ({number:#x})"),
         (None, _) => {
             let letter = |byte: &u8| if is_text(byte) { char::from(*byte) } else { '.' };
@@ -236,9 +237,9 @@ fn hits(watched: &Watched, hits: &[Hit]) -> Table {
     };
     let columns = vec![
         Column::new("time", "TIME", values(|hit| Value::Seconds(hit.time_ns))),
+        Column::new("stack", "STACK", numbers(|hit| hit.stack.into())),
         for_programs(Column::new("pid", "PID", numbers(|hit| hit.pid.0.into()))),
-        Column::new("tid", "TID", numbers(|hit| hit.tid.0.into())),
-        Column::new("thread", "THREAD", values(|hit| Value::Name(hit.thread.clone()))),
+        for_programs(Column::new("tid", "TID", numbers(|hit| hit.tid.0.into()))),
         for_programs(Column::new("access", "ACCESS", labels(|hit| access(hit.access).into()))),
         for_programs(Column::new("old", "OLD", values(|hit| value_of(&hit.old)))),
         for_programs(Column::new("value", "VALUE", values(|hit| value_of(&hit.value)))),
@@ -257,8 +258,13 @@ fn hits(watched: &Watched, hits: &[Hit]) -> Table {
                 }),
             )
         }),
-        Column::new("known", "KNOWN", labels(|hit| known(hit.known).into())),
         Column::new("place", "WHERE", Cells::Names(places)),
+        Column::new("known", "KNOWN", labels(|hit| known(hit.known).into())),
+        for_programs(Column::new("thread", "NAME", values(|hit| Value::Name(hit.thread.clone())))),
+        people(Column {
+            meaning: meaning("thread").into(),
+            ..Column::new("thread_words", "THREAD", values(|hit| Value::Name(with_number(hit))))
+        }),
         long(Column::new(
             "instruction",
             "INSTRUCTION",
@@ -269,7 +275,6 @@ fn hits(watched: &Watched, hits: &[Hit]) -> Table {
         )),
         for_programs(Column::new("call", "CALL", Cells::Values(hits.iter().map(call).collect()))),
         long(Column::new("kernel", "KERNEL", Cells::Values(hits.iter().map(function).collect()))),
-        Column::new("stack", "STACK", numbers(|hit| hit.stack.into())),
     ];
     table("hits", "Hits", Audience::Everyone, described(columns))
 }
@@ -281,6 +286,11 @@ fn described(columns: Vec<Column>) -> Vec<Column> {
         _ => column,
     };
     columns.into_iter().map(described).collect()
+}
+
+/// A thread by number and name.
+fn with_number(hit: &Hit) -> Name {
+    Name::new(&[format!("{} ", hit.tid).as_bytes(), hit.thread.as_bytes()].concat())
 }
 
 fn access(access: Access) -> &'static str {
@@ -531,7 +541,7 @@ mod tests {
         let mut new = [0; 16];
         (new[9], new[11]) = (1, 2);
         let it = hit(Some(&[0; 16]), Some(&new));
-        assert_eq!(words(&it, |hit| &hit.old), Value::text("+8: 0 (0x0)"));
+        assert_eq!(words(&it, |hit| &hit.old), Value::text("+8: 0"));
         assert_eq!(words(&it, |hit| &hit.value), Value::text("+8: 33554688 (0x2000100)"));
         assert_eq!(changed_part(&[0; 12], &new[..12]), Some((8, 4)));
         assert_eq!(changed_part(&[0; 16], &[1; 16]), None);

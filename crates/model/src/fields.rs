@@ -1063,6 +1063,12 @@ fields! {
             "";
     }
     "watch" {
+        "time" "s" ""
+            "When the kernel noted the access, from the start of the watching."
+            "Some microseconds after it.";
+        "tid" "number" ""
+            "The thread that made the access."
+            "";
         "old" "value" ""
             "What the bytes held before the access, as a number, or in hexadecimal digits where there are more than 8."
             "What the last access left, unless something else was found in memory meanwhile.";
@@ -1088,7 +1094,7 @@ fields! {
             "The function of the kernel that made the access."
             "? where kernel.kptr_restrict hides the addresses.";
         "thread" "text" ""
-            "The name of the thread that made the access."
+            "The thread that made the access: its name, for people behind its number."
             "Names were chosen by others: not to be trusted.";
         "stack" "number" ""
             "Which call stack."
