@@ -269,6 +269,7 @@ fn reads_are_told_where_they_are_wanted_and_change_nothing() {
     if cfg!(target_arch = "x86_64") {
         assert!(hits(&report).len() >= 20);
         assert!(hits(&report).iter().all(|hit| hit["access"] == "read" && hit["value"] == 20));
+        assert!(hits(&report).iter().all(|hit| hit["known"] == "unchanged" && hit["old"] == 20));
     }
 }
 

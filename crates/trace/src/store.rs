@@ -239,12 +239,30 @@ impl Code {
             }
         }
         let access = found?;
+        // A plain load has what was there in its register.
+        if access == Access::Read
+            && matches!(instruction.mnemonic(), Mnemonic::Mov | Mnemonic::Movzx)
+            && instruction.op1_kind() == OpKind::Memory
+            && let Some(value) = registers.get(instruction.op0_register())
+            && let Some(address) = instruction
+                .virtual_address(1, 0, |it, _, _| loaded_from(instruction, registers, it))
+        {
+            let size = instruction.memory_size().size().min(8);
+            let change = Some((address, size, Change::Set(value & ones(size))));
+            return Some(Effect { access, change });
+        }
         let change = place.filter(|(_, size)| *size <= 8).and_then(|(address, size)| {
             let change = change(instruction, registers)?;
             Some((address, size, change))
         });
         Some(Effect { access, change })
     }
+}
+
+/// A register that a load has not overwritten.
+fn loaded_from(load: &Instruction, registers: &Registers, register: Register) -> Option<u64> {
+    let is_gone = load.op0_register().full_register() == register.full_register();
+    if is_gone { None } else { registers.get(register) }
 }
 
 /// By how much an instruction moves the stack pointer down.
@@ -362,6 +380,11 @@ mod tests {
         assert_eq!(access(&[0x48, 0x83, 0x3f, 0], &there), Some(Access::Read));
         assert_eq!(access(&[0xff, 0x37], &there), Some(Access::Read));
         assert_eq!(access(&[0x50], &[(Register::RSP, 0x1000)]), Some(Access::Write));
+        // mov (%rdi),%rax; mov (%rdi),%rdi, which overwrites where it was read from; movzwl (%rdi),%eax
+        let loaded = [(Register::RDI, 0x1000), (Register::RAX, 77)];
+        assert_eq!(after(&[0x48, 0x8b, 0x07], &loaded), Some((77, false)));
+        assert_eq!(after(&[0x48, 0x8b, 0x3f], &loaded), None);
+        assert_eq!(after(&[0x0f, 0xb7, 0x07], &loaded), Some((77, true)));
     }
 
     #[test]

@@ -585,8 +585,8 @@ impl Observer {
 
     /// An access with its values, where memory held `first` after it and `last` before the next.
     fn make(&mut self, it: Pending, first: Option<Vec<u8>>, last: Option<Vec<u8>>) -> Hit {
-        self.explain(it.effect);
-        let old = self.last.take();
+        self.explain(it.effect.filter(|effect| effect.access != Access::Read));
+        let mut old = self.last.take();
         let access = match (it.effect, self.reads) {
             (Some(effect), _) => effect.access,
             (None, false) => Access::Write,
@@ -594,13 +594,18 @@ impl Observer {
         };
         let after = it.effect.and_then(|it| it.after(self.start, old.as_deref(), self.length));
         let (value, known) = match (access, after, it.copied, first) {
-            (Access::Read, ..) => (old.clone(), Known::Unchanged),
+            (Access::Read, loaded, ..) => {
+                (loaded.map(|it| it.0).or_else(|| old.clone()), Known::Unchanged)
+            }
             (_, Some((value, false)), ..) => (Some(value), Known::Stored),
             (_, _, Some(value), _) => (Some(value), Known::Copied),
             (_, Some((value, true)), ..) => (Some(value), Known::Computed),
             (_, None, None, Some(value)) => (Some(value), Known::Read),
             (_, None, None, None) => (None, Known::Not),
         };
+        if access == Access::Read {
+            old.clone_from(&value);
+        }
         self.needs_reading = matches!(known, Known::Read | Known::Not);
         self.last.clone_from(&value);
         if let Some(last) = last {
