@@ -20,6 +20,7 @@ use pagewise_sys::trace;
 use pagewise_trace::Target;
 use pagewise_trace::faults::{About, Recorder, Request};
 use pagewise_view::text::Units;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::args::{self, Faults};
 use crate::commands::run_command::{NotRun, exit_code};
@@ -119,6 +120,13 @@ fn wait(
     }
 }
 
+/// Lets this process have as many files as it may: each thread that is watched takes some for each CPU.
+fn allow_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Who may not has the usual number.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 fn ending(ending: trace::Ending) -> Ending {
     match ending {
         trace::Ending::Exited(status) => Ending::Exited(status),
@@ -143,6 +151,7 @@ fn watch(name: &str, args: &Faults) -> anyhow::Result<Recording> {
         bail!("process {pid} is a kernel thread: it has no memory of its own");
     }
     let interrupts = Interrupts::note();
+    allow_files();
     let mut recorder = Recorder::open(request(args, Target::Process(pid.0)))?;
     recorder.start()?;
     let begin = Instant::now();
