@@ -1,0 +1,39 @@
+//! What recording page faults costs a command, and how large the recording is: against perf, and against no one.
+//!
+//! `cargo bench -p pagewise --bench faults`, as root
+
+#![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
+
+#[allow(dead_code, reason = "targets that wait are other benchmarks'")]
+mod race;
+
+use race::{Runner, compile, goal, race};
+
+const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
+const EVENT: &str = "exceptions:page_fault_user";
+
+fn main() {
+    let program = compile("faults").display().to_string();
+    let folder = std::env::temp_dir().join(format!("pagewise-bench-faults.{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("the folder of temporary files takes one");
+    let [theirs, ours] = ["perf.data", "faults.json"].map(|name| folder.join(name));
+    for (title, act, rounds) in
+        [("A start-up and 4 faults", "ratio 1", 21), ("400,000 faults", "ratio 100000", 11)]
+    {
+        // The program ends with a status of its own.
+        let run = |before: &str| format!("{before} {program} {act}; true");
+        let perf = format!("perf record -q -g -e {EVENT} -o {} --", theirs.display());
+        let pagewise = format!("{PAGEWISE} faults --save {} -o /dev/null --", ours.display());
+        let runners = [
+            Runner::shell("perf record -g", &run(&perf)),
+            Runner::shell("pagewise faults", &run(&pagewise)),
+            Runner::shell("nobody", &run("")),
+        ];
+        let results = race(title, rounds, &runners);
+        goal(&results, "pagewise faults", 1.0, None);
+        let size = |path: &std::path::Path| std::fs::metadata(path).map_or(0, |file| file.len());
+        println!("perf.data: {} bytes; saved: {} bytes", size(&theirs), size(&ours));
+    }
+    // What stays is in the folder of temporary files.
+    let _ = std::fs::remove_dir_all(&folder);
+}
