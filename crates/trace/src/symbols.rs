@@ -189,7 +189,7 @@ fn frames(symbol: &Sym<'_>, unknown: &Frame) -> Vec<Frame> {
     let calls: Vec<(&str, Option<&CodeInfo<'_>>)> =
         std::iter::once(outermost).chain(inlined).collect();
     let frames = calls.iter().enumerate().rev().map(|(depth, (name, code))| Frame {
-        function: Some((*name).to_owned()),
+        function: Some(demangled(name)),
         line: code.map(|code| line(code)),
         inlined: depth > 0,
         ..unknown.clone()
@@ -197,7 +197,41 @@ fn frames(symbol: &Sym<'_>, unknown: &Frame) -> Vec<Frame> {
     frames.collect()
 }
 
+/// A name as its source has it. Only what is mangled: demanglers take a C function called `t` for a type.
+fn demangled(name: &str) -> String {
+    if let Ok(rust) = rustc_demangle::try_demangle(name) {
+        return format!("{rust:#}");
+    }
+    let mangled = Some(name).filter(|name| name.starts_with("_Z"));
+    let symbol = mangled.and_then(|name| cpp_demangle::Symbol::new(name).ok());
+    let text = symbol.and_then(|symbol| symbol.demangle().ok());
+    text.unwrap_or_else(|| name.to_owned())
+}
+
 fn line(code: &CodeInfo<'_>) -> Line {
     let file = code.to_path().to_string_lossy().into_owned();
     Line { file, number: code.line.unwrap_or(0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mangled_is_demangled_and_nothing_else() {
+        let names = [
+            ("t", "t"),
+            ("main", "main"),
+            ("_Z", "_Z"),
+            ("_ZN3foo3barEv", "foo::bar()"),
+            (
+                "_ZN4core3ptr8non_null16NonNull$LT$T$GT$6as_ref17h0123456789abcdefE",
+                "core::ptr::non_null::NonNull<T>::as_ref",
+            ),
+            ("_RNvC6_123foo3bar", "123foo::bar"),
+        ];
+        for (mangled, name) in names {
+            assert_eq!(demangled(mangled), name);
+        }
+    }
 }
