@@ -27,8 +27,8 @@ use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
 use crate::output::{emit, emit_beside, export, into_file};
 
-/// Between looks at whether it is over.
-const LOOK: Duration = Duration::from_millis(50);
+/// Between looks at whether it is over, and at what has happened: mappings that no event tells are read then.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Records, reports, and passes on the exit code of a command that was run.
 pub(crate) fn run(args: &Faults, look: &args::Look) -> anyhow::Result<ExitCode> {
