@@ -22,6 +22,9 @@ const STEP: u64 = 16;
 /// How long after a close look there is no other, as a multiple of the CPU time it took: what others had of the CPU
 /// meanwhile makes a look no dearer.
 const REST: u32 = 10;
+/// One that has grown so many times is looked at again without a rest. That cannot be often, and what the looks before cost,
+/// at a small process, says little of it.
+const LEAP: u64 = 4;
 
 pub(crate) fn metrics() -> impl Iterator<Item = Metric> {
     KEPT.iter().map(|(name, _)| Metric {
@@ -91,7 +94,8 @@ impl Sampler {
     /// Takes a snapshot of the largest process where all together have grown by much since the last.
     fn look_closely(&mut self, largest: Pid, pss: Bytes) {
         let grown = pss.saturating_sub(self.snapshot_pss);
-        if grown.0 <= self.snapshot_pss.0 / STEP || Instant::now() < self.rest_until {
+        let is_due = grown.0 > self.snapshot_pss.0 / STEP && Instant::now() >= self.rest_until;
+        if !is_due && pss.0 / LEAP <= self.snapshot_pss.0 {
             return;
         }
         let begin = cpu_time();
