@@ -1,6 +1,6 @@
 //! Blocks of reports as most analyses make them.
 
-use pagewise_model::report::{Audience, Column, Fact, Facts, Shape, Table};
+use pagewise_model::report::{Audience, Column, Fact, Facts, Label, Shape, Table};
 
 use crate::explain::meaning;
 
@@ -24,6 +24,16 @@ pub(crate) fn table(
         total: None,
         note: "".into(),
     }
+}
+
+/// The rows to show, at most so many, and a word on the others: which option shows all.
+pub(crate) fn first<'t, T>(all: &'t [T], limit: Option<usize>, option: &str) -> (&'t [T], Label) {
+    let (shown, left_out) = all.split_at(all.len().min(limit.unwrap_or(usize::MAX)));
+    let note = match left_out.len() {
+        0 => "".into(),
+        more => format!("{more} more: {option} all").into(),
+    };
+    (shown, note)
 }
 
 /// A column that only programs see.

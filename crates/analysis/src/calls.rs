@@ -16,7 +16,7 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Name, Pid};
 
-use crate::blocks::{facts_of, for_programs, table};
+use crate::blocks::{facts_of, first, for_programs, table};
 use crate::explain::fact;
 use replay::{Act, Phase, Played, Process, Row};
 pub(crate) use words::advice;
@@ -228,7 +228,7 @@ fn some_name(name: &Name) -> Value {
 }
 
 fn processes(all: &[Process], options: &Options) -> Table {
-    let (shown, note) = first(all, options);
+    let (shown, note) = first(all, options.limit, "--calls");
     let each = || shown.iter();
     let values = |value: fn(&Process) -> Value| Cells::Values(each().map(value).collect());
     let counts = |count: fn(&Process) -> u64| Cells::Counts(each().map(count).collect());
@@ -251,23 +251,13 @@ fn processes(all: &[Process], options: &Options) -> Table {
     Table { note, ..table("processes", "Processes and their VIRT", audience, columns) }
 }
 
-/// The rows to show, and a word on the others.
-fn first<'t, T>(all: &'t [T], options: &Options) -> (&'t [T], Label) {
-    let (shown, left_out) = all.split_at(all.len().min(options.limit.unwrap_or(usize::MAX)));
-    let note = match left_out.len() {
-        0 => "".into(),
-        more => format!("{more} more: --calls all").into(),
-    };
-    (shown, note)
-}
-
 fn number(pid: Option<Pid>) -> Value {
     pid.map_or(Value::None, |pid| Value::Count(pid.0.into()))
 }
 
 /// Every call in the order in which they were done.
 fn time_line(all: &[Row<'_>], options: &Options) -> Table {
-    let (rows, note) = first(all, options);
+    let (rows, note) = first(all, options.limit, "--calls");
     let counts = |count: fn(&Row<'_>) -> u64| Cells::Counts(rows.iter().map(count).collect());
     let values = |value: fn(&Row<'_>) -> Value| Cells::Values(rows.iter().map(value).collect());
     let names = rows.iter().map(|row| Label::from(name(row.act))).collect();

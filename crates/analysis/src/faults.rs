@@ -16,7 +16,7 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Name, Quadrant};
 
-use crate::blocks::{facts_of, for_programs, table};
+use crate::blocks::{facts_of, first, for_programs, table};
 use crate::explain::fact;
 use places::Frames;
 
@@ -311,7 +311,7 @@ fn mappings(recording: &Recording, options: &Options) -> Table {
     let total = |at: usize| sums[at].iter().sum::<u64>();
     let mut order: Vec<usize> = (0..sums.len()).filter(|at| total(*at) > 0).collect();
     order.sort_by_key(|at| (std::cmp::Reverse(total(*at)), *at));
-    let (shown, note) = first(&order, options);
+    let (shown, note) = first(&order, options.limit, "--rows");
     let each = || shown.iter().map(|at| (&recording.mappings[*at], *at));
     let all = recording.count();
     let most = |at: usize| {
@@ -368,7 +368,7 @@ fn threads(recording: &Recording, options: &Options) -> Table {
     }
     let mut order: Vec<usize> = (0..sums.len()).filter(|at| sums[*at] > 0).collect();
     order.sort_by_key(|at| (std::cmp::Reverse(sums[*at]), *at));
-    let (shown, note) = first(&order, options);
+    let (shown, note) = first(&order, options.limit, "--rows");
     let each = || shown.iter().map(|at| (&recording.threads[*at], sums[*at]));
     let counts = |value: &dyn Fn(&pagewise_model::faults::Thread) -> u64| {
         Cells::Counts(each().map(|(thread, _)| value(thread)).collect())
@@ -391,16 +391,6 @@ fn threads(recording: &Recording, options: &Options) -> Table {
     ];
     let audience = if order.len() > 1 { Audience::Everyone } else { Audience::Programs };
     Table { note, ..table("threads", "By thread", audience, columns) }
-}
-
-/// The rows to show, and a word on the others.
-fn first<'t, T>(all: &'t [T], options: &Options) -> (&'t [T], Label) {
-    let (shown, left_out) = all.split_at(all.len().min(options.limit.unwrap_or(usize::MAX)));
-    let note = match left_out.len() {
-        0 => "".into(),
-        more => format!("{more} more: --rows all").into(),
-    };
-    (shown, note)
 }
 
 /// Lines for the kinds that there are most of.

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{disk, interruptible, is_root, lacks, number, program, skip};
+use fixture::{disk, interruptible, is_root, lacks, number, program, reported, skip};
 
 /// What a command printed, and the report of it.
 struct Told {
@@ -64,25 +64,14 @@ fn told(options: &[&str], act: &[&str]) -> Told {
 
 fn told_by(pagewise: &[&str], options: &[&str], command: &[&str]) -> Told {
     let folder = folder();
-    let path = folder.path().join("report.json");
-    let output = Command::new(pagewise[0])
-        .args(&pagewise[1..])
-        .args(["faults", "--json", "--output", path.to_str().unwrap()])
-        .args(options)
-        .arg("--")
-        .args(command)
-        .current_dir(folder.path())
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let report = fs::read(path).unwrap_or_else(|_| panic!("no report: {said}"));
+    let words: Vec<&str> = [&["faults"], options].concat();
+    let (output, report) = reported(&folder, pagewise, &words, command);
     let fact = |line: &str| {
         let (key, value) = line.split_once(" = ")?;
         Some((key.to_owned(), value.parse().ok()?))
     };
     let facts = String::from_utf8_lossy(&output.stdout).lines().filter_map(fact).collect();
-    Told { output, facts, report: serde_json::from_slice(&report).unwrap() }
+    Told { output, facts, report }
 }
 
 /// Whether the tracepoints may be had here. Says so where not.

@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 
-use fixture::{copy_program, interruptible, is_root, lacks, number, pagewise, program, skip};
+use fixture::{
+    copy_program, interruptible, is_root, lacks, number, pagewise, program, reported, skip,
+};
 
 const KIB: i64 = 1 << 10;
 
@@ -37,22 +39,8 @@ fn told(command: &[&str]) -> Told {
 fn told_by(pagewise: &[&str], command: &[&str]) -> Told {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let path = folder.path().join("report.json");
-    let output = Command::new(pagewise[0])
-        .args(&pagewise[1..])
-        .args(["syscalls", "--json", "--output", path.to_str().unwrap(), "--"])
-        .args(command)
-        .current_dir(folder.path())
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let report = fs::read(path).unwrap_or_else(|_| panic!("no report: {said}"));
-    Told {
-        status: output.status,
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        report: serde_json::from_slice(&report).unwrap(),
-    }
+    let (output, report) = reported(&folder, pagewise, &["syscalls"], command);
+    Told { status: output.status, stdout: String::from_utf8(output.stdout).unwrap(), report }
 }
 
 /// The calls that fit.

@@ -129,7 +129,7 @@ impl Looker<'_> {
         })?;
         let all: &[u32] = &[elf::SHT_DYNSYM, elf::SHT_SYMTAB];
         let is_exe = self.exe == Some(&first.name);
-        headers(Pieces(&ReadCache::new(&file)), if is_exe { all } else { &all[..1] })
+        headers(Pieces(&ReadCache::new(&file), LARGEST), if is_exe { all } else { &all[..1] })
     }
 
     fn by_name(&self, first: &Mapping) -> io::Result<File> {
@@ -141,9 +141,9 @@ impl Looker<'_> {
     }
 }
 
-/// A file that is read in a few pieces of limited size.
+/// A file that is read in a few pieces of limited size: so many bytes at most.
 #[derive(Clone, Copy)]
-struct Pieces<'d>(&'d ReadCache<&'d File>);
+pub(crate) struct Pieces<'d>(pub(crate) &'d ReadCache<&'d File>, pub(crate) u64);
 
 impl<'d> ReadRef<'d> for Pieces<'d> {
     fn len(self) -> Result<u64, ()> {
@@ -151,7 +151,7 @@ impl<'d> ReadRef<'d> for Pieces<'d> {
     }
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'d [u8], ()> {
-        if size > LARGEST { Err(()) } else { self.0.read_bytes_at(offset, size) }
+        if size > self.1 { Err(()) } else { self.0.read_bytes_at(offset, size) }
     }
 
     fn read_bytes_at_until(self, range: std::ops::Range<u64>, end: u8) -> Result<&'d [u8], ()> {
@@ -319,7 +319,7 @@ mod tests {
     fn a_file_read_in_pieces_says_what_its_bytes_say() {
         let file = File::open("/bin/sh").unwrap();
         let both = [elf::SHT_DYNSYM, elf::SHT_SYMTAB];
-        let found = headers(Pieces(&ReadCache::new(&file)), &both);
+        let found = headers(Pieces(&ReadCache::new(&file), LARGEST), &both);
         assert_eq!(found, parse(own_bytes()));
         let found = found.unwrap();
         assert!(found.segments.iter().any(|segment| segment.exec) && !found.sections.is_empty());
@@ -338,7 +338,7 @@ mod tests {
         first[0x20..0x28].copy_from_slice(&(size / 64 - 1).to_le_bytes());
         let bytes = [header.as_slice(), &first].concat();
         std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
-        let found = headers(Pieces(&ReadCache::new(&file)), &[elf::SHT_SYMTAB]).unwrap();
+        let found = headers(Pieces(&ReadCache::new(&file), LARGEST), &[elf::SHT_SYMTAB]).unwrap();
         assert_eq!((found.sections, found.allocator), (vec![], None));
     }
 

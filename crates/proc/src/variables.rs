@@ -13,6 +13,7 @@ use object::read::{ReadCache, ReadRef};
 use pagewise_model::mapping::Mapping;
 use pagewise_model::{Name, Pid};
 
+use crate::elf::Pieces;
 use crate::{ProcRoot, root};
 
 /// No larger table is read: those of programs of some 100 MB of symbols are smaller, and a file may be all hole.
@@ -49,7 +50,7 @@ fn of_file(
 ) -> Vec<Variable> {
     let Some(file) = open(root, pid, first) else { return Vec::new() };
     let cache = ReadCache::new(&file);
-    let data = Pieces(&cache);
+    let data = Pieces(&cache, LARGEST);
     let found = match data.read_bytes_at(0, 5) {
         Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]) => {
             symbols::<elf::FileHeader64<Endianness>>(data, name)
@@ -152,22 +153,4 @@ fn symbols<'d, H: FileHeader<Endian = Endianness>>(
         }
     }
     Ok((loads.collect(), found))
-}
-
-/// A file that is read in a few pieces of limited size.
-#[derive(Clone, Copy)]
-struct Pieces<'d>(&'d ReadCache<&'d File>);
-
-impl<'d> ReadRef<'d> for Pieces<'d> {
-    fn len(self) -> Result<u64, ()> {
-        self.0.len()
-    }
-
-    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'d [u8], ()> {
-        if size > LARGEST { Err(()) } else { self.0.read_bytes_at(offset, size) }
-    }
-
-    fn read_bytes_at_until(self, range: std::ops::Range<u64>, end: u8) -> Result<&'d [u8], ()> {
-        self.0.read_bytes_at_until(range, end)
-    }
 }

@@ -8,8 +8,8 @@ use pagewise_model::faults::{Kind, Recording};
 use pagewise_model::report::{Audience, Cells, Column, Label, Table, Value};
 use pagewise_model::traced::{Frame, Line};
 
-use super::{Options, first, share};
-use crate::blocks::{for_programs, table};
+use super::{Options, share};
+use crate::blocks::{first, for_programs, table};
 
 /// A function: its name, where it has one, and its file.
 pub(super) type Function<'a> = (Option<&'a str>, Option<&'a Name>);
@@ -118,7 +118,7 @@ impl<'a> Frames<'a> {
         let mut rows: Vec<(Function<'_>, (Sum, u64))> = sums.into_iter().collect();
         rows.retain(|(_, (own, _))| own.count > 0);
         rows.sort_by_key(|(function, (own, _))| (Reverse(own.count), *function));
-        let (shown, note) = first(&rows, options);
+        let (shown, note) = first(&rows, options.limit, "--rows");
         let own = || shown.iter().map(|(_, (own, _))| own);
         let functions = || shown.iter().map(|(function, _)| *function);
         let module = |function: Function<'_>| {
@@ -192,7 +192,7 @@ impl<'a> Frames<'a> {
         }
         let mut rows: Vec<((&Line, Function<'_>), Sum)> = sums.into_iter().collect();
         rows.sort_by_key(|(place, sum)| (Reverse(sum.count), *place));
-        let (shown, note) = first(&rows, options);
+        let (shown, note) = first(&rows, options.limit, "--rows");
         let names = |name: &dyn Fn(&Line, Function<'_>) -> Name| {
             Cells::Names(shown.iter().map(|((line, function), _)| name(line, *function)).collect())
         };
