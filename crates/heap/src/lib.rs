@@ -1,0 +1,5 @@
+//! Records the heap of a running program, and reads such recordings.
+//!
+//! The recorder in the program (`pagewise-preload`) counts; from here its tables are read and made into a file, and a file into
+//! a [`pagewise_model::heap::Recording`] with functions and lines.
+#![forbid(unsafe_code)]
