@@ -6,5 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod recording;
+pub mod tables;
 
 pub use recording::Recording;

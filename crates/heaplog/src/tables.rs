@@ -1,0 +1,275 @@
+//! Where a recorder counts: tables in memory that it shares with who looks on.
+//!
+//! One file without a name (`memfd_create`), sparse, with one table behind the other at fixed places ([`HEADER`] ..
+//! [`CHUNKS`]). The recorder only ever adds to the tables of modules, places, nodes and sites, and tells by a count in
+//! the header how much of each is there: an entry is written before it is counted. Counters are words of 8 bytes in the
+//! machine's own order, each written by one thread at a time.
+//!
+//! ```text
+//!  0        header
+//!  THREADS  a slot for each thread: its sums
+//!  MODULES  files of code         STRINGS  their paths and build IDs
+//!  PLACES   return addresses
+//!  NODES    (parent, place)       SITES    (node, kind)
+//!  OWNERS   whose each chunk is, and for which sites
+//!  CHUNKS   pages of records: what sites count
+//! ```
+//!
+//! # What was live at the peak
+//!
+//! A [`record`] has counters of the present and a copy of what was live at the last peak. Whenever the process goes down
+//! from a new peak, the recorder adds one to the epoch of peaks in the header. Who next changes a record whose epoch is older
+//! copies what was live first. So the state at the peak is: the copy where the record's epoch is the header's, and what
+//! is live where it is older, since nothing changed. The collector uses a second epoch in the same way to have all
+//! records as they were at one moment.
+
+/// The first word of the header: `pwheap` and the version of this layout.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pwheap\x00\x01");
+
+/// A table: where it begins, how long an entry is, and how many there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Bytes from the beginning of the file.
+    pub at: usize,
+    /// Bytes in an entry.
+    pub entry: usize,
+    /// Entries that it has room for.
+    pub room: usize,
+}
+
+impl Table {
+    const fn behind(before: Table, entry: usize, room: usize) -> Table {
+        Table { at: before.at + before.entry * before.room, entry, room }
+    }
+
+    /// Where an entry begins.
+    pub const fn place(&self, index: usize) -> usize {
+        self.at + index * self.entry
+    }
+}
+
+/// Words of [`header`].
+pub const HEADER: Table = Table { at: 0, entry: 8, room: 8 << 10 };
+/// Slots of threads, words of [`thread`].
+pub const THREADS: Table = Table::behind(HEADER, 2 << 10, 8 << 10);
+/// Files of code, words of [`module`].
+pub const MODULES: Table = Table::behind(THREADS, 64, 16 << 10);
+/// Bytes of paths and build IDs.
+pub const STRINGS: Table = Table::behind(MODULES, 1, 4 << 20);
+/// Return addresses: the address, then the module's number plus 1 (0 for none), a word each.
+pub const PLACES: Table = Table::behind(STRINGS, 16, 1 << 20);
+/// Nodes: the parent's number, [`crate::recording::ROOT`] for none, and the place's, 4 bytes each.
+pub const NODES: Table = Table::behind(PLACES, 8, 8 << 20);
+/// Sites: the node's number and the kind's ([`kind`]), 4 bytes each.
+pub const SITES: Table = Table::behind(NODES, 8, 2 << 20);
+/// Whose each chunk is: the number of the chunk's sites plus 1 (0: it is not used), and the thread's slot, 4 bytes each.
+pub const OWNERS: Table = Table::behind(SITES, 8, 192 << 10);
+/// Chunks of records.
+pub const CHUNKS: Table = Table::behind(OWNERS, RECORDS * record::SIZE, 192 << 10);
+/// Bytes in the whole file.
+pub const LENGTH: usize = CHUNKS.at + CHUNKS.entry * CHUNKS.room;
+
+/// Records in a chunk: those of sites `n * RECORDS` and up.
+pub const RECORDS: usize = 32;
+
+/// Numbers of the header's words.
+pub mod header {
+    /// [`super::MAGIC`], written last when the recorder begins.
+    pub const MAGIC: usize = 0;
+    /// The process.
+    pub const PID: usize = 1;
+    /// When it began, in nanoseconds since 1970.
+    pub const BEGAN: usize = 2;
+    /// When it began by `CLOCK_MONOTONIC`, in nanoseconds.
+    pub const BEGAN_MONOTONIC: usize = 3;
+    /// The mean number of bytes between samples; 0 for every call.
+    pub const EVERY_BYTES: usize = 4;
+    /// How many allocations there are to each whose lifetime is measured, in the mean.
+    pub const LIFETIMES_EVERY: usize = 5;
+    /// Entries of [`super::MODULES`].
+    pub const MODULES: usize = 6;
+    /// Bytes of [`super::STRINGS`].
+    pub const STRINGS: usize = 7;
+    /// Entries of [`super::PLACES`].
+    pub const PLACES: usize = 8;
+    /// Entries of [`super::NODES`].
+    pub const NODES: usize = 9;
+    /// Entries of [`super::SITES`].
+    pub const SITES: usize = 10;
+    /// Entries of [`super::OWNERS`] and [`super::CHUNKS`] that were ever used.
+    pub const CHUNKS: usize = 11;
+    /// Slots of [`super::THREADS`] that were ever used.
+    pub const THREADS: usize = 12;
+    /// Threads that record now.
+    pub const RUNNING: usize = 13;
+    /// Frees of blocks that the recorder did not see allocated.
+    pub const UNKNOWN_FREES: usize = 14;
+    /// Allocations whose call stack was cut.
+    pub const CUT_STACKS: usize = 15;
+    /// Why the recorder ended early ([`super::trouble`]); 0 where it did not.
+    pub const TROUBLE: usize = 16;
+    /// Bytes of the recorder's own memory that no other process sees.
+    pub const OWN: usize = 17;
+    /// Where the map of live blocks is, and how it is made: for readers of the process's memory.
+    pub const LIVE_MAP: usize = 18;
+    /// What `malloc` is: [`super::allocator`].
+    pub const ALLOCATOR: usize = 19;
+    /// In [`super::STRINGS`], where the name of what has `malloc` begins (low half), and its length.
+    pub const ALLOCATOR_NAME: usize = 20;
+    /// Bytes that were allocated in all, in so far as threads told; of samples only.
+    pub const PASSED: usize = 21;
+
+    /// Odd while records move from one chunk to another: who looks on begins anew when it has changed.
+    pub const CHANGES: usize = 22;
+
+    // A line of the processor's cache each.
+    /// The epochs: of peaks (low half, written by the recorder), of moments (high half, written by who looks on).
+    pub const EPOCHS: usize = 32;
+    /// What is live, plus the room of all threads ([`super::thread::ROOM`]).
+    pub const UPPER: usize = 40;
+    /// The most that [`UPPER`] ever was.
+    pub const PEAK: usize = 41;
+    /// When that was, in nanoseconds of `CLOCK_MONOTONIC`, as of the last moment or change of epoch.
+    pub const PEAK_AT: usize = 42;
+    /// 1 while nothing was given back since the last new peak.
+    pub const RISING: usize = 43;
+    /// 1 once several threads record at a time: the peak is then known to [`super::CREDIT`] bytes a thread.
+    pub const MANY: usize = 44;
+    /// The most threads that recorded at a time.
+    pub const MOST_THREADS: usize = 45;
+}
+
+/// Bytes that a thread may take and give back before it tells the others, while several run.
+pub const CREDIT: u64 = 64 << 10;
+
+/// Cells of a histogram by powers of two: cell 0 counts zeros, cell *n* counts 2^(n-1) .. 2^n - 1.
+pub const CELLS: usize = 65;
+
+/// Numbers of the words of a thread's slot.
+pub mod thread {
+    /// Its number (`gettid`); 0 where the slot is free. Slot 0 belongs to no thread: what ended threads counted is there.
+    pub const TID: usize = 0;
+    /// 1 while it runs.
+    pub const RUNS: usize = 1;
+    /// Its name, 16 bytes that end with a zero.
+    pub const NAME: usize = 2;
+    /// Bytes that it may allocate before it must tell.
+    pub const ROOM: usize = 4;
+    /// What it allocated before its chunks were last emptied: bytes, blocks.
+    pub const ALLOCATED: usize = 5;
+    /// What it freed until then: bytes, blocks.
+    pub const FREED: usize = 7;
+    /// Allocations by size.
+    pub const SIZES: usize = 16;
+    /// Measured lifetimes by nanoseconds.
+    pub const LIFETIMES: usize = SIZES + super::CELLS;
+    /// Words of all that.
+    pub const WORDS: usize = LIFETIMES + super::CELLS;
+}
+
+/// Numbers of the words of a module.
+pub mod module {
+    /// Its first address.
+    pub const START: usize = 0;
+    /// Behind its last.
+    pub const END: usize = 1;
+    /// What to take off an address to have the file's own.
+    pub const BIAS: usize = 2;
+    /// Where its path begins in [`super::STRINGS`].
+    pub const PATH: usize = 3;
+    /// The path's length.
+    pub const PATH_LENGTH: usize = 4;
+    /// Where its build ID begins.
+    pub const BUILD_ID: usize = 5;
+    /// The build ID's length.
+    pub const BUILD_ID_LENGTH: usize = 6;
+}
+
+/// Numbers of the words of a record: two lines of the processor's cache, of which only the first is used by most calls.
+pub mod record {
+    /// Blocks that were allocated.
+    pub const ALLOCATIONS: usize = 0;
+    /// Bytes that were allocated.
+    pub const ALLOCATED: usize = 1;
+    /// Blocks that were freed.
+    pub const FREES: usize = 2;
+    /// Bytes that were freed. Who frees what another thread allocated counts it in a record of its own: only the sums of
+    /// all records of a site mean something.
+    pub const FREED: usize = 3;
+    /// Blocks that were freed before the thread allocated another.
+    pub const TEMPORARY: usize = 4;
+    /// The epochs for which the copies below were made, as in [`super::header::EPOCHS`].
+    pub const EPOCHS: usize = 5;
+    /// Of samples: the variance of allocated bytes, an `f64`.
+    pub const VARIANCE: usize = 6;
+    /// Of samples: the variance of live bytes.
+    pub const LIVE_VARIANCE: usize = 7;
+    /// What was live at the epoch's peak: bytes, blocks.
+    pub const AT_PEAK: usize = 8;
+    /// What was live at the epoch's moment: bytes, blocks.
+    pub const AT_MOMENT: usize = 10;
+    /// Bytes in a record.
+    pub const SIZE: usize = 128;
+}
+
+/// Numbers of kinds of sites.
+pub mod kind {
+    /// `malloc` and its kin.
+    pub const HEAP: u32 = 0;
+    /// `mmap` and its kin.
+    pub const MAPPING: u32 = 1;
+    /// A pool's.
+    pub const POOL: u32 = 2;
+}
+
+/// Numbers of what has `malloc`.
+pub mod allocator {
+    /// The C library.
+    pub const GLIBC: u64 = 1;
+    /// Another library that was loaded.
+    pub const LIBRARY: u64 = 2;
+    /// The program itself.
+    pub const PROGRAM: u64 = 3;
+}
+
+/// Why a recorder ends before its program.
+pub mod trouble {
+    /// There is no memory for its tables.
+    pub const MEMORY: u64 = 1;
+}
+
+/// What a recorder and a collector say to each other when a recording begins, on a Unix socket.
+///
+/// The recorder connects, sends one message, [`HELLO`] followed by its process number and its parent's in 4 bytes each, with
+/// the file of the tables as ancillary data (`SCM_RIGHTS`), and waits for one byte: [`YES`] to record.
+pub mod greeting {
+    /// The variable of the environment that says where the socket is, and by which rules to record: words with commas between,
+    /// the socket's path last: `every=0,follow=0,socket=/run/x`.
+    pub const VARIABLE: &str = "PAGEWISE_HEAP";
+    /// What a message begins with.
+    pub const HELLO: [u8; 8] = *b"pwheap\x00\x01";
+    /// Record.
+    pub const YES: u8 = b'y';
+    /// Do not.
+    pub const NO: u8 = b'n';
+}
+
+const _: () = {
+    assert!(thread::WORDS * 8 <= THREADS.entry, "a slot has all its words");
+    assert!(CHUNKS.at.is_multiple_of(64 << 10), "chunks are aligned to pages");
+    assert!(THREADS.at.is_multiple_of(64 << 10), "so are slots");
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_lie_behind_each_other() {
+        let tables = [HEADER, THREADS, MODULES, STRINGS, PLACES, NODES, SITES, OWNERS, CHUNKS];
+        for pair in tables.windows(2) {
+            assert_eq!(pair[0].place(pair[0].room), pair[1].at);
+        }
+        assert_eq!(LENGTH, CHUNKS.place(CHUNKS.room));
+    }
+}

@@ -1,0 +1,264 @@
+//! The first call: the functions behind are found, the environment says what to do, and a collector is greeted.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+
+use pagewise_heaplog::tables::{LENGTH, MAGIC, allocator, greeting, header, trouble};
+
+use crate::enter::{self, Function, Own, set_own};
+use crate::kernel::{self, File};
+use crate::modules;
+use crate::real::{self, Whose};
+use crate::shared::{self, head};
+use crate::{live, rows, sampling, threads, tree};
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Stage {
+    /// Nobody has called yet.
+    Cold = 0,
+    /// The first call is being served.
+    Begins = 1,
+    /// Calls are recorded.
+    Records = 2,
+    /// They are not, and will not be.
+    Off = 3,
+}
+
+static STAGE: AtomicU8 = AtomicU8::new(Stage::Cold as u8);
+/// A word that is 0 in a child of `fork`.
+static ALIVE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
+/// Whether children record themselves.
+static FOLLOW: AtomicU8 = AtomicU8::new(0);
+/// Whether the allocator is the C library's.
+static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
+/// What the environment said, for children.
+static SETTINGS: Settings = Settings(std::cell::UnsafeCell::new([0; MOST]));
+const MOST: usize = 256;
+
+struct Settings(std::cell::UnsafeCell<[u8; MOST]>);
+// SAFETY: it is written once, before anybody else runs, and only read afterwards.
+unsafe impl Sync for Settings {}
+
+pub(crate) fn stage() -> Stage {
+    match STAGE.load(Ordering::Acquire) {
+        0 => Stage::Cold,
+        1 => Stage::Begins,
+        2 => Stage::Records,
+        _ => Stage::Off,
+    }
+}
+
+fn set_stage(stage: Stage) {
+    STAGE.store(stage as u8, Ordering::Release);
+}
+
+/// Whether calls are recorded in this process: in a child of `fork` that is decided now.
+#[cold]
+pub(crate) fn is_recording() -> bool {
+    if stage() != Stage::Records {
+        return false;
+    }
+    let alive = ALIVE.load(Ordering::Relaxed);
+    // SAFETY: the word is in memory that is never unmapped.
+    if unsafe { &*alive }.load(Ordering::Relaxed) == 1 {
+        return true;
+    }
+    if FOLLOW.load(Ordering::Relaxed) == 0 {
+        turn_off();
+        return false;
+    }
+    // Who forked is alone here, and all of our own memory is zeros.
+    set_stage(Stage::Begins);
+    threads::reset();
+    rows::reset();
+    tree::reset();
+    live::reset();
+    // SAFETY: nobody writes it any more.
+    let settings = unsafe { &*SETTINGS.0.get() };
+    if record(settings).is_none() {
+        turn_off();
+        return false;
+    }
+    true
+}
+
+fn turn_off() {
+    enter::aim(real::targets());
+    set_stage(Stage::Off);
+}
+
+/// Runs when the library is loaded: a program that allocates nothing is greeted, too.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: unsafe extern "C" fn() = begin;
+
+/// Serves the first call.
+pub(crate) unsafe extern "C" fn begin() {
+    let first = STAGE.compare_exchange(
+        Stage::Cold as u8,
+        Stage::Begins as u8,
+        Ordering::AcqRel,
+        Ordering::Relaxed,
+    );
+    if first.is_err() {
+        return;
+    }
+    // Looking for functions may itself allocate.
+    enter::aim(real::boot_targets());
+    let whose = real::resolve();
+    let is_glibc = whose == Whose::Glibc && real::has_headers();
+    IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
+    // SAFETY: nobody else runs here, by the exchange above.
+    let settings = unsafe { &mut *SETTINGS.0.get() };
+    if whose == Whose::Theirs || environment(settings).is_none() || record(settings).is_none() {
+        turn_off();
+    }
+}
+
+/// What the variable says, as the process was started with it: the C library may not be ready to be asked.
+fn environment(into: &mut [u8; MOST]) -> Option<()> {
+    let file = File::open(c"/proc/self/environ").ok()?;
+    let name = greeting::VARIABLE.as_bytes();
+    let mut bytes = [0_u8; 512];
+    // How much of the name has matched; none where another variable is passed over.
+    let mut matched = Some(0);
+    let mut length = None;
+    loop {
+        let count = file.read(&mut bytes).ok()?;
+        if count == 0 {
+            return length.map(drop);
+        }
+        for &byte in bytes.get(..count)? {
+            match (length, matched) {
+                (Some(_), _) if byte == 0 => return Some(()),
+                (Some(at), _) => {
+                    *into.get_mut(at).filter(|_| at + 1 < MOST)? = byte;
+                    length = Some(at + 1);
+                }
+                (None, _) if byte == 0 => matched = Some(0),
+                (None, Some(at)) if at == name.len() && byte == b'=' => length = Some(0),
+                (None, Some(at)) if name.get(at) == Some(&byte) => matched = Some(at + 1),
+                (None, _) => matched = None,
+            }
+        }
+    }
+}
+
+/// Greets the collector, and begins to record if it says so.
+fn record(settings: &[u8; MOST]) -> Option<()> {
+    let length = settings.iter().position(|&byte| byte == 0)?;
+    let mut every = 0;
+    let mut socket = None;
+    let mut rest = settings.get(..length)?;
+    while !rest.is_empty() {
+        // The socket's path comes last, and may have commas.
+        let end = if rest.starts_with(b"socket=") {
+            rest.len()
+        } else {
+            rest.iter().position(|&byte| byte == b',')?
+        };
+        let (word, behind) = rest.split_at(end);
+        rest = behind.get(1..).unwrap_or(&[]);
+        let split = word.iter().position(|&byte| byte == b'=')?;
+        let (name, value) = (word.get(..split)?, word.get(split + 1..)?);
+        match name {
+            b"every" => every = number(value)?,
+            b"follow" => FOLLOW.store(u8::from(number(value)? != 0), Ordering::Relaxed),
+            b"socket" => socket = Some(value),
+            _ => {}
+        }
+    }
+    let connection = File::connect(socket?).ok()?;
+    let tables = File::unnamed(c"pagewise-heap", LENGTH).ok()?;
+    let base = kernel::map(&tables, LENGTH).ok()?;
+    shared::install(base);
+    let set = |number, value| head(number).store(value, Ordering::Relaxed);
+    set(header::PID, u64::from(kernel::process()));
+    set(header::BEGAN, kernel::clock(libc::CLOCK_REALTIME));
+    set(header::BEGAN_MONOTONIC, kernel::clock(libc::CLOCK_MONOTONIC));
+    set(header::EVERY_BYTES, every);
+    set(header::LIFETIMES_EVERY, if every == 0 { u64::from(threads::TIMED_EVERY) } else { 0 });
+    // No record is of the epochs that are now.
+    set(header::EPOCHS, 1 << 32 | 1);
+    let is_glibc = IS_GLIBC.load(Ordering::Relaxed) != 0;
+    set(header::ALLOCATOR, if is_glibc { allocator::GLIBC } else { allocator::LIBRARY });
+    let prepared = prepare(is_glibc);
+    if prepared.is_none() {
+        set(header::TROUBLE, trouble::MEMORY);
+    }
+    head(header::MAGIC).store(MAGIC, Ordering::Release);
+    let mut hello = [0_u8; 16];
+    let (magic, numbers) = hello.split_at_mut(8);
+    magic.copy_from_slice(&greeting::HELLO);
+    for (to, from) in numbers.chunks_exact_mut(4).zip([kernel::process(), kernel::parent()]) {
+        to.copy_from_slice(&from.to_ne_bytes());
+    }
+    connection.send(&hello, &tables).ok()?;
+    let mut answer = [0_u8];
+    connection.read(&mut answer).ok()?;
+    prepared?;
+    if answer != [greeting::YES] {
+        return None;
+    }
+    sampling::begin(every);
+    let alive = ALIVE.load(Ordering::Relaxed);
+    // SAFETY: the word is in memory that is never unmapped.
+    unsafe { &*alive }.store(1, Ordering::Relaxed);
+    let mut targets = enter::every();
+    if every != 0 {
+        targets[Function::Malloc as usize] = enter::sampled_malloc as *mut ();
+        if !real::may_be_boot() {
+            targets[Function::Free as usize] = enter::sampled_free as *mut ();
+        }
+        set_own::<{ Own::Left as usize }>(0);
+    }
+    set_stage(Stage::Records);
+    enter::aim(targets);
+    Some(())
+}
+
+fn prepare(is_glibc: bool) -> Option<()> {
+    ALIVE.store(kernel::memory(size_of::<AtomicU64>()).ok()?.cast(), Ordering::Relaxed);
+    live::begin(is_glibc)?;
+    threads::begin()?;
+    tree::begin();
+    let malloc = real::MALLOC.load(Ordering::Relaxed).addr() as u64;
+    let name = modules::find(malloc).and_then(|object| modules::path(&object));
+    let name = name.unwrap_or(b"");
+    let at = shared::string(name)?;
+    head(header::ALLOCATOR_NAME).store(at | (name.len() as u64) << 32, Ordering::Relaxed);
+    Some(())
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0_u64, |number, digit| {
+        let digit = char::from(*digit).to_digit(10)?;
+        number.checked_mul(10)?.checked_add(u64::from(digit))
+    })
+}
+
+/// What the allocator gave for a block.
+#[inline(always)]
+pub(crate) fn room(address: u64) -> u64 {
+    if IS_GLIBC.load(Ordering::Relaxed) != 0 { real::glibc_room(address) } else { 0 }
+}
+
+/// How much to ask for: blocks of other allocators are to lie 16 bytes apart.
+#[inline(always)]
+pub(crate) fn size(size: usize) -> usize {
+    if IS_GLIBC.load(Ordering::Relaxed) != 0 { size } else { size.max(16) }
+}
+
+/// `realloc` of a block that was handed out before anything was known.
+pub(crate) fn from_boot(old: *mut c_void, size: usize) -> *mut c_void {
+    let new = real::malloc(size);
+    if !new.is_null() {
+        let length = real::boot_size(old).min(size);
+        // SAFETY: both blocks have as many bytes, and the new one is nobody else's.
+        unsafe { std::ptr::copy_nonoverlapping(old.cast::<u8>(), new.cast::<u8>(), length) };
+    }
+    new
+}

@@ -1,0 +1,607 @@
+//! How to leave a function, by its unwind table (`.eh_frame`): one row, for one address.
+//!
+//! Reads what compilers write: tables sorted for search, frames found by the stack pointer or the frame pointer, return
+//! addresses just below the frame. What is else is a [`Row::Unknown`], where a call stack ends. DWARF 5, section 6.4, and the
+//! Linux Standard Base, "Exception Frames".
+
+/// How the caller's frame is found from the function's at one of its instructions. Offsets are in words of 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Row {
+    /// The frame ends `offset` above the stack pointer.
+    Stack { offset: u16, saved: u16 },
+    /// The frame ends `offset` above the frame pointer.
+    Frame { offset: u16, saved: u16 },
+    /// The address of the frame's end lies at `offset` words from the frame pointer (functions that realign their stack).
+    Behind { offset: i16, saved: u16 },
+    /// A signal's handler returns here, to what the kernel put on the stack.
+    Signal,
+    /// Nobody called: a thread begins here.
+    End,
+    /// Not known.
+    Unknown,
+}
+
+// The frame pointer is saved `saved` words below the frame's end; 0 where it is as it was.
+
+impl Row {
+    /// In one word.
+    pub(crate) fn pack(self) -> u32 {
+        let parts = |kind: u32, offset: u16, saved: u16| {
+            if offset < 1 << 15 && saved < 1 << 12 {
+                kind | u32::from(offset) << 4 | u32::from(saved) << 19
+            } else {
+                0
+            }
+        };
+        match self {
+            Row::Unknown => 0,
+            Row::Stack { offset, saved } => parts(1, offset, saved),
+            Row::Frame { offset, saved } => parts(2, offset, saved),
+            Row::Behind { offset, saved } => {
+                let offset = offset.wrapping_add(1 << 14);
+                if offset < 0 { 0 } else { parts(3, offset.cast_unsigned(), saved) }
+            }
+            Row::Signal => 4,
+            Row::End => 5,
+        }
+    }
+
+    /// From one word.
+    #[inline(always)]
+    pub(crate) fn unpack(word: u32) -> Row {
+        let offset = (word >> 4 & 0x7fff) as u16;
+        let saved = (word >> 19) as u16;
+        match word & 0xf {
+            1 => Row::Stack { offset, saved },
+            2 => Row::Frame { offset, saved },
+            3 => Row::Behind { offset: offset.cast_signed() - (1 << 14), saved },
+            4 => Row::Signal,
+            5 => Row::End,
+            _ => Row::Unknown,
+        }
+    }
+}
+
+/// Memory of a mapped file, from which nothing outside is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Image {
+    start: usize,
+    end: usize,
+}
+
+impl Image {
+    /// The memory from `start` to `end`.
+    ///
+    /// # Safety
+    /// What tables in it point at is mapped and does not change while this is used.
+    pub(crate) unsafe fn new(start: usize, end: usize) -> Image {
+        Image { start, end }
+    }
+
+    pub(crate) fn read<T: Copy>(&self, at: usize) -> Option<T> {
+        let end = at.checked_add(size_of::<T>())?;
+        if at < self.start || end > self.end {
+            return None;
+        }
+        let place: *const T = std::ptr::with_exposed_provenance(at);
+        // SAFETY: the range was checked to be of the image; the types read are plain numbers.
+        Some(unsafe { place.read_unaligned() })
+    }
+
+    /// Bytes of it, which stay while the object is loaded.
+    pub(crate) fn bytes(&self, at: usize, length: usize) -> Option<&'static [u8]> {
+        if at < self.start || at.checked_add(length)? > self.end {
+            return None;
+        }
+        // SAFETY: the range was checked to be of the image, of which nothing changes.
+        Some(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), length) })
+    }
+}
+
+/// A position in an image.
+#[derive(Clone, Copy, Debug)]
+struct Cursor<'a> {
+    image: &'a Image,
+    at: usize,
+    end: usize,
+}
+
+impl Cursor<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        self.take()
+    }
+
+    fn take<T: Copy>(&mut self) -> Option<T> {
+        if self.at.checked_add(size_of::<T>())? > self.end {
+            return None;
+        }
+        let value = self.image.read(self.at)?;
+        self.at += size_of::<T>();
+        Some(value)
+    }
+
+    fn skip(&mut self, bytes: u64) -> Option<()> {
+        self.at = self.at.checked_add(usize::try_from(bytes).ok()?).filter(|&at| at <= self.end)?;
+        Some(())
+    }
+
+    fn unsigned(&mut self) -> Option<u64> {
+        let mut value = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn signed(&mut self) -> Option<i64> {
+        let mut value = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                let unused = 57_u32.saturating_sub(shift);
+                return Some((value << unused).cast_signed() >> unused);
+            }
+        }
+        None
+    }
+
+    /// An address as `encoding` says (`DW_EH_PE_*`), but none that lies behind another.
+    fn address(&mut self, encoding: u8, data: usize) -> Option<usize> {
+        let here = self.at;
+        let value = match encoding & 0x0f {
+            0x00 | 0x04 | 0x0c => self.take::<u64>()?.cast_signed(),
+            0x01 => self.unsigned()?.cast_signed(),
+            0x02 => i64::from(self.take::<u16>()?),
+            0x03 => i64::from(self.take::<u32>()?),
+            0x09 => self.signed()?,
+            0x0a => i64::from(self.take::<i16>()?),
+            0x0b => i64::from(self.take::<i32>()?),
+            _ => return None,
+        };
+        let base = match encoding & 0x70 {
+            0x00 => 0,
+            0x10 => here,
+            0x30 => data,
+            _ => return None,
+        };
+        if encoding & 0x80 != 0 {
+            return None;
+        }
+        Some(base.wrapping_add_signed(isize::try_from(value).ok()?))
+    }
+}
+
+/// The row at `address`, by the search table at `header` (`PT_GNU_EH_FRAME`).
+pub(crate) fn row(image: &Image, header: usize, address: usize) -> Row {
+    let Some(entry) = search(image, header, address) else { return Row::Unknown };
+    evaluate(image, entry, address).unwrap_or(Row::Unknown)
+}
+
+/// Where the entry (FDE) for an address lies.
+fn search(image: &Image, header: usize, address: usize) -> Option<usize> {
+    const SORTED: u8 = 0x3b;
+    let mut cursor = Cursor { image, at: header, end: image.end };
+    let version = cursor.byte()?;
+    let frame_encoding = cursor.byte()?;
+    let count_encoding = cursor.byte()?;
+    let table_encoding = cursor.byte()?;
+    if version != 1 || table_encoding != SORTED {
+        return None;
+    }
+    cursor.address(frame_encoding, header)?;
+    let count = cursor.address(count_encoding, header)?;
+    let table = cursor.at;
+    let first = |index: usize| -> Option<usize> {
+        let offset: i32 = image.read(table.checked_add(index.checked_mul(8)?)?)?;
+        Some(header.wrapping_add_signed(offset as isize))
+    };
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if first(middle)? <= address { low = middle + 1 } else { high = middle }
+    }
+    let offset: i32 =
+        image.read(table.checked_add(low.checked_sub(1)?.checked_mul(8)?)?.checked_add(4)?)?;
+    Some(header.wrapping_add_signed(offset as isize))
+}
+
+/// Where a register's value of the caller is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rule {
+    Same,
+    Undefined,
+    /// At so many bytes from the frame's end.
+    At(i64),
+    /// Where the frame pointer points.
+    Here,
+    Other,
+}
+
+/// Where the frame ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Register(u64, i64),
+    /// The word at so many bytes from the frame pointer tells it.
+    Behind(i64),
+    Other,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    end: End,
+    frame_pointer: Rule,
+    back: Rule,
+}
+
+const FRAME_POINTER: u64 = 6;
+const STACK_POINTER: u64 = 7;
+const RETURN_ADDRESS: u64 = 16;
+/// The psABI's names for these in expressions: `DW_OP_breg6`, `DW_OP_deref`.
+const BREG_FRAME: u8 = 0x76;
+const DEREFERENCE: u8 = 0x06;
+
+fn evaluate(image: &Image, entry: usize, address: usize) -> Option<Row> {
+    let mut cursor = Cursor { image, at: entry, end: image.end };
+    let length: u32 = cursor.take()?;
+    if length == 0 || length == u32::MAX {
+        return None;
+    }
+    cursor.end = cursor.at.checked_add(length as usize)?;
+    let here = cursor.at;
+    let offset: u32 = cursor.take()?;
+    let common = Common::read(image, here.checked_sub(offset as usize)?)?;
+    let begin = cursor.address(common.encoding, 0)?;
+    let range = cursor.address(common.encoding & 0x0f, 0)?;
+    if address < begin || address - begin >= range {
+        return None;
+    }
+    if common.signal {
+        return Some(Row::Signal);
+    }
+    if common.augmented {
+        let skip = cursor.unsigned()?;
+        cursor.skip(skip)?;
+    }
+    let nothing = State { end: End::Other, frame_pointer: Rule::Same, back: Rule::Other };
+    let mut first = Cursor { image, at: common.instructions, end: common.end };
+    let initial = execute(&mut first, &common, nothing, nothing, begin, usize::MAX)?;
+    let state = execute(&mut cursor, &common, initial, initial, begin, address)?;
+    Some(compact(state))
+}
+
+/// What entries have in common (a CIE).
+#[derive(Clone, Copy, Debug)]
+struct Common {
+    encoding: u8,
+    signal: bool,
+    augmented: bool,
+    code_unit: u64,
+    data_unit: i64,
+    instructions: usize,
+    end: usize,
+}
+
+impl Common {
+    fn read(image: &Image, at: usize) -> Option<Common> {
+        let mut cursor = Cursor { image, at, end: image.end };
+        let length: u32 = cursor.take()?;
+        if length == 0 || length == u32::MAX {
+            return None;
+        }
+        cursor.end = cursor.at.checked_add(length as usize)?;
+        let _id: u32 = cursor.take()?;
+        let version = cursor.byte()?;
+        if version != 1 && version != 3 {
+            return None;
+        }
+        let mut letters = [0_u8; 8];
+        let mut count = 0;
+        loop {
+            match cursor.byte()? {
+                0 => break,
+                letter => *letters.get_mut(count)? = letter,
+            }
+            count += 1;
+        }
+        let code_unit = cursor.unsigned()?;
+        let data_unit = cursor.signed()?;
+        let back = if version == 1 { u64::from(cursor.byte()?) } else { cursor.unsigned()? };
+        if back != RETURN_ADDRESS {
+            return None;
+        }
+        let mut common = Common {
+            encoding: 0,
+            signal: false,
+            augmented: letters[0] == b'z',
+            code_unit,
+            data_unit,
+            instructions: 0,
+            end: cursor.end,
+        };
+        if common.augmented {
+            let length = cursor.unsigned()?;
+            let behind = cursor.at.checked_add(usize::try_from(length).ok()?)?;
+            for &letter in &letters[1..count] {
+                match letter {
+                    b'R' => common.encoding = cursor.byte()?,
+                    b'S' => common.signal = true,
+                    b'L' => drop(cursor.byte()?),
+                    b'P' => {
+                        let encoding = cursor.byte()?;
+                        cursor.address(encoding & 0x0f, 0)?;
+                    }
+                    b'B' => {}
+                    _ => break,
+                }
+            }
+            cursor.at = behind;
+        } else if count != 0 {
+            return None;
+        }
+        common.instructions = cursor.at;
+        Some(common)
+    }
+}
+
+/// Follows instructions up to `address`.
+fn execute(
+    cursor: &mut Cursor<'_>,
+    common: &Common,
+    mut state: State,
+    initial: State,
+    begin: usize,
+    address: usize,
+) -> Option<State> {
+    let mut location = begin;
+    let mut kept = [state; 8];
+    let mut depth = 0;
+    while cursor.at < cursor.end {
+        let byte = cursor.byte()?;
+        let low = u64::from(byte & 0x3f);
+        let advance = match byte >> 6 {
+            1 => Some(low),
+            2 => {
+                let offset = scaled(cursor.unsigned()?, common)?;
+                rule(&mut state, low, Rule::At(offset));
+                None
+            }
+            3 => {
+                restore(&mut state, initial, low);
+                None
+            }
+            _ => match byte {
+                0x02 => Some(u64::from(cursor.byte()?)),
+                0x03 => Some(u64::from(cursor.take::<u16>()?)),
+                0x04 => Some(u64::from(cursor.take::<u32>()?)),
+                _ => {
+                    other(
+                        cursor,
+                        common,
+                        &mut state,
+                        initial,
+                        byte,
+                        (&mut kept, &mut depth),
+                        &mut location,
+                    )?;
+                    None
+                }
+            },
+        };
+        if let Some(advance) = advance {
+            let bytes = advance.checked_mul(common.code_unit)?;
+            location = location.checked_add(usize::try_from(bytes).ok()?)?;
+        }
+        if location > address {
+            break;
+        }
+    }
+    Some(state)
+}
+
+/// The instructions that are not among the most frequent.
+fn other(
+    cursor: &mut Cursor<'_>,
+    common: &Common,
+    state: &mut State,
+    initial: State,
+    byte: u8,
+    (kept, depth): (&mut [State; 8], &mut usize),
+    location: &mut usize,
+) -> Option<()> {
+    match byte {
+        // nop
+        0x00 => {}
+        // set_loc
+        0x01 => *location = cursor.address(common.encoding, 0)?,
+        // offset_extended
+        0x05 => {
+            let register = cursor.unsigned()?;
+            let offset = scaled(cursor.unsigned()?, common)?;
+            rule(state, register, Rule::At(offset));
+        }
+        // restore_extended
+        0x06 => restore(state, initial, cursor.unsigned()?),
+        // undefined
+        0x07 => rule(state, cursor.unsigned()?, Rule::Undefined),
+        // same_value
+        0x08 => rule(state, cursor.unsigned()?, Rule::Same),
+        // register
+        0x09 => {
+            let register = cursor.unsigned()?;
+            cursor.unsigned()?;
+            rule(state, register, Rule::Other);
+        }
+        // remember_state
+        0x0a => {
+            *kept.get_mut(*depth)? = *state;
+            *depth += 1;
+        }
+        // restore_state
+        0x0b => {
+            *depth = depth.checked_sub(1)?;
+            *state = kept[*depth];
+        }
+        // def_cfa
+        0x0c => {
+            let register = cursor.unsigned()?;
+            state.end = End::Register(register, i64::try_from(cursor.unsigned()?).ok()?);
+        }
+        // def_cfa_register
+        0x0d => {
+            let register = cursor.unsigned()?;
+            state.end = match state.end {
+                End::Register(_, offset) => End::Register(register, offset),
+                _ => End::Other,
+            };
+        }
+        // def_cfa_offset
+        0x0e => {
+            let offset = i64::try_from(cursor.unsigned()?).ok()?;
+            state.end = match state.end {
+                End::Register(register, _) => End::Register(register, offset),
+                _ => End::Other,
+            };
+        }
+        // def_cfa_expression
+        0x0f => state.end = expression(cursor)?,
+        // expression, val_expression
+        0x10 | 0x16 => {
+            let register = cursor.unsigned()?;
+            let skip = cursor.unsigned()?;
+            let begin = cursor.at;
+            cursor.skip(skip)?;
+            // A frame pointer that is saved where the frame pointer points: what functions write that realign their stack.
+            rule(
+                state,
+                register,
+                match by_frame_pointer(cursor.image, begin, cursor.at) {
+                    Some(0) if byte == 0x10 && register == FRAME_POINTER => Rule::Here,
+                    _ => Rule::Other,
+                },
+            );
+        }
+        // offset_extended_sf
+        0x11 => {
+            let register = cursor.unsigned()?;
+            let offset = cursor.signed()?.checked_mul(common.data_unit)?;
+            rule(state, register, Rule::At(offset));
+        }
+        // def_cfa_sf
+        0x12 => {
+            let register = cursor.unsigned()?;
+            let offset = cursor.signed()?.checked_mul(common.data_unit)?;
+            state.end = End::Register(register, offset);
+        }
+        // def_cfa_offset_sf
+        0x13 => {
+            let offset = cursor.signed()?.checked_mul(common.data_unit)?;
+            if let End::Register(register, _) = state.end {
+                state.end = End::Register(register, offset);
+            }
+        }
+        // val_offset, val_offset_sf
+        0x14 | 0x15 => {
+            let register = cursor.unsigned()?;
+            cursor.unsigned()?;
+            rule(state, register, Rule::Other);
+        }
+        // GNU_args_size
+        0x2e => drop(cursor.unsigned()?),
+        // GNU_negative_offset_extended
+        0x2f => {
+            let register = cursor.unsigned()?;
+            cursor.unsigned()?;
+            rule(state, register, Rule::Other);
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+fn scaled(offset: u64, common: &Common) -> Option<i64> {
+    i64::try_from(offset).ok()?.checked_mul(common.data_unit)
+}
+
+fn rule(state: &mut State, register: u64, rule: Rule) {
+    match register {
+        FRAME_POINTER => state.frame_pointer = rule,
+        RETURN_ADDRESS => state.back = rule,
+        _ => {}
+    }
+}
+
+fn restore(state: &mut State, initial: State, register: u64) {
+    match register {
+        FRAME_POINTER => state.frame_pointer = initial.frame_pointer,
+        RETURN_ADDRESS => state.back = initial.back,
+        _ => {}
+    }
+}
+
+/// A frame's end by expression: that of functions that realign their stack is known.
+fn expression(cursor: &mut Cursor<'_>) -> Option<End> {
+    let length = cursor.unsigned()?;
+    let begin = cursor.at;
+    cursor.skip(length)?;
+    let end = cursor.at;
+    let last: u8 = cursor.image.read(end.checked_sub(1)?)?;
+    if last != DEREFERENCE {
+        return Some(End::Other);
+    }
+    Some(match by_frame_pointer(cursor.image, begin, end - 1) {
+        Some(offset) => End::Behind(offset),
+        None => End::Other,
+    })
+}
+
+/// The offset of an expression that is the frame pointer and an offset.
+fn by_frame_pointer(image: &Image, begin: usize, end: usize) -> Option<i64> {
+    let mut cursor = Cursor { image, at: begin, end };
+    if cursor.byte()? != BREG_FRAME {
+        return None;
+    }
+    let offset = cursor.signed()?;
+    (cursor.at == end).then_some(offset)
+}
+
+/// What is kept of a state.
+fn compact(state: State) -> Row {
+    match state.back {
+        Rule::Undefined => return Row::End,
+        Rule::At(-8) => {}
+        _ => return Row::Unknown,
+    }
+    let words = |bytes: i64| (bytes % 8 == 0).then_some(bytes / 8);
+    let saved = match (state.end, state.frame_pointer) {
+        (_, Rule::Same) => Some(0),
+        (_, Rule::At(offset)) => words(-offset).filter(|&words| words > 0),
+        (_, Rule::Here) => Some(SAVED_HERE),
+        // The value is lost; whoever needs it finds a wrong frame, which is noticed.
+        (_, Rule::Undefined | Rule::Other) => None,
+    };
+    let saved = saved.and_then(|words| u16::try_from(words).ok());
+    let (Some(saved), end) = (saved, state.end) else { return Row::Unknown };
+    match end {
+        End::Register(STACK_POINTER, bytes) => match words(bytes).map(u16::try_from) {
+            Some(Ok(offset)) => Row::Stack { offset, saved },
+            _ => Row::Unknown,
+        },
+        End::Register(FRAME_POINTER, bytes) => match words(bytes).map(u16::try_from) {
+            Some(Ok(offset)) => Row::Frame { offset, saved },
+            _ => Row::Unknown,
+        },
+        End::Behind(bytes) => match words(bytes).map(i16::try_from) {
+            Some(Ok(offset)) => Row::Behind { offset, saved },
+            _ => Row::Unknown,
+        },
+        End::Register(..) | End::Other => Row::Unknown,
+    }
+}
+
+/// In place of how far below the frame's end the frame pointer is saved: where the frame pointer itself points.
+pub(crate) const SAVED_HERE: i64 = 0xfff;

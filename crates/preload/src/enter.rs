@@ -1,0 +1,206 @@
+//! What a program calls: a jump to where the mode of recording says, with what the stack looked like.
+//!
+//! [`TARGETS`] says where each function goes on: at first to [`crate::begin`], then to the hooks, or straight to the allocator
+//! where nothing is recorded. Hooks are told the stack pointer and the frame pointer of their caller, as further arguments.
+//!
+//! A thread's own words are in memory that the loader made for it before it ran (thread-local storage of the initial-exec
+//! model): two instructions, and no call that could allocate.
+
+use std::arch::{asm, global_asm, naked_asm};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::{begin, hooks, sampling};
+
+global_asm!(
+    ".pushsection .tbss.pw_own,\"awT\",@nobits",
+    ".balign 64",
+    ".hidden pw_own",
+    ".globl pw_own",
+    ".type pw_own, @object",
+    ".size pw_own, 64",
+    "pw_own: .zero 64",
+    ".popsection",
+);
+
+/// Words that a thread has of its own.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+pub(crate) enum Own {
+    /// Its state, null while it is not to be recorded.
+    Thread = 0,
+    /// Bytes that it may allocate before the next sample.
+    Left = 8,
+    /// What became of it ([`crate::threads`]).
+    Stage = 16,
+}
+
+/// A word of this thread's.
+#[inline(always)]
+pub(crate) fn own<const WORD: usize>() -> u64 {
+    let value: u64;
+    // SAFETY: the word lies in this thread's block, which is 64 bytes long.
+    unsafe {
+        asm!("mov {value}, qword ptr [rip + pw_own@GOTTPOFF]", "mov {value}, qword ptr fs:[{value} + {word}]",
+             value = out(reg) value, word = const WORD, options(nostack, readonly, preserves_flags));
+    }
+    value
+}
+
+/// Changes a word of this thread's.
+#[inline(always)]
+pub(crate) fn set_own<const WORD: usize>(value: u64) {
+    // SAFETY: as above; nobody else writes it.
+    unsafe {
+        asm!("mov {at}, qword ptr [rip + pw_own@GOTTPOFF]", "mov qword ptr fs:[{at} + {word}], {value}",
+             at = out(reg) _, value = in(reg) value, word = const WORD, options(nostack, preserves_flags));
+    }
+}
+
+/// Functions that a program calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Function {
+    Malloc,
+    Free,
+    Calloc,
+    Realloc,
+    Memalign,
+    AlignedAlloc,
+    PosixMemalign,
+    Valloc,
+    Pvalloc,
+}
+
+/// How many.
+pub(crate) const FUNCTIONS: usize = 9;
+
+/// Where each goes on.
+pub(crate) static TARGETS: [AtomicPtr<()>; FUNCTIONS] = [
+    AtomicPtr::new(first::<0> as *mut ()),
+    AtomicPtr::new(first::<1> as *mut ()),
+    AtomicPtr::new(first::<2> as *mut ()),
+    AtomicPtr::new(first::<3> as *mut ()),
+    AtomicPtr::new(first::<4> as *mut ()),
+    AtomicPtr::new(first::<5> as *mut ()),
+    AtomicPtr::new(first::<6> as *mut ()),
+    AtomicPtr::new(first::<7> as *mut ()),
+    AtomicPtr::new(first::<8> as *mut ()),
+];
+
+/// Has all functions go on there.
+pub(crate) fn aim(targets: [*mut (); FUNCTIONS]) {
+    for (target, to) in TARGETS.iter().zip(targets) {
+        target.store(to, Ordering::Release);
+    }
+}
+
+/// Where functions go on when every call is recorded.
+pub(crate) fn every() -> [*mut (); FUNCTIONS] {
+    [
+        every_malloc as *mut (),
+        hooks::free as *mut (),
+        two::<{ hooks::CALLOC }> as *mut (),
+        two::<{ hooks::REALLOC }> as *mut (),
+        two::<{ hooks::MEMALIGN }> as *mut (),
+        two::<{ hooks::ALIGNED_ALLOC }> as *mut (),
+        three_posix_memalign as *mut (),
+        one::<{ hooks::VALLOC }> as *mut (),
+        one::<{ hooks::PVALLOC }> as *mut (),
+    ]
+}
+
+/// The first call of a function: all is made ready, and it goes on where it then should.
+#[unsafe(naked)]
+unsafe extern "C" fn first<const FUNCTION: usize>() {
+    naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "sub rsp, 8",
+        "call {begin}",
+        "add rsp, 8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "jmp qword ptr [rip + {targets} + 8 * {function}]",
+        begin = sym begin::begin, targets = sym TARGETS, function = const FUNCTION,
+    )
+}
+
+macro_rules! exported {
+    ($($name:ident $number:expr;)*) => {$(
+        /// What programs call.
+        ///
+        /// # Safety
+        /// That of the C library's function.
+        #[cfg(not(test))]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub(crate) unsafe extern "C" fn $name() {
+            naked_asm!("jmp qword ptr [rip + {targets} + 8 * {function}]",
+                targets = sym TARGETS, function = const $number as usize)
+        }
+    )*};
+}
+
+exported! {
+    malloc Function::Malloc;
+    free Function::Free;
+    cfree Function::Free;
+    calloc Function::Calloc;
+    realloc Function::Realloc;
+    memalign Function::Memalign;
+    aligned_alloc Function::AlignedAlloc;
+    posix_memalign Function::PosixMemalign;
+    valloc Function::Valloc;
+    pvalloc Function::Pvalloc;
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn every_malloc() {
+    naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym hooks::malloc)
+}
+
+/// A function of one argument.
+#[unsafe(naked)]
+unsafe extern "C" fn one<const HOOK: usize>() {
+    naked_asm!("mov rsi, rsp", "mov rdx, rbp", "mov ecx, {hook}", "jmp {dispatch}",
+        hook = const HOOK, dispatch = sym hooks::one)
+}
+
+/// A function of two.
+#[unsafe(naked)]
+unsafe extern "C" fn two<const HOOK: usize>() {
+    naked_asm!("mov rdx, rsp", "mov rcx, rbp", "mov r8d, {hook}", "jmp {dispatch}",
+        hook = const HOOK, dispatch = sym hooks::two)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn three_posix_memalign() {
+    naked_asm!("mov rcx, rsp", "mov r8, rbp", "jmp {hook}", hook = sym hooks::posix_memalign)
+}
+
+/// `malloc` where samples are taken: most calls only count bytes down.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn sampled_malloc() {
+    naked_asm!(
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "sub qword ptr fs:[rax + {left}], rdi",
+        "js 2f",
+        "jmp qword ptr [rip + {real}]",
+        "2:",
+        "mov rsi, rsp", "mov rdx, rbp", "jmp {hook}",
+        left = const Own::Left as usize, real = sym crate::real::MALLOC, hook = sym sampling::malloc,
+    )
+}
+
+/// `free` where samples are taken: most blocks are none.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn sampled_free() {
+    naked_asm!(
+        "mov eax, edi",
+        "shr eax, 4",
+        "movzx eax, ax",
+        "lea rcx, [rip + {filter}]",
+        "cmp byte ptr [rcx + rax], 0",
+        "jne 2f",
+        "jmp qword ptr [rip + {real}]",
+        "2:",
+        "jmp {hook}",
+        filter = sym sampling::FILTER, real = sym crate::real::FREE, hook = sym hooks::free,
+    )
+}

@@ -1,0 +1,174 @@
+//! Each function of `malloc`'s family, recorded: what it does is done by the allocator behind.
+
+use std::ffi::c_void;
+use std::sync::atomic::Ordering::Relaxed;
+
+use pagewise_heaplog::tables::header;
+
+use crate::begin;
+use crate::live;
+use crate::real;
+use crate::sampling;
+use crate::shared::head;
+use crate::stacks::At;
+use crate::threads::{self, Thread};
+
+/// Numbers by which stubs tell functions of the same form apart.
+pub(crate) const CALLOC: usize = 0;
+pub(crate) const REALLOC: usize = 1;
+pub(crate) const MEMALIGN: usize = 2;
+pub(crate) const ALIGNED_ALLOC: usize = 3;
+pub(crate) const VALLOC: usize = 4;
+pub(crate) const PVALLOC: usize = 5;
+
+/// Where the program is that calls us: `stack` is the stack pointer, which points at the return address.
+#[inline(always)]
+pub(crate) fn at(stack: u64, frame: u64) -> At {
+    let back: *const u64 = std::ptr::with_exposed_provenance(stack as usize);
+    // SAFETY: the stub has passed its stack pointer, where the call put its return address.
+    At { code: unsafe { back.read_volatile() }, stack: stack + 8, frame }
+}
+
+#[inline(always)]
+fn note(block: *mut c_void, size: usize, stack: u64, frame: u64) {
+    if block.is_null() {
+        return;
+    }
+    if let Some(entered) = threads::enter() {
+        record(entered.thread(), block, size, stack, frame);
+        threads::leave(entered);
+    }
+}
+
+#[inline(always)]
+fn record(thread: &Thread, block: *mut c_void, size: usize, stack: u64, frame: u64) {
+    if sampling::is_on() {
+        sampling::allocated(thread, block.addr() as u64, size as u64, at(stack, frame));
+    } else {
+        thread.allocated(block.addr() as u64, size as u64, at(stack, frame));
+    }
+}
+
+pub(crate) unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
+    let size = begin::size(size);
+    let block = real::malloc(size);
+    note(block, size, stack, frame);
+    block
+}
+
+pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
+    if block.is_null() {
+        return;
+    }
+    if let Some(entered) = threads::enter() {
+        let thread = entered.thread();
+        let address = block.addr() as u64;
+        match thread.take(address) {
+            Some(known) => thread.freed(address, known),
+            None => unknown(),
+        }
+        threads::leave(entered);
+    }
+    if real::may_be_boot() && real::is_boot(block) {
+        return;
+    }
+    real::free(block);
+}
+
+#[cold]
+fn unknown() {
+    if !sampling::is_on() {
+        head(header::UNKNOWN_FREES).fetch_add(1, Relaxed);
+    }
+}
+
+pub(crate) unsafe extern "C" fn one(
+    size: usize,
+    stack: u64,
+    frame: u64,
+    which: usize,
+) -> *mut c_void {
+    let size = begin::size(size);
+    let block = match which {
+        VALLOC => real::valloc(size),
+        _ => real::pvalloc(size),
+    };
+    note(block, size, stack, frame);
+    block
+}
+
+pub(crate) unsafe extern "C" fn two(
+    first: usize,
+    second: usize,
+    stack: u64,
+    frame: u64,
+    which: usize,
+) -> *mut c_void {
+    let (block, size) = match which {
+        CALLOC => {
+            let size = begin::size(second);
+            (real::calloc(first, size), first.wrapping_mul(second))
+        }
+        REALLOC => {
+            return realloc(std::ptr::with_exposed_provenance_mut(first), second, stack, frame);
+        }
+        MEMALIGN => (real::memalign(first, begin::size(second)), second),
+        _ => (real::aligned_alloc(first, begin::size(second)), second),
+    };
+    note(block, size, stack, frame);
+    block
+}
+
+pub(crate) unsafe extern "C" fn posix_memalign(
+    to: *mut *mut c_void,
+    align: usize,
+    size: usize,
+    stack: u64,
+    frame: u64,
+) -> i32 {
+    let result = real::posix_memalign(to, align, begin::size(size));
+    if result == 0 {
+        // SAFETY: the call has succeeded, so the pointer was written.
+        let block = unsafe { to.read() };
+        note(block, size, stack, frame);
+    }
+    result
+}
+
+fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
+    if old.is_null() {
+        let size = begin::size(size);
+        let block = real::realloc(old, size);
+        note(block, size, stack, frame);
+        return block;
+    }
+    if real::may_be_boot() && real::is_boot(old) {
+        return begin::from_boot(old, size);
+    }
+    let address = old.addr() as u64;
+    // The block may be another's before the call returns: it is taken out before.
+    let known = threads::enter().and_then(|entered| {
+        let known = entered.thread().take(address);
+        threads::leave(entered);
+        known
+    });
+    let new = real::realloc(old, size);
+    let Some(entered) = threads::enter() else { return new };
+    let thread = entered.thread();
+    if new.is_null() && size != 0 {
+        // The old block is as it was.
+        if let Some(block) = known {
+            live::put(address, block, begin::room(address));
+        }
+    } else {
+        match known {
+            Some(block) => thread.freed(address, block),
+            None => unknown(),
+        }
+        if !new.is_null() {
+            record(thread, new, size, stack, frame);
+        }
+    }
+    threads::leave(entered);
+    new
+}

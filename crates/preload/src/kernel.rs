@@ -1,0 +1,234 @@
+//! System calls, as they are: no `errno` is changed, and no thread is cancelled in one.
+
+use std::arch::asm;
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+/// What a failed call returned: the error's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub i32);
+
+/// A system call with its arguments.
+///
+/// # Safety
+/// The call with these arguments must not harm memory that anybody uses.
+unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    // SAFETY: the registers are those of the kernel's calling convention, and it keeps all others.
+    unsafe {
+        asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b, in("rdx") c,
+             in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    if (-4095..0).contains(&result) {
+        Err(Errno(i32::try_from(-result).unwrap_or(libc::EINVAL)))
+    } else {
+        Ok(result.cast_unsigned())
+    }
+}
+
+/// A descriptor that is closed at the end.
+#[derive(Debug)]
+pub(crate) struct File(i32);
+
+impl File {
+    fn new(number: usize) -> File {
+        File(i32::try_from(number).unwrap_or(-1))
+    }
+
+    fn argument(&self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+
+    /// Opens a file to read.
+    pub(crate) fn open(path: &CStr) -> Result<File, Errno> {
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC).cast_unsigned() as usize;
+        // SAFETY: the path ends with a zero.
+        unsafe { call(libc::SYS_open, [path.as_ptr().addr(), flags, 0, 0, 0, 0]) }.map(File::new)
+    }
+
+    /// A file without a name, of zeros.
+    pub(crate) fn unnamed(name: &CStr, length: usize) -> Result<File, Errno> {
+        let flags = libc::MFD_CLOEXEC as usize;
+        // SAFETY: the name ends with a zero.
+        let file =
+            unsafe { call(libc::SYS_memfd_create, [name.as_ptr().addr(), flags, 0, 0, 0, 0]) }
+                .map(File::new)?;
+        // SAFETY: it only makes our own file longer.
+        unsafe { call(libc::SYS_ftruncate, [file.argument(), length, 0, 0, 0, 0]) }?;
+        Ok(file)
+    }
+
+    /// A Unix socket that is connected to `path`, on which an answer is waited for two seconds at most.
+    pub(crate) fn connect(path: &[u8]) -> Result<File, Errno> {
+        let kind = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC).cast_unsigned() as usize;
+        let unix = libc::AF_UNIX.cast_unsigned() as usize;
+        // SAFETY: it makes a socket.
+        let socket = unsafe { call(libc::SYS_socket, [unix, kind, 0, 0, 0, 0]) }.map(File::new)?;
+        let mut address =
+            libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] };
+        if path.len() >= address.sun_path.len() {
+            return Err(Errno(libc::ENAMETOOLONG));
+        }
+        for (to, from) in address.sun_path.iter_mut().zip(path) {
+            *to = from.cast_signed();
+        }
+        let length = size_of::<libc::sockaddr_un>();
+        let at = (&raw const address).addr();
+        // SAFETY: the address lies here, of the length that is told.
+        unsafe { call(libc::SYS_connect, [socket.argument(), at, length, 0, 0, 0]) }?;
+        let patience = libc::timeval { tv_sec: 2, tv_usec: 0 };
+        let arguments = [
+            socket.argument(),
+            libc::SOL_SOCKET.cast_unsigned() as usize,
+            libc::SO_RCVTIMEO.cast_unsigned() as usize,
+            (&raw const patience).addr(),
+            size_of::<libc::timeval>(),
+            0,
+        ];
+        // SAFETY: the time lies here, of the length that is told.
+        unsafe { call(libc::SYS_setsockopt, arguments) }?;
+        Ok(socket)
+    }
+
+    /// Sends bytes and a file with them.
+    pub(crate) fn send(&self, bytes: &[u8], file: &File) -> Result<usize, Errno> {
+        #[repr(C, align(8))]
+        struct Control {
+            length: usize,
+            level: i32,
+            kind: i32,
+            file: i32,
+        }
+        let control = Control {
+            length: size_of::<usize>() + 3 * size_of::<i32>(),
+            level: libc::SOL_SOCKET,
+            kind: libc::SCM_RIGHTS,
+            file: file.0,
+        };
+        let piece = libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(),
+            iov_len: bytes.len(),
+        };
+        // SAFETY: all zeros is a message without anything.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = (&raw const piece).cast_mut();
+        message.msg_iovlen = 1;
+        message.msg_control = (&raw const control).cast_mut().cast();
+        message.msg_controllen = size_of::<Control>();
+        let flags = libc::MSG_NOSIGNAL.cast_unsigned() as usize;
+        // SAFETY: the message's parts lie here until the call returns.
+        unsafe {
+            call(libc::SYS_sendmsg, [self.argument(), (&raw const message).addr(), flags, 0, 0, 0])
+        }
+    }
+
+    /// Reads into `bytes`; how many.
+    pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
+        loop {
+            let arguments = [self.argument(), bytes.as_mut_ptr().addr(), bytes.len(), 0, 0, 0];
+            // SAFETY: the kernel writes into `bytes`, as many as there are at most.
+            match unsafe { call(libc::SYS_read, arguments) } {
+                Err(Errno(libc::EINTR)) => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the descriptor.
+        let _ = unsafe { call(libc::SYS_close, [self.argument(), 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Memory of zeros that takes no room until it is touched, and stays until the end. In a child of `fork` it is zeros again.
+pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
+    let flags =
+        (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE).cast_unsigned() as usize;
+    // SAFETY: a new mapping where nothing was.
+    let at = unsafe { call(libc::SYS_mmap, [0, length, protection, flags, usize::MAX, 0]) }?;
+    let wipe = libc::MADV_WIPEONFORK.cast_unsigned() as usize;
+    // SAFETY: the mapping is our own, and nothing is in it yet.
+    unsafe { call(libc::SYS_madvise, [at, length, wipe, 0, 0, 0]) }?;
+    // Huge pages would fill memory that is touched here and there.
+    let small = libc::MADV_NOHUGEPAGE.cast_unsigned() as usize;
+    // SAFETY: as above. A kernel without huge pages refuses, which is as good.
+    let _ = unsafe { call(libc::SYS_madvise, [at, length, small, 0, 0, 0]) };
+    Ok(ptr::with_exposed_provenance_mut(at))
+}
+
+/// Gives pages back: they are zeros again.
+///
+/// # Safety
+/// The range is of [`memory`], and who still reads it takes zeros for nothing.
+pub(crate) unsafe fn forget(at: *mut u8, length: usize) {
+    let advice = libc::MADV_DONTNEED.cast_unsigned() as usize;
+    // SAFETY: the caller's promise.
+    let _ = unsafe { call(libc::SYS_madvise, [at.addr(), length, advice, 0, 0, 0]) };
+}
+
+/// Maps a file, shared, to read and write.
+pub(crate) fn map(file: &File, length: usize) -> Result<*mut u8, Errno> {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
+    let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE).cast_unsigned() as usize;
+    // SAFETY: a new mapping where nothing was.
+    let at = unsafe { call(libc::SYS_mmap, [0, length, protection, flags, file.argument(), 0]) }?;
+    Ok(ptr::with_exposed_provenance_mut(at))
+}
+
+/// Waits while `word` is `value`.
+pub(crate) fn wait(word: &std::sync::atomic::AtomicU32, value: u32) {
+    let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG).cast_unsigned() as usize;
+    // SAFETY: the kernel reads the word, which outlives the call.
+    let _ = unsafe {
+        call(libc::SYS_futex, [word.as_ptr().addr(), operation, value as usize, 0, 0, 0])
+    };
+}
+
+/// Wakes one that waits for `word`.
+pub(crate) fn wake(word: &std::sync::atomic::AtomicU32) {
+    let operation = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG).cast_unsigned() as usize;
+    // SAFETY: the kernel only looks who waits at this address.
+    let _ = unsafe { call(libc::SYS_futex, [word.as_ptr().addr(), operation, 1, 0, 0, 0]) };
+}
+
+/// Numbers of this process, its parent and this thread.
+pub(crate) fn process() -> u32 {
+    number(libc::SYS_getpid)
+}
+
+pub(crate) fn parent() -> u32 {
+    number(libc::SYS_getppid)
+}
+
+pub(crate) fn thread() -> u32 {
+    number(libc::SYS_gettid)
+}
+
+fn number(which: i64) -> u32 {
+    // SAFETY: these calls only tell a number.
+    unsafe { call(which, [0; 6]) }.ok().and_then(|number| u32::try_from(number).ok()).unwrap_or(0)
+}
+
+/// The name of this thread, ending with a zero.
+pub(crate) fn thread_name() -> [u8; 16] {
+    let mut name = [0_u8; 16];
+    let get = libc::PR_GET_NAME.cast_unsigned() as usize;
+    // SAFETY: the kernel writes 16 bytes.
+    let _ = unsafe { call(libc::SYS_prctl, [get, name.as_mut_ptr().addr(), 0, 0, 0, 0]) };
+    name
+}
+
+/// The time of a clock in nanoseconds.
+pub(crate) fn clock(which: i32) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the C library writes the time there; it does not fail for clocks that exist, and so changes no errno.
+    unsafe { libc::clock_gettime(which, &raw mut time) };
+    time.tv_sec
+        .cast_unsigned()
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(time.tv_nsec.cast_unsigned())
+}

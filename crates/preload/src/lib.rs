@@ -1,0 +1,48 @@
+//! The recorder that a program loads (`LD_PRELOAD`): it stands before `malloc` and its kin and counts, by call stack, what is
+//! allocated and freed, in tables that the program shares with who looks on ([`pagewise_heaplog::tables`]).
+//!
+//! This code runs inside another program's `malloc`. It allocates nothing, calls nothing that might, takes a lock only where
+//! something is seen for the first time, never waits for who looks on, and rather records less than fail.
+//!
+//! ```text
+//!  enter   what the program calls: a few instructions, and on to where the mode of recording says
+//!  hooks   each function of malloc's family, recorded
+//!  threads what a thread has of its own, and how it counts
+//!  stacks  the call stack: remembered, or followed by rows
+//!  rows    how to leave a function, by return address; cfi reads it from .eh_frame
+//!  tree    calls by caller, and sites
+//!  live    which blocks are live, by address
+//!  peak    how much is live, and when it was most
+//!  others  threads that begin, libraries that are unloaded
+//!  begin   what happens at the first call, after fork, and how a collector is greeted
+//! ```
+#![cfg_attr(
+    test,
+    allow(
+        dead_code,
+        reason = "what programs call is left out of tests, which would call it themselves"
+    )
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "addresses are words of x86-64 here, and parts of words are packed and unpacked"
+)]
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod begin;
+mod cfi;
+mod enter;
+mod hooks;
+mod kernel;
+mod live;
+mod lock;
+mod modules;
+mod others;
+mod peak;
+mod real;
+mod rows;
+mod sampling;
+mod shared;
+mod stacks;
+mod threads;
+mod tree;

@@ -1,0 +1,281 @@
+//! Which blocks are live: for each its site and its size, found by its address.
+//!
+//! A map of the address space in two levels: a table of 2^20 leaves, each for 128 MiB, made when a block there is first
+//! noted. A leaf has a cell for each place where a block can begin. The C library's blocks begin 32 bytes apart at the
+//! least, and their size is known but for some bytes: a cell of 4 bytes has the site and these bytes. Other allocators
+//! round up by more, and have blocks 16 bytes apart: their cells are words with the size.
+
+use std::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release,
+};
+
+use pagewise_heaplog::tables::header;
+
+use crate::kernel;
+use crate::lock::Lock;
+use crate::shared;
+
+/// What is known of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub site: u32,
+    pub size: u64,
+    /// Its lifetime is being measured.
+    pub timed: bool,
+}
+
+/// Bits of an address in a leaf.
+const LEAF: u32 = 27;
+/// Bits of an address of a program.
+const SPACE: u32 = 47;
+
+static ROOT: AtomicPtr<AtomicPtr<u8>> = AtomicPtr::new(std::ptr::null_mut());
+static LOCK: Lock = Lock::new();
+/// Whether cells are those of the C library's blocks.
+static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
+
+/// The lowest bits of a cell of 4 bytes: how much smaller the block is than its room.
+const SLACK: u32 = 0x1f;
+const TIMED: u32 = 0x20;
+const SITE_SHIFT: u32 = 6;
+/// In a cell of 8 bytes.
+const SIZE_BITS: u32 = 37;
+
+/// Begins an empty map.
+pub(crate) fn begin(is_glibc: bool) -> Option<()> {
+    IS_GLIBC.store(u8::from(is_glibc), Relaxed);
+    let root = kernel::memory((1 << (SPACE - LEAF)) * size_of::<AtomicPtr<u8>>()).ok()?;
+    ROOT.store(root.cast(), Release);
+    let kind = if is_glibc { 1 } else { 2 };
+    shared::head(header::LIVE_MAP).store(root.addr() as u64 | kind, Relaxed);
+    Some(())
+}
+
+/// Forgets everything, in a child of `fork`.
+pub(crate) fn reset() {
+    LOCK.reset();
+    ODD.lock.reset();
+    ROOT.store(std::ptr::null_mut(), Relaxed);
+    ODD.table.store(std::ptr::null_mut(), Relaxed);
+    ODD.mask.store(0, Relaxed);
+    ODD.used.store(0, Relaxed);
+}
+
+#[inline(always)]
+fn leaf(address: u64) -> Option<&'static AtomicPtr<u8>> {
+    if address >> SPACE != 0 {
+        return None;
+    }
+    let root = ROOT.load(Relaxed);
+    if root.is_null() {
+        return None;
+    }
+    let place = root.wrapping_add((address >> LEAF) as usize);
+    // SAFETY: the table has an entry for each value of these bits, and is never unmapped.
+    Some(unsafe { &*place })
+}
+
+/// A cell of 4 bytes for each 32 of addresses.
+#[inline(always)]
+fn narrow(leaf: *mut u8, address: u64) -> &'static AtomicU32 {
+    let place =
+        leaf.cast::<AtomicU32>().wrapping_add(((address & ((1 << LEAF) - 1)) >> 5) as usize);
+    // SAFETY: leaves have a cell for each place, and are never unmapped.
+    unsafe { &*place }
+}
+
+/// A cell of 8 bytes for each 16 of addresses.
+#[inline(always)]
+fn wide(leaf: *mut u8, address: u64) -> &'static AtomicU64 {
+    let place =
+        leaf.cast::<AtomicU64>().wrapping_add(((address & ((1 << LEAF) - 1)) >> 4) as usize);
+    // SAFETY: as above.
+    unsafe { &*place }
+}
+
+#[cold]
+#[inline(never)]
+fn new_leaf(entry: &AtomicPtr<u8>) -> Option<*mut u8> {
+    let _held = LOCK.hold();
+    let there = entry.load(Relaxed);
+    if !there.is_null() {
+        return Some(there);
+    }
+    let length =
+        if IS_GLIBC.load(Relaxed) == 1 { (1 << LEAF) / 32 * 4 } else { (1 << LEAF) / 16 * 8 };
+    let leaf = kernel::memory(length).ok()?;
+    entry.store(leaf, Release);
+    Some(leaf)
+}
+
+/// Notes a block; `room` is what the allocator gave it. False where that is not possible.
+#[inline(always)]
+pub(crate) fn put(address: u64, block: Block, room: u64) -> bool {
+    let Some(entry) = leaf(address) else { return false };
+    let mut leaf = entry.load(Relaxed);
+    if leaf.is_null() {
+        match new_leaf(entry) {
+            Some(new) => leaf = new,
+            None => return false,
+        }
+    }
+    if IS_GLIBC.load(Relaxed) == 1 {
+        let slack = room.wrapping_sub(block.size);
+        let low = if slack < u64::from(SLACK) {
+            slack as u32
+        } else {
+            if !ODD.put(address, block.size) {
+                return false;
+            }
+            SLACK
+        };
+        let timed = if block.timed { TIMED } else { 0 };
+        narrow(leaf, address).store((block.site + 1) << SITE_SHIFT | timed | low, Relaxed);
+    } else {
+        let size = block.size.min((1 << SIZE_BITS) - 1);
+        let high = u64::from(block.site + 1) << 1 | u64::from(block.timed);
+        wide(leaf, address).store(high << SIZE_BITS | size, Relaxed);
+    }
+    true
+}
+
+/// Takes a block out of the map; none where it is not known. `room` is asked for where the size depends on it.
+#[inline(always)]
+pub(crate) fn take(address: u64, room: impl FnOnce() -> u64) -> Option<Block> {
+    let leaf = leaf(address)?.load(Relaxed);
+    if leaf.is_null() {
+        return None;
+    }
+    if IS_GLIBC.load(Relaxed) == 1 {
+        let cell = narrow(leaf, address);
+        let value = cell.load(Relaxed);
+        let site = (value >> SITE_SHIFT).checked_sub(1)?;
+        cell.store(0, Relaxed);
+        let size = match value & SLACK {
+            SLACK => ODD.take(address)?,
+            slack => room().wrapping_sub(u64::from(slack)),
+        };
+        Some(Block { site, size, timed: value & TIMED != 0 })
+    } else {
+        let cell = wide(leaf, address);
+        let value = cell.load(Relaxed);
+        let high = value >> SIZE_BITS;
+        let site = ((high >> 1) as u32).checked_sub(1)?;
+        cell.store(0, Relaxed);
+        Some(Block { site, size: value & ((1 << SIZE_BITS) - 1), timed: high & 1 != 0 })
+    }
+}
+
+/// Sizes of blocks whose room tells too little: large ones, which are few. Open addressing under a lock.
+struct Odd {
+    lock: Lock,
+    table: AtomicPtr<(AtomicU64, AtomicU64)>,
+    mask: AtomicU64,
+    used: AtomicU64,
+}
+
+static ODD: Odd = Odd {
+    lock: Lock::new(),
+    table: AtomicPtr::new(std::ptr::null_mut()),
+    mask: AtomicU64::new(0),
+    used: AtomicU64::new(0),
+};
+
+impl Odd {
+    const FIRST: u64 = 256;
+
+    fn entry(&self, index: u64) -> &'static (AtomicU64, AtomicU64) {
+        let place = self.table.load(Relaxed).wrapping_add(index as usize);
+        // SAFETY: the index is below the number of entries, and tables are never unmapped.
+        unsafe { &*place }
+    }
+
+    fn find(&self, address: u64) -> u64 {
+        let mask = self.mask.load(Relaxed);
+        let mut index = address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & mask;
+        loop {
+            let key = self.entry(index).0.load(Relaxed);
+            if key == address || key == 0 {
+                return index;
+            }
+            index = (index + 1) & mask;
+        }
+    }
+
+    #[cold]
+    fn put(&self, address: u64, size: u64) -> bool {
+        let _held = self.lock.hold();
+        let (mask, used) = (self.mask.load(Relaxed), self.used.load(Relaxed));
+        if (self.table.load(Relaxed).is_null() || used * 2 > mask) && self.grow().is_none() {
+            return false;
+        }
+        let (key, value) = self.entry(self.find(address));
+        if key.load(Relaxed) == 0 {
+            key.store(address, Relaxed);
+            self.used.fetch_add(1, Relaxed);
+        }
+        value.store(size, Relaxed);
+        true
+    }
+
+    #[cold]
+    fn take(&self, address: u64) -> Option<u64> {
+        let _held = self.lock.hold();
+        if self.table.load(Relaxed).is_null() {
+            return None;
+        }
+        let mask = self.mask.load(Relaxed);
+        let mut hole = self.find(address);
+        let (key, value) = self.entry(hole);
+        if key.load(Relaxed) == 0 {
+            return None;
+        }
+        let size = value.load(Relaxed);
+        self.used.fetch_sub(1, Relaxed);
+        // What comes behind moves up, so that no search ends at the hole.
+        let mut index = hole;
+        loop {
+            index = (index + 1) & mask;
+            let (key, value) = self.entry(index);
+            let address = key.load(Relaxed);
+            if address == 0 {
+                break;
+            }
+            let home = address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & mask;
+            if (index.wrapping_sub(home) & mask) >= (index.wrapping_sub(hole) & mask) {
+                let (to_key, to_value) = self.entry(hole);
+                to_key.store(address, Relaxed);
+                to_value.store(value.load(Relaxed), Relaxed);
+                hole = index;
+            }
+        }
+        self.entry(hole).0.store(0, Relaxed);
+        Some(size)
+    }
+
+    fn grow(&self) -> Option<()> {
+        let old = self.table.load(Relaxed);
+        let old_count = if old.is_null() { 0 } else { self.mask.load(Relaxed) + 1 };
+        let count = (old_count * 2).max(Self::FIRST);
+        let length = usize::try_from(count).ok()? * size_of::<(AtomicU64, AtomicU64)>();
+        let table = kernel::memory(length).ok()?.cast::<(AtomicU64, AtomicU64)>();
+        self.table.store(table, Relaxed);
+        self.mask.store(count - 1, Relaxed);
+        for index in 0..old_count {
+            let place = old.wrapping_add(index as usize);
+            // SAFETY: the old table has this many entries, and is never unmapped.
+            let (key, value) = unsafe { &*place };
+            if key.load(Relaxed) != 0 {
+                let (to_key, to_value) = self.entry(self.find(key.load(Relaxed)));
+                to_key.store(key.load(Relaxed), Relaxed);
+                to_value.store(value.load(Relaxed), Relaxed);
+            }
+        }
+        if !old.is_null() {
+            let length = old_count as usize * size_of::<(AtomicU64, AtomicU64)>();
+            // SAFETY: the memory is of `kernel::memory`, and all who read it hold the lock.
+            unsafe { kernel::forget(old.cast(), length) };
+        }
+        Some(())
+    }
+}

@@ -1,0 +1,66 @@
+//! A lock for what is seen for the first time: it waits by the kernel, allocates nothing, and a child of `fork` has it open.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::kernel;
+
+const OPEN: u32 = 0;
+const HELD: u32 = 1;
+const AWAITED: u32 = 2;
+
+/// A lock. Whoever holds it is recording, so a signal's handler that allocates does not come here.
+#[derive(Debug)]
+pub(crate) struct Lock(AtomicU32);
+
+/// Open again at its end.
+#[derive(Debug)]
+pub(crate) struct Held<'a>(&'a Lock);
+
+impl Lock {
+    pub(crate) const fn new() -> Lock {
+        Lock(AtomicU32::new(OPEN))
+    }
+
+    pub(crate) fn hold(&self) -> Held<'_> {
+        if self.0.compare_exchange(OPEN, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.wait();
+        }
+        Held(self)
+    }
+
+    #[cold]
+    fn wait(&self) {
+        for _ in 0..100 {
+            if self.0.load(Ordering::Relaxed) == OPEN
+                && self.0.compare_exchange(OPEN, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        while self.0.swap(AWAITED, Ordering::Acquire) != OPEN {
+            kernel::wait(&self.0, AWAITED);
+        }
+    }
+
+    /// Opens it where a [`Held`] was forgotten.
+    ///
+    /// # Safety
+    /// This thread holds it, and nothing will open it again.
+    pub(crate) unsafe fn open(&self) {
+        drop(Held(self));
+    }
+
+    /// Opens it in a child of `fork`, where who held it is gone.
+    pub(crate) fn reset(&self) {
+        self.0.store(OPEN, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if self.0.0.swap(OPEN, Ordering::Release) == AWAITED {
+            kernel::wake(&self.0.0);
+        }
+    }
+}

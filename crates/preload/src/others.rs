@@ -1,0 +1,86 @@
+//! Functions beside `malloc`'s family that matter to a recording: threads that begin, and code that goes.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use crate::begin::{self, Stage};
+use crate::{modules, peak, threads};
+
+/// A function behind, found at its first call.
+fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = cache.load(Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: the name ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    cache.store(found, Relaxed);
+    found
+}
+
+/// Makes a thread: once there are two, what is live is counted by each.
+///
+/// # Safety
+/// That of the C library's function.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
+    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    type Kind = unsafe extern "C" fn(
+        *mut libc::pthread_t,
+        *const libc::pthread_attr_t,
+        *mut c_void,
+        *mut c_void,
+    ) -> c_int;
+    if begin::stage() == Stage::Records {
+        peak::COMING.fetch_add(1, Relaxed);
+        if let Some(entered) = threads::enter() {
+            peak::make_many(entered.thread());
+            threads::leave(entered);
+        }
+    }
+    let function = behind(&REAL, c"pthread_create");
+    if function.is_null() {
+        return libc::EAGAIN;
+    }
+    // SAFETY: the symbol of this name has this type.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    // SAFETY: the program called it with these arguments.
+    let result = unsafe { function(thread, attributes, start, argument) };
+    if result != 0 && begin::stage() == Stage::Records {
+        let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
+    }
+    result
+}
+
+/// Unloads a library: what is known of its code is forgotten, since other code may come to the same addresses.
+///
+/// # Safety
+/// That of the C library's function.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
+    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let function = behind(&REAL, c"dlclose");
+    if function.is_null() {
+        return -1;
+    }
+    // SAFETY: the symbol of this name has this type.
+    let function = unsafe {
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int>(function)
+    };
+    // SAFETY: the program called it with this argument.
+    let result = unsafe { function(handle) };
+    if begin::stage() == Stage::Records
+        && let Some(entered) = threads::enter()
+    {
+        if modules::forget_unloaded() {
+            threads::code_has_gone();
+        }
+        threads::leave(entered);
+    }
+    result
+}

@@ -1,0 +1,341 @@
+//! The allocator behind: the functions that a program would have called without us.
+
+use std::arch::global_asm;
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
+
+use crate::enter::{FUNCTIONS, Function};
+use crate::modules::FindObject;
+
+// Functions and data of the C library that older ones lack: 0 there.
+global_asm!(
+    ".weak __libc_malloc",
+    ".weak __libc_free",
+    ".weak __libc_calloc",
+    ".weak __libc_realloc",
+    ".weak __libc_memalign",
+    ".weak __libc_valloc",
+    ".weak __libc_pvalloc",
+    ".weak _dl_find_object",
+    ".weak __libc_stack_end",
+    ".pushsection .data.rel.pw_weak,\"aw\"",
+    ".balign 8",
+    ".hidden pw_weak",
+    ".globl pw_weak",
+    ".type pw_weak, @object",
+    ".size pw_weak, 72",
+    "pw_weak:",
+    ".quad __libc_malloc, __libc_free, __libc_calloc, __libc_realloc, __libc_memalign",
+    ".quad __libc_valloc, __libc_pvalloc, _dl_find_object, __libc_stack_end",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    #[link_name = "pw_weak"]
+    static WEAK: [usize; 9];
+}
+
+fn weak(index: usize) -> Option<*const c_void> {
+    // SAFETY: the table has nine words, which the loader wrote before any code ran.
+    let address = unsafe { WEAK.get(index).copied() }?;
+    (address != 0).then(|| std::ptr::with_exposed_provenance(address))
+}
+
+/// The functions behind, in the order of [`Function`]; two of them where stubs jump to them.
+pub(crate) static MALLOC: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+pub(crate) static FREE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static OTHERS: [AtomicPtr<c_void>; FUNCTIONS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
+
+/// Whose `malloc` it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// The C library's.
+    Glibc,
+    /// A library's that was loaded behind this one.
+    Library,
+    /// The program's own or a library's that comes first: it calls that, not us.
+    Theirs,
+}
+
+/// Finds the functions behind.
+pub(crate) fn resolve() -> Whose {
+    const NAMES: [&CStr; FUNCTIONS] = [
+        c"malloc",
+        c"free",
+        c"calloc",
+        c"realloc",
+        c"memalign",
+        c"aligned_alloc",
+        c"posix_memalign",
+        c"valloc",
+        c"pvalloc",
+    ];
+    for (index, name) in NAMES.iter().enumerate() {
+        // SAFETY: the name ends with a zero; what the call allocates is served meanwhile.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        OTHERS[index].store(found, Relaxed);
+    }
+    let found = |function: Function| OTHERS[function as usize].load(Relaxed);
+    let is_glibc = same_code(found(Function::Malloc).cast_const(), weak(0))
+        && same_code(found(Function::Free).cast_const(), weak(1));
+    MALLOC.store(found(Function::Malloc), Relaxed);
+    FREE.store(found(Function::Free), Relaxed);
+    // SAFETY: the name ends with a zero.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()) };
+    if !std::ptr::eq(first.cast_const(), ours()) {
+        Whose::Theirs
+    } else if is_glibc {
+        Whose::Glibc
+    } else {
+        Whose::Library
+    }
+}
+
+#[cfg(not(test))]
+fn ours() -> *const c_void {
+    crate::enter::malloc as *const c_void
+}
+
+#[cfg(test)]
+fn ours() -> *const c_void {
+    std::ptr::null()
+}
+
+fn same_code(found: *const c_void, weak: Option<*const c_void>) -> bool {
+    weak.is_some_and(|weak| std::ptr::eq(found, weak))
+}
+
+/// The function that finds loaded objects.
+pub(crate) fn find_object() -> Option<FindObject> {
+    let address = weak(7)?;
+    // SAFETY: the symbol of this name has this type since glibc 2.35.
+    Some(unsafe { std::mem::transmute::<*const c_void, FindObject>(address) })
+}
+
+/// Where the first thread's stack ends, 0 where that is not known.
+pub(crate) fn first_stack_end() -> u64 {
+    let Some(variable) = weak(8) else { return 0 };
+    // SAFETY: the loader's variable is a pointer.
+    unsafe { variable.cast::<usize>().read() as u64 }
+}
+
+/// Where this thread's own data begin.
+pub(crate) fn thread_data() -> u64 {
+    let address: u64;
+    // SAFETY: the first word there is its own address, by the ABI of thread-local storage.
+    unsafe {
+        std::arch::asm!("mov {}, fs:[0]", out(reg) address, options(nostack, readonly, preserves_flags))
+    };
+    address
+}
+
+/// The functions behind, to jump to.
+pub(crate) fn targets() -> [*mut (); FUNCTIONS] {
+    std::array::from_fn(|index| match index {
+        1 if may_be_boot() => checked_free as *mut (),
+        _ => OTHERS[index].load(Relaxed).cast(),
+    })
+}
+
+macro_rules! call {
+    ($function:expr, $kind:ty, $($argument:expr),*) => {{
+        let function = OTHERS[$function as usize].load(Relaxed);
+        if function.is_null() {
+            std::ptr::null_mut()
+        } else {
+            // SAFETY: the symbol of this name has this type.
+            let function = unsafe { std::mem::transmute::<*mut c_void, $kind>(function) };
+            // SAFETY: the program called it with these arguments.
+            unsafe { function($($argument),*) }
+        }
+    }};
+}
+
+type One = unsafe extern "C" fn(usize) -> *mut c_void;
+type Two = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+
+#[inline(always)]
+pub(crate) fn malloc(size: usize) -> *mut c_void {
+    call!(Function::Malloc, One, size)
+}
+
+#[inline(always)]
+pub(crate) fn calloc(count: usize, size: usize) -> *mut c_void {
+    call!(Function::Calloc, Two, count, size)
+}
+
+#[inline(always)]
+pub(crate) fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    call!(Function::Realloc, unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void, block, size)
+}
+
+pub(crate) fn memalign(align: usize, size: usize) -> *mut c_void {
+    call!(Function::Memalign, Two, align, size)
+}
+
+pub(crate) fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    call!(Function::AlignedAlloc, Two, align, size)
+}
+
+pub(crate) fn valloc(size: usize) -> *mut c_void {
+    call!(Function::Valloc, One, size)
+}
+
+pub(crate) fn pvalloc(size: usize) -> *mut c_void {
+    call!(Function::Pvalloc, One, size)
+}
+
+/// The block, or the error's number.
+pub(crate) fn posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> i32 {
+    let function = OTHERS[Function::PosixMemalign as usize].load(Relaxed);
+    if function.is_null() {
+        return libc::ENOMEM;
+    }
+    type Kind = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> i32;
+    // SAFETY: the symbol of this name has this type.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    // SAFETY: the program called it with these arguments.
+    unsafe { function(to, align, size) }
+}
+
+#[inline(always)]
+pub(crate) fn free(block: *mut c_void) {
+    let function = FREE.load(Relaxed);
+    // SAFETY: the symbol of this name has this type; it is null only before there is any block.
+    let function =
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(function) };
+    // SAFETY: the program frees the block.
+    unsafe { function(block) }
+}
+
+/// How many bytes the allocator gave for a block of the C library's: its header says, as it has for twenty years
+/// (`malloc_chunk`); [`has_headers`] has tried it.
+#[inline(always)]
+pub(crate) fn glibc_room(address: u64) -> u64 {
+    const FLAGS: u64 = 7;
+    const MAPPED: u64 = 2;
+    let header: *const u64 = std::ptr::with_exposed_provenance(address as usize - 8);
+    // SAFETY: the word before a live block is its header.
+    let size = unsafe { header.read_volatile() };
+    (size & !FLAGS) - if size & MAPPED == 0 { 8 } else { 16 }
+}
+
+/// Whether headers of blocks say what the C library says.
+pub(crate) fn has_headers() -> bool {
+    [24_usize, 1000, 1 << 20].iter().all(|&size| {
+        let block = malloc(size);
+        if block.is_null() {
+            return false;
+        }
+        // SAFETY: the block is live.
+        let said = unsafe { libc::malloc_usable_size(block) };
+        let same = glibc_room(block.addr() as u64) == said as u64;
+        free(block);
+        same
+    })
+}
+
+/// Memory for who allocates while we look for the functions behind: the loader, for a few messages.
+const BOOT: usize = 64 << 10;
+#[repr(C, align(64))]
+struct Boot(std::cell::UnsafeCell<[u8; BOOT]>);
+// SAFETY: pieces of it are handed out once each, by an atomic counter.
+unsafe impl Sync for Boot {}
+static BOOT_MEMORY: Boot = Boot(std::cell::UnsafeCell::new([0; BOOT]));
+static BOOT_USED: AtomicUsize = AtomicUsize::new(0);
+/// Whether anything of it may still be freed.
+static IN_BOOT: AtomicU8 = AtomicU8::new(0);
+
+fn boot(size: usize, align: usize) -> *mut c_void {
+    IN_BOOT.store(1, Relaxed);
+    let align = align.clamp(16, 1 << 16);
+    // Sizes lie before the blocks, for realloc.
+    let used = BOOT_USED.fetch_add(size.saturating_add(16 + align).next_multiple_of(16), Relaxed);
+    let base = BOOT_MEMORY.0.get().cast::<u8>();
+    let start = (base.addr() + used + 16).next_multiple_of(align) - base.addr();
+    if start.saturating_add(size) > BOOT {
+        return std::ptr::null_mut();
+    }
+    let block = base.wrapping_add(start);
+    // SAFETY: the words before the block are of this piece.
+    unsafe { block.wrapping_sub(16).cast::<usize>().write(size) };
+    block.cast()
+}
+
+/// Whether a block is of that memory.
+pub(crate) fn is_boot(block: *const c_void) -> bool {
+    let base = BOOT_MEMORY.0.get().addr();
+    (base..base + BOOT).contains(&block.addr())
+}
+
+/// How long such a block is.
+pub(crate) fn boot_size(block: *const c_void) -> usize {
+    // SAFETY: the size lies before each block of that memory.
+    unsafe { block.cast::<u8>().wrapping_sub(16).cast::<usize>().read() }
+}
+
+unsafe extern "C" fn boot_one(size: usize) -> *mut c_void {
+    boot(size, 16)
+}
+
+unsafe extern "C" fn boot_calloc(count: usize, size: usize) -> *mut c_void {
+    // Pieces are handed out once, and were zeros.
+    boot(count.saturating_mul(size), 16)
+}
+
+unsafe extern "C" fn boot_aligned(align: usize, size: usize) -> *mut c_void {
+    boot(size, align)
+}
+
+unsafe extern "C" fn boot_free(_block: *mut c_void) {}
+
+unsafe extern "C" fn boot_realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    let new = boot(size, 16);
+    if is_boot(block) && !new.is_null() {
+        let old = boot_size(block);
+        // SAFETY: both blocks have as many bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(block.cast::<u8>(), new.cast::<u8>(), old.min(size))
+        };
+    }
+    new
+}
+
+unsafe extern "C" fn boot_posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> i32 {
+    let block = boot(size, align);
+    if block.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY: the caller's pointer is to be written.
+    unsafe { to.write(block) };
+    0
+}
+
+/// Functions that serve from that memory.
+pub(crate) fn boot_targets() -> [*mut (); FUNCTIONS] {
+    [
+        boot_one as *mut (),
+        boot_free as *mut (),
+        boot_calloc as *mut (),
+        boot_realloc as *mut (),
+        boot_aligned as *mut (),
+        boot_aligned as *mut (),
+        boot_posix_memalign as *mut (),
+        boot_one as *mut (),
+        boot_one as *mut (),
+    ]
+}
+
+/// `free` that knows blocks of that memory.
+unsafe extern "C" fn checked_free(block: *mut c_void) {
+    if !is_boot(block) {
+        free(block);
+    }
+}
+
+/// Whether blocks of that memory were handed out.
+#[inline(always)]
+pub(crate) fn may_be_boot() -> bool {
+    IN_BOOT.load(Relaxed) != 0
+}

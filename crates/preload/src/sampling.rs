@@ -1,0 +1,216 @@
+//! Samples instead of every call: a block is taken with a probability that grows with its size, and counts for all that it
+//! stands for.
+//!
+//! Bytes are counted down by each thread, from a number that is drawn from the exponential distribution anew each time. So
+//! the points at which samples are taken are a Poisson process over the bytes allocated: a block of `s` bytes is taken with
+//! p = 1 - exp(-s/mean), and counted as 1/p blocks. The sums are unbiased, and their variance is estimated by the sum of
+//! s^2 (1-p)/p^2 (Horvitz and Thompson).
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use pagewise_heaplog::tables::record;
+
+use crate::begin;
+use crate::enter::{Own, own, set_own};
+use crate::hooks;
+use crate::live::{self, Block};
+use crate::peak;
+use crate::real;
+use crate::stacks::At;
+use crate::threads::{self, Thread};
+
+/// The mean number of bytes between samples; 0 where all calls are recorded.
+static MEAN: AtomicU64 = AtomicU64::new(0);
+
+/// Whether one of the blocks may be a sample whose address has these bits: how many there are, or [`u8::MAX`] for many.
+pub(crate) static FILTER: [AtomicU8; 1 << 16] = [const { AtomicU8::new(0) }; 1 << 16];
+
+/// Has samples taken from now on.
+pub(crate) fn begin(mean: u64) {
+    MEAN.store(mean, Relaxed);
+    for count in &FILTER {
+        count.store(0, Relaxed);
+    }
+}
+
+/// Whether samples are taken.
+#[inline(always)]
+pub(crate) fn is_on() -> bool {
+    MEAN.load(Relaxed) != 0
+}
+
+fn filter(address: u64) -> &'static AtomicU8 {
+    &FILTER[(address >> 4) as usize & 0xffff]
+}
+
+/// `malloc`, where the bytes that were left are used up.
+pub(crate) unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
+    let block = real::malloc(begin::size(size));
+    if let Some(entered) = threads::enter() {
+        let thread = entered.thread();
+        // The stub has counted it down already.
+        if !block.is_null() && is_sample(thread) {
+            take(thread, block.addr() as u64, size as u64, hooks::at(stack, frame));
+        }
+        threads::leave(entered);
+    } else if !begin::is_recording() || own::<{ Own::Left as usize }>() >> 63 != 0 {
+        // Not to come here at once again; who begins to record later draws a number then.
+        set_own::<{ Own::Left as usize }>(0);
+    }
+    block
+}
+
+/// Any other function has allocated.
+pub(crate) fn allocated(thread: &Thread, address: u64, size: u64, at: At) {
+    let left = own::<{ Own::Left as usize }>().wrapping_sub(size);
+    set_own::<{ Own::Left as usize }>(left);
+    if left.cast_signed() < 0 && is_sample(thread) {
+        take(thread, address, size, at);
+    }
+}
+
+/// Whether one of the points lay in what was counted down, and draws the next.
+fn is_sample(thread: &Thread) -> bool {
+    let mut left = own::<{ Own::Left as usize }>().cast_signed();
+    let mut hits = 0;
+    if thread.begins_sampling() {
+        // The first number was not drawn yet.
+        left = left.saturating_add(draw(thread));
+    }
+    while left < 0 {
+        hits += 1;
+        left = left.saturating_add(draw(thread));
+        if hits == 64 {
+            // Of a block this large the next point is as likely as ever behind it.
+            left = draw(thread);
+        }
+    }
+    set_own::<{ Own::Left as usize }>(left.cast_unsigned());
+    hits > 0
+}
+
+/// Bytes to the next point.
+fn draw(thread: &Thread) -> i64 {
+    let mean = MEAN.load(Relaxed) as f64;
+    // In (0, 1].
+    let uniform = ((thread.draw() >> 11) + 1) as f64 / (1_u64 << 53) as f64;
+    (-logarithm(uniform) * mean) as i64
+}
+
+/// How much a block stands for.
+struct Weight {
+    blocks: u64,
+    bytes: u64,
+    variance: f64,
+}
+
+#[allow(clippy::cast_sign_loss, reason = "neither number is below zero")]
+fn weight(size: u64) -> Weight {
+    let mean = MEAN.load(Relaxed) as f64;
+    let size = size.max(1) as f64;
+    let probability = (-exponential_less_one(-size / mean)).max(f64::MIN_POSITIVE);
+    Weight {
+        blocks: (1.0 / probability).round_ties_even() as u64,
+        bytes: (size / probability).round_ties_even() as u64,
+        variance: size * size * (1.0 - probability) / (probability * probability),
+    }
+}
+
+fn take(thread: &Thread, address: u64, size: u64, at: At) {
+    let Some((site, record)) = thread.site(at) else { return };
+    let weight = weight(size);
+    record.roll();
+    record.add(record::ALLOCATIONS, weight.blocks);
+    record.add(record::ALLOCATED, weight.bytes);
+    vary(record, record::VARIANCE, weight.variance);
+    vary(record, record::LIVE_VARIANCE, weight.variance);
+    thread.count_size(size, weight.blocks);
+    thread.set_last(address);
+    if live::put(address, Block { site, size, timed: false }, begin::room(address)) {
+        let _ = filter(address).fetch_update(Relaxed, Relaxed, |count| count.checked_add(1));
+    }
+    peak::more(thread, weight.bytes);
+}
+
+/// A sample was freed.
+pub(crate) fn freed(thread: &Thread, address: u64, block: Block) {
+    // One that is full stays so: it cannot be told how many there were.
+    let _ = filter(address).fetch_update(Relaxed, Relaxed, |count| {
+        if count == u8::MAX { None } else { count.checked_sub(1) }
+    });
+    let weight = weight(block.size);
+    peak::less(thread, weight.bytes);
+    let Some(record) = thread.record_of(block.site) else { return };
+    record.roll();
+    record.add(record::FREES, weight.blocks);
+    record.add(record::FREED, weight.bytes);
+    vary(record, record::LIVE_VARIANCE, -weight.variance);
+    if thread.is_last(address) {
+        record.add(record::TEMPORARY, weight.blocks);
+    }
+}
+
+fn vary(record: crate::shared::Record, number: usize, more: f64) {
+    record.set(number, (f64::from_bits(record.get(number)) + more).to_bits());
+}
+
+/// ln(x) for x in (0, 1], without the mathematical library, which the program may not have.
+fn logarithm(x: f64) -> f64 {
+    let bits = x.to_bits();
+    let exponent = ((bits >> 52) as i64 - 1023) as f64;
+    let mantissa = f64::from_bits(bits & ((1 << 52) - 1) | 1023 << 52);
+    // 2 atanh((m-1)/(m+1)), m in [1, 2): terms fall by a factor of 9 at the least.
+    let ratio = (mantissa - 1.0) / (mantissa + 1.0);
+    let square = ratio * ratio;
+    let mut term = ratio;
+    let mut sum = 0.0;
+    for odd in (1..40).step_by(2) {
+        sum += term / f64::from(odd);
+        term *= square;
+    }
+    exponent * std::f64::consts::LN_2 + 2.0 * sum
+}
+
+/// exp(x) - 1 for x <= 0.
+fn exponential_less_one(x: f64) -> f64 {
+    if x < -40.0 {
+        return -1.0;
+    }
+    // exp(x)-1 of a small part, then squared up: (1+e)^2 - 1 = e (2 + e).
+    let halvings = 7;
+    let small = x / f64::from(1 << halvings);
+    let mut term = small;
+    let mut sum = 0.0;
+    for number in 1..18 {
+        sum += term;
+        term *= small / f64::from(number + 1);
+    }
+    for _ in 0..halvings {
+        sum *= 2.0 + sum;
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logarithms_are_those_of_the_library() {
+        for number in 1..=100_000 {
+            let x = f64::from(number) / 100_000.0;
+            assert!((logarithm(x) - x.ln()).abs() < 1e-12, "{x}");
+        }
+        assert!((logarithm(2_f64.powi(-53)) - 2_f64.powi(-53).ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn exponentials_are_those_of_the_library() {
+        for number in 1..=100_000 {
+            let x = -f64::from(number) / 2_000.0;
+            let expected = x.exp_m1();
+            assert!(((exponential_less_one(x) - expected) / expected).abs() < 1e-12, "{x}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The tables that are shared with who looks on: each word, found by table and number.
+
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
+
+use pagewise_heaplog::tables::{
+    CHUNKS, HEADER, LENGTH, NODES, OWNERS, PLACES, RECORDS, SITES, STRINGS, THREADS, Table, header,
+    record, thread,
+};
+
+/// Where the tables are mapped; null before there are any. They are never unmapped.
+static BASE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Says where the tables are.
+pub(crate) fn install(base: *mut u8) {
+    BASE.store(base, Release);
+}
+
+/// A byte's address in the tables.
+#[inline(always)]
+fn at(offset: usize) -> *mut u8 {
+    debug_assert!(offset < LENGTH);
+    BASE.load(Relaxed).wrapping_add(offset)
+}
+
+/// A word.
+#[inline(always)]
+fn word(table: &Table, index: usize, number: usize) -> &'static AtomicU64 {
+    debug_assert!(index < table.room && number * 8 < table.entry.max(8));
+    let place = at(table.place(index) + number * 8).cast::<AtomicU64>();
+    // SAFETY: entries lie in the mapping, which is `LENGTH` long and stays; words are aligned, and all access is atomic.
+    unsafe { &*place }
+}
+
+/// Half a word.
+#[inline(always)]
+fn half(table: &Table, index: usize, number: usize) -> &'static AtomicU32 {
+    debug_assert!(index < table.room && number * 4 < table.entry.max(4));
+    let place = at(table.place(index) + number * 4).cast::<AtomicU32>();
+    // SAFETY: as for words.
+    unsafe { &*place }
+}
+
+/// A word of the header.
+#[inline(always)]
+pub(crate) fn head(number: usize) -> &'static AtomicU64 {
+    word(&HEADER, number, 0)
+}
+
+/// The epoch of peaks.
+#[inline(always)]
+pub(crate) fn peak_epoch() -> &'static AtomicU32 {
+    half(&HEADER, header::EPOCHS, 0)
+}
+
+/// A word of a thread's slot.
+#[inline(always)]
+pub(crate) fn slot(index: usize, number: usize) -> &'static AtomicU64 {
+    debug_assert!(number < thread::WORDS);
+    word(&THREADS, index, number)
+}
+
+/// A word of a module.
+pub(crate) fn module(index: usize, number: usize) -> &'static AtomicU64 {
+    word(&pagewise_heaplog::tables::MODULES, index, number)
+}
+
+/// Address and module of a place.
+pub(crate) fn place(index: usize) -> (&'static AtomicU64, &'static AtomicU64) {
+    (word(&PLACES, index, 0), word(&PLACES, index, 1))
+}
+
+/// Parent and place of a node.
+#[inline(always)]
+pub(crate) fn node(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
+    (half(&NODES, index, 0), half(&NODES, index, 1))
+}
+
+/// Node and kind of a site.
+pub(crate) fn site(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
+    (half(&SITES, index, 0), half(&SITES, index, 1))
+}
+
+/// For which sites a chunk is, and whose.
+pub(crate) fn owner(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
+    (half(&OWNERS, index, 0), half(&OWNERS, index, 1))
+}
+
+/// Copies bytes behind the other strings; where they begin. None where there is no room.
+pub(crate) fn string(bytes: &[u8]) -> Option<u64> {
+    let used = head(header::STRINGS).load(Relaxed);
+    let begin = usize::try_from(used).ok()?;
+    let end = begin.checked_add(bytes.len()).filter(|&end| end <= STRINGS.room)?;
+    // SAFETY: the bytes from `begin` to `end` lie in the table, nobody reads what is not counted yet, and who adds
+    // strings holds the lock.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at(STRINGS.at + begin), bytes.len()) };
+    head(header::STRINGS).store(end as u64, Release);
+    Some(used)
+}
+
+/// The counters of a site, those of one thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record(&'static [AtomicU64; record::SIZE / 8]);
+
+impl Record {
+    /// A record by chunk and number in it.
+    #[inline(always)]
+    pub(crate) fn of(chunk: usize, number: usize) -> Record {
+        debug_assert!(chunk < CHUNKS.room && number < RECORDS);
+        let place = at(CHUNKS.place(chunk) + number * record::SIZE).cast();
+        // SAFETY: chunks lie in the mapping, are aligned to pages, and hold `RECORDS` records.
+        Record(unsafe { &*place })
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(self, number: usize) -> u64 {
+        self.0[number].load(Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn set(self, number: usize, value: u64) {
+        self.0[number].store(value, Relaxed);
+    }
+
+    #[inline(always)]
+    pub(crate) fn add(self, number: usize, more: u64) {
+        self.set(number, self.get(number).wrapping_add(more));
+    }
+
+    /// Where it is.
+    pub(crate) fn address(self) -> *const u8 {
+        std::ptr::from_ref(self.0).cast()
+    }
+
+    /// The record at an address that [`Record::address`] gave.
+    ///
+    /// # Safety
+    /// It did.
+    #[inline(always)]
+    pub(crate) unsafe fn at(address: *const u8) -> Record {
+        // SAFETY: the caller's promise.
+        Record(unsafe { &*address.cast() })
+    }
+
+    /// Copies what is live for peaks and moments that have passed since it was last changed.
+    #[inline(always)]
+    pub(crate) fn roll(self) {
+        let now = head(header::EPOCHS).load(Relaxed);
+        if self.get(record::EPOCHS) != now {
+            self.keep(now);
+        }
+    }
+
+    #[cold]
+    fn keep(self, now: u64) {
+        let before = self.get(record::EPOCHS);
+        let bytes = self.get(record::ALLOCATED).wrapping_sub(self.get(record::FREED));
+        let blocks = self.get(record::ALLOCATIONS).wrapping_sub(self.get(record::FREES));
+        if (before ^ now) << 32 != 0 {
+            self.set(record::AT_PEAK, bytes);
+            self.set(record::AT_PEAK + 1, blocks);
+        }
+        if (before ^ now) >> 32 != 0 {
+            self.set(record::AT_MOMENT, bytes);
+            self.set(record::AT_MOMENT + 1, blocks);
+        }
+        // Who looks on takes the copies only if it finds the epoch that they are of.
+        self.0[record::EPOCHS].store(now, Release);
+    }
+
+    /// Adds all that another record of the same site counted, and empties that one.
+    pub(crate) fn take(self, other: Record) {
+        self.roll();
+        other.roll();
+        for number in 0..record::SIZE / 8 {
+            match number {
+                record::EPOCHS => {}
+                record::VARIANCE | record::LIVE_VARIANCE => {
+                    let sum = f64::from_bits(self.get(number)) + f64::from_bits(other.get(number));
+                    self.set(number, sum.to_bits());
+                }
+                _ => self.add(number, other.get(number)),
+            }
+        }
+        for number in 0..record::SIZE / 8 {
+            other.set(number, 0);
+        }
+    }
+}

@@ -1,0 +1,478 @@
+//! The call stack of an allocation: remembered where it was seen before, followed frame by frame where not.
+//!
+//! Leaving a function is determined by its return address, its stack pointer, maybe its frame pointer, and the words of the
+//! stack that its row reads. A [`Memo`] keeps these words for some frames one above the other, so that a stack that is the
+//! same again is known by comparing them, at less than a nanosecond a frame. Stacks are cut into pieces at fixed addresses
+//! (every [`WINDOW`] bytes), so that the outer frames are remembered once for all that is called from them:
+//!
+//! ```text
+//!  stack pointer of the caller                                                       end of the stack
+//!  | frames in the first window   | frames in the next window | ...                              |
+//!  | memo: words, place of each --> memo: words, places      --> ...           --> nobody called  |
+//! ```
+
+use std::cell::Cell;
+
+use pagewise_heaplog::recording::ROOT;
+use pagewise_heaplog::tables::header;
+
+use crate::cfi::{Row, SAVED_HERE};
+use crate::rows::{self, INTERRUPTED};
+use crate::shared::{self, Record};
+use crate::{kernel, real, tree};
+
+/// Bytes of stack that one memo covers at most, a power of two.
+const WINDOW: u64 = 1 << 10;
+/// Words that a memo compares, and frames that it holds.
+const WORDS: usize = 32;
+/// Memos of a thread.
+const MEMOS: usize = 512;
+/// Memos in a row that make up one call stack; what is above is cut.
+const PIECES: usize = 128;
+/// In place of an offset: the frame pointer was not saved in this piece.
+const UNSAVED: u16 = u16::MAX;
+/// In place of a number.
+const NONE: u32 = u32::MAX - 1;
+
+/// Where a thread is in a function that has called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    /// Where the call returns to.
+    pub code: u64,
+    /// The stack pointer after it returned.
+    pub stack: u64,
+    /// The frame pointer.
+    pub frame: u64,
+}
+
+/// Some frames, one above the other, and the words that say that they are the same again.
+#[repr(C, align(64))]
+pub(crate) struct Memo {
+    code: Cell<u64>,
+    stack: Cell<u64>,
+    frame: Cell<u64>,
+    outer_code: Cell<u64>,
+    outer_stack: Cell<u64>,
+    record: Cell<*const u8>,
+    outer_node: Cell<u32>,
+    node: Cell<u32>,
+    site: Cell<u32>,
+    uses_frame: Cell<bool>,
+    is_cut: Cell<bool>,
+    words: Cell<u8>,
+    frames: Cell<u8>,
+    reach: Cell<u16>,
+    saved: Cell<u16>,
+    offsets: [Cell<u16>; WORDS],
+    values: [Cell<u64>; WORDS],
+    places: [Cell<u32>; WORDS],
+}
+
+impl Memo {
+    /// Whether its frames are there again.
+    #[inline(always)]
+    fn holds(&self, at: At, end: u64) -> bool {
+        if self.code.get() != at.code
+            || self.stack.get() != at.stack
+            || (self.uses_frame.get() && self.frame.get() != at.frame)
+            || at.stack + u64::from(self.reach.get()) * 8 > end
+        {
+            return false;
+        }
+        let mut difference = 0;
+        let count = usize::from(self.words.get()).min(WORDS);
+        for (offset, value) in self.offsets[..count].iter().zip(&self.values[..count]) {
+            difference |= word(at.stack + u64::from(offset.get()) * 8) ^ value.get();
+        }
+        difference == 0
+    }
+
+    /// The site that was found for it, and the thread's record of that.
+    #[inline(always)]
+    pub(crate) fn record(&self) -> Option<(u32, Record)> {
+        let record = self.record.get();
+        if record.is_null() {
+            return None;
+        }
+        // SAFETY: only what `Record::address` gave is put there.
+        Some((self.site.get(), unsafe { Record::at(record) }))
+    }
+
+    /// The node of its innermost frame.
+    pub(crate) fn node(&self) -> u32 {
+        self.node.get()
+    }
+
+    /// Notes what was found.
+    pub(crate) fn keep(&self, site: u32, record: Record) {
+        self.site.set(site);
+        self.record.set(record.address());
+    }
+
+    fn clear(&self, at: At) {
+        self.code.set(at.code);
+        self.stack.set(at.stack);
+        self.frame.set(at.frame);
+        self.outer_code.set(0);
+        self.outer_stack.set(0);
+        self.outer_node.set(NONE);
+        self.node.set(NONE);
+        self.site.set(NONE);
+        self.record.set(std::ptr::null());
+        self.uses_frame.set(false);
+        self.is_cut.set(false);
+        self.words.set(0);
+        self.frames.set(0);
+        self.reach.set(0);
+        self.saved.set(UNSAVED);
+    }
+
+    /// Has a word compared from now on.
+    fn compare(&self, address: u64, value: u64) -> Option<()> {
+        let count = usize::from(self.words.get());
+        let offset = self.offset(address)?;
+        self.offsets.get(count)?.set(offset);
+        self.values[count].set(value);
+        self.words.set(u8::try_from(count + 1).ok()?);
+        self.reach.set(self.reach.get().max(offset + 1));
+        Some(())
+    }
+
+    fn offset(&self, address: u64) -> Option<u16> {
+        let words = address.checked_sub(self.stack.get())? / 8;
+        u16::try_from(words).ok().filter(|&words| words < UNSAVED - 1)
+    }
+
+    /// Where its last frame returns to.
+    fn outer(&self, at: At) -> At {
+        let frame = match self.saved.get() {
+            UNSAVED => at.frame,
+            offset => word(at.stack + u64::from(offset) * 8),
+        };
+        At { code: self.outer_code.get(), stack: self.outer_stack.get(), frame }
+    }
+}
+
+/// A word of the stack.
+#[inline(always)]
+fn word(address: u64) -> u64 {
+    let place: *const u64 = std::ptr::with_exposed_provenance(address as usize);
+    // SAFETY: callers have checked that the address lies between a stack pointer of this thread and the end of that stack.
+    unsafe { place.read_volatile() }
+}
+
+/// What a thread remembers of its stacks.
+#[repr(C)]
+pub(crate) struct Stacks {
+    /// Where the stack in use begins at the lowest, and ends.
+    low: Cell<u64>,
+    end: Cell<u64>,
+    others: [(Cell<u64>, Cell<u64>); 8],
+    next_other: Cell<usize>,
+    turn: Cell<usize>,
+    memos: [Memo; MEMOS],
+}
+
+#[inline(always)]
+fn hash(at: At) -> usize {
+    // Two memos that lie side by side take turns.
+    let mixed = (at.code ^ at.stack.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed >> 40) as usize % MEMOS) & !1
+}
+
+impl Stacks {
+    /// The memo of the innermost frames of a stack; none where it cannot be followed at all.
+    #[inline(always)]
+    pub(crate) fn find(&self, at: At) -> Option<&Memo> {
+        let end = self.end(at.stack)?;
+        let first = hash(at);
+        let mut memo = &self.memos[first];
+        if !memo.holds(at, end) {
+            memo = &self.memos[first + 1];
+            if !memo.holds(at, end) {
+                return self.follow(at);
+            }
+        }
+        if memo.outer_code.get() == 0 && memo.outer_node.get() == ROOT {
+            Some(memo)
+        } else {
+            self.follow(at)
+        }
+    }
+
+    /// The memo of a stack of several pieces, or of one that was not seen before.
+    #[inline(never)]
+    fn follow(&self, mut at: At) -> Option<&Memo> {
+        let mut pieces = [0_u16; PIECES];
+        let mut count = 0;
+        let cut = loop {
+            let end = match self.end(at.stack) {
+                Some(end) => end,
+                None if count == 0 => return None,
+                None => break true,
+            };
+            let index = self.piece(at, end, &pieces[..count]);
+            pieces[count] = index as u16;
+            count += 1;
+            let memo = &self.memos[index];
+            if memo.outer_code.get() == 0 {
+                break memo.is_cut.get();
+            }
+            if count == PIECES {
+                break true;
+            }
+            at = memo.outer(at);
+        };
+        if cut {
+            let count = shared::head(header::CUT_STACKS);
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        let mut node = ROOT;
+        for &index in pieces[..count].iter().rev() {
+            let memo = &self.memos[usize::from(index)];
+            if memo.outer_node.get() != node {
+                let outer = node;
+                for place in memo.places[..usize::from(memo.frames.get())].iter().rev() {
+                    node = tree::child(node, place.get())?;
+                }
+                memo.outer_node.set(outer);
+                memo.node.set(node);
+                memo.site.set(NONE);
+                memo.record.set(std::ptr::null());
+            }
+            node = memo.node.get();
+        }
+        Some(&self.memos[usize::from(pieces[0])])
+    }
+
+    /// The number of the memo for the frames from `at` on; `taken` are not to be changed.
+    #[inline(always)]
+    fn piece(&self, at: At, end: u64, taken: &[u16]) -> usize {
+        let first = hash(at);
+        if self.memos[first].holds(at, end) {
+            return first;
+        }
+        if self.memos[first + 1].holds(at, end) {
+            return first + 1;
+        }
+        self.learn(at, end, first, taken)
+    }
+
+    #[inline(never)]
+    fn learn(&self, at: At, end: u64, first: usize, taken: &[u16]) -> usize {
+        let turn = self.turn.get().wrapping_add(1);
+        self.turn.set(turn);
+        let mut index = first + (turn & 1);
+        for _ in 0..MEMOS {
+            if !taken.contains(&(index as u16)) {
+                break;
+            }
+            index = (index + 1) % MEMOS;
+        }
+        let memo = &self.memos[index];
+        memo.clear(at);
+        if walk(memo, at, end).is_none() {
+            // Something in it cannot be followed: this is where the stack ends.
+            memo.outer_code.set(0);
+            memo.is_cut.set(true);
+        }
+        index
+    }
+
+    /// Forgets all: records have moved, or code has gone.
+    pub(crate) fn forget(&self) {
+        for memo in &self.memos {
+            // No call returns to the address 0.
+            memo.code.set(0);
+        }
+    }
+
+    /// Where the stack that `stack` points into ends.
+    #[inline(always)]
+    fn end(&self, stack: u64) -> Option<u64> {
+        if stack >= self.low.get() && stack < self.end.get() {
+            Some(self.end.get())
+        } else {
+            self.find_end(stack)
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_end(&self, stack: u64) -> Option<u64> {
+        let place = |low: u64, end: u64| low <= stack && stack < end;
+        let (low, end) = self
+            .others
+            .iter()
+            .map(|(low, end)| (low.get(), end.get()))
+            .find(|&(low, end)| place(low, end))
+            .or_else(|| bounds(stack))
+            .filter(|&(low, end)| place(low, end))?;
+        let next = self.next_other.get() % self.others.len();
+        self.others[next].0.set(self.low.get());
+        self.others[next].1.set(self.end.get());
+        self.next_other.set(next + 1);
+        self.low.set(low);
+        self.end.set(end);
+        Some(end)
+    }
+}
+
+/// Follows frames from `at` on and has `memo` remember them; none where the last frame cannot be left.
+fn walk(memo: &Memo, at: At, end: u64) -> Option<()> {
+    let window = at.stack / WINDOW;
+    let mut now = at;
+    // Where the frame pointer was saved; none while it is what it was.
+    let mut saved_at: Option<u64> = None;
+    let mut compared = false;
+    loop {
+        let known = rows::get(now.code)?;
+        let frames = usize::from(memo.frames.get());
+        memo.places.get(frames)?.set(known.place);
+        memo.frames.set(u8::try_from(frames + 1).ok()?);
+        let read = |address: u64| {
+            (address.is_multiple_of(8) && address >= now.stack && address < end)
+                .then(|| word(address))
+        };
+        let row = match known.row {
+            Row::Unknown => by_frame_pointer(now, end)?,
+            row => row,
+        };
+        if matches!(row, Row::Frame { .. } | Row::Behind { .. }) || row.saved_here() {
+            match saved_at {
+                None => memo.uses_frame.set(true),
+                Some(address) if !compared => memo.compare(address, now.frame)?,
+                Some(_) => {}
+            }
+            compared = true;
+        }
+        let (top, saved) = match row {
+            Row::End => return Some(()),
+            Row::Unknown => return None,
+            Row::Signal => return interrupted(memo, now, end),
+            Row::Stack { offset, saved } => (now.stack.checked_add(u64::from(offset) * 8)?, saved),
+            Row::Frame { offset, saved } => (now.frame.checked_add(u64::from(offset) * 8)?, saved),
+            Row::Behind { offset, saved } => {
+                let address = now.frame.checked_add_signed(i64::from(offset) * 8)?;
+                let top = read(address)?;
+                memo.compare(address, top)?;
+                (top, saved)
+            }
+        };
+        if top <= now.stack || top > end {
+            return None;
+        }
+        let back = read(top - 8)?;
+        let frame = match saved {
+            0 => now.frame,
+            saved => {
+                let address = if i64::from(saved) == SAVED_HERE {
+                    now.frame
+                } else {
+                    top.checked_sub(u64::from(saved) * 8)?
+                };
+                let value = read(address)?;
+                memo.offset(address)?;
+                saved_at = Some(address);
+                compared = false;
+                value
+            }
+        };
+        memo.compare(top - 8, back)?;
+        now = At { code: back, stack: top, frame };
+        if back == 0 {
+            return Some(());
+        }
+        let is_full =
+            usize::from(memo.words.get()) + 4 > WORDS || usize::from(memo.frames.get()) >= WORDS;
+        if now.stack / WINDOW != window || is_full {
+            break;
+        }
+    }
+    memo.outer_code.set(now.code);
+    memo.outer_stack.set(now.stack);
+    if let Some(address) = saved_at {
+        memo.saved.set(memo.offset(address)?);
+    }
+    Some(())
+}
+
+impl Row {
+    fn saved_here(self) -> bool {
+        match self {
+            Row::Stack { saved, .. } | Row::Frame { saved, .. } | Row::Behind { saved, .. } => {
+                i64::from(saved) == SAVED_HERE
+            }
+            Row::Signal | Row::End | Row::Unknown => false,
+        }
+    }
+}
+
+/// Code without a table may keep a frame pointer, as compilers at run time often do.
+fn by_frame_pointer(now: At, end: u64) -> Option<Row> {
+    if !now.frame.is_multiple_of(8) || now.frame < now.stack || now.frame.checked_add(16)? > end {
+        return None;
+    }
+    let (outer, back) = (word(now.frame), word(now.frame + 8));
+    let goes_on = outer > now.frame && outer < end && outer.is_multiple_of(8);
+    let known = || rows::get(back).is_some_and(|known| known.row != Row::Unknown);
+    (back > 0xffff && (goes_on || known())).then_some(Row::Frame { offset: 2, saved: 2 })
+}
+
+/// A signal's handler: the kernel wrote down where the thread was (`struct ucontext` of x86-64).
+fn interrupted(memo: &Memo, now: At, end: u64) -> Option<()> {
+    const FRAME: u64 = 120;
+    const STACK: u64 = 160;
+    const CODE: u64 = 168;
+    if !now.stack.is_multiple_of(8) || now.stack.checked_add(CODE + 8)? > end {
+        return None;
+    }
+    for offset in [FRAME, STACK, CODE] {
+        memo.compare(now.stack + offset, word(now.stack + offset))?;
+    }
+    memo.saved.set(memo.offset(now.stack + FRAME)?);
+    memo.outer_stack.set(word(now.stack + STACK));
+    memo.outer_code.set(word(now.stack + CODE) | INTERRUPTED);
+    Some(())
+}
+
+/// From where to where a stack is known to lie, by an address in it.
+fn bounds(stack: u64) -> Option<(u64, u64)> {
+    // A thread's own data lie at the end of its stack, and it has just begun; the first thread's stack ends where the loader says.
+    const NEAR: u64 = 16 << 20;
+    for end in [real::thread_data(), real::first_stack_end()] {
+        if let Some(below) = end.checked_sub(stack).filter(|&below| below > 0 && below < NEAR) {
+            // Lower addresses are asked for again, with the same answer.
+            return Some((stack.saturating_sub(NEAR - below), end & !7));
+        }
+    }
+    mapping(stack)
+}
+
+/// The mapping that an address is in, by `/proc/self/maps`.
+fn mapping(address: u64) -> Option<(u64, u64)> {
+    let file = kernel::File::open(c"/proc/self/maps").ok()?;
+    let mut bytes = [0_u8; 512];
+    let (mut low, mut end, mut part) = (0_u64, 0_u64, 0);
+    loop {
+        let count = file.read(&mut bytes).ok().filter(|&count| count > 0)?;
+        for &byte in bytes.get(..count)? {
+            match (part, byte) {
+                (0, b'-') => part = 1,
+                (1, b' ') => {
+                    if low <= address && address < end {
+                        return Some((low, end));
+                    }
+                    part = 2;
+                }
+                (_, b'\n') => (low, end, part) = (0, 0, 0),
+                (0 | 1, byte) => {
+                    let digit = u64::from(char::from(byte).to_digit(16)?);
+                    let number = if part == 0 { &mut low } else { &mut end };
+                    *number = *number << 4 | digit;
+                }
+                _ => {}
+            }
+        }
+    }
+}

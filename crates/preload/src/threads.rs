@@ -1,0 +1,566 @@
+//! What a thread has of its own: where it counts, what it remembers of its stacks, and how it begins and ends.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
+
+use pagewise_heaplog::tables::{
+    CELLS, CHUNKS, RECORDS, SITES, THREADS, header, kind, record, thread,
+};
+
+use crate::begin::{self, Stage};
+use crate::enter::{Own, own, set_own};
+use crate::live::{self, Block};
+use crate::lock::Lock;
+use crate::shared::{self, Record, head, slot};
+use crate::stacks::{At, Stacks};
+use crate::{kernel, peak, real, sampling, tree};
+
+/// What a thread has of its own, in memory that is zeros in a child of `fork`.
+#[repr(C)]
+pub(crate) struct Thread {
+    /// [`ON`]; 0 in a child of `fork`.
+    on: Cell<u64>,
+    /// Its slot.
+    slot: Cell<usize>,
+    /// What it allocated last.
+    last: Cell<u64>,
+    /// How much room is too much.
+    pub most_room: Cell<i64>,
+    /// Allocations until the next whose lifetime is measured.
+    until_timed: Cell<u32>,
+    /// Its chunks: the number of the first plus 1, and how many there are.
+    first_chunk: Cell<u32>,
+    chunks: Cell<u32>,
+    /// Numbers drawn.
+    random: Cell<u64>,
+    /// 1 once the first number of bytes to a sample was drawn.
+    samples: Cell<u64>,
+    /// How often code had gone when this thread last forgot its stacks.
+    generation: Cell<u64>,
+    /// The next of those that wait for a thread.
+    next: Cell<*mut Thread>,
+    stacks: Stacks,
+    /// For each chunk's worth of sites, the number of this thread's chunk plus 1.
+    directory: [Cell<u32>; SITES.room / RECORDS],
+}
+
+const ON: u64 = 0x0070_6167_6577_6973;
+/// Allocations to each whose lifetime is measured, in the mean.
+pub(crate) const TIMED_EVERY: u32 = 128;
+/// Chunks that one of several threads has before it empties them.
+const MOST_CHUNKS: u32 = 512;
+/// Slots of ended threads are used again when there are more.
+const MANY_SLOTS: u64 = (THREADS.room / 2) as u64;
+
+/// Under which threads begin and end, and chunks change hands.
+static LOCK: Lock = Lock::new();
+/// Threads' memory that waits for another thread.
+static WAITING: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
+/// The first chunk that nobody has, plus 1; the others behind it.
+static FREE_CHUNK: AtomicU32 = AtomicU32::new(0);
+/// What counts for threads that have ended or are ending, under [`LATE_LOCK`].
+static LATE: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
+static LATE_LOCK: Lock = Lock::new();
+/// For each chunk the next of the same thread, plus 1.
+static NEXT_CHUNK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+/// The key by which the C library tells of ending threads.
+static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// A thread's word of what became of it: not seen yet.
+const NEW: u64 = 0;
+/// It records.
+const RECORDS_NOW: u64 = 1;
+/// It is ending.
+const ENDING: u64 = 2;
+/// It is making itself ready.
+const BUSY: u64 = 3;
+
+/// The thread that records, which may not come here again until [`leave`].
+#[derive(Clone, Copy)]
+pub(crate) enum Entered {
+    /// This thread's own.
+    Own(&'static Thread),
+    /// That of ending threads, whose lock is held.
+    Late(&'static Thread),
+}
+
+impl Entered {
+    #[inline(always)]
+    pub(crate) fn thread(self) -> &'static Thread {
+        match self {
+            Entered::Own(thread) | Entered::Late(thread) => thread,
+        }
+    }
+}
+
+/// Begins to record; none where that is not to be: within the recorder, before all is ready, or in a child of `fork`.
+#[inline(always)]
+pub(crate) fn enter() -> Option<Entered> {
+    let thread: *const Thread =
+        std::ptr::with_exposed_provenance(own::<{ Own::Thread as usize }>() as usize);
+    if thread.is_null() {
+        return enter_first();
+    }
+    // SAFETY: threads' memory is never unmapped, and this is this thread's.
+    let thread = unsafe { &*thread };
+    if thread.on.get() != ON {
+        return enter_first();
+    }
+    set_own::<{ Own::Thread as usize }>(0);
+    Some(Entered::Own(thread))
+}
+
+/// Ends what [`enter`] began.
+#[inline(always)]
+pub(crate) fn leave(entered: Entered) {
+    match entered {
+        Entered::Own(thread) => {
+            set_own::<{ Own::Thread as usize }>(std::ptr::from_ref(thread).addr() as u64);
+        }
+        Entered::Late(_) => leave_late(),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn leave_late() {
+    set_own::<{ Own::Stage as usize }>(ENDING);
+    // SAFETY: `enter_first` forgot to open it, and nobody else holds it.
+    unsafe { LATE_LOCK.open() };
+}
+
+#[cold]
+#[inline(never)]
+fn enter_first() -> Option<Entered> {
+    if !begin::is_recording() {
+        return None;
+    }
+    match own::<{ Own::Stage as usize }>() {
+        NEW => {}
+        ENDING => {
+            set_own::<{ Own::Stage as usize }>(BUSY);
+            std::mem::forget(LATE_LOCK.hold());
+            let late = late();
+            if late.is_none() {
+                leave_late();
+            }
+            return late.map(Entered::Late);
+        }
+        // It records already, or makes itself ready.
+        RECORDS_NOW if own::<{ Own::Thread as usize }>() == 0 => return None,
+        RECORDS_NOW => {}
+        _ => return None,
+    }
+    set_own::<{ Own::Stage as usize }>(BUSY);
+    set_own::<{ Own::Thread as usize }>(0);
+    let thread = begin_thread();
+    set_own::<{ Own::Stage as usize }>(if thread.is_some() { RECORDS_NOW } else { BUSY });
+    thread.map(Entered::Own)
+}
+
+fn late() -> Option<&'static Thread> {
+    let late = LATE.load(Relaxed);
+    if !late.is_null() {
+        // SAFETY: threads' memory is never unmapped; the lock is held.
+        return Some(unsafe { &*late });
+    }
+    let late = new_thread()?;
+    late.slot.set(0);
+    LATE.store(std::ptr::from_ref(late).cast_mut(), Relaxed);
+    Some(late)
+}
+
+fn new_thread() -> Option<&'static Thread> {
+    let memory = kernel::memory(size_of::<Thread>()).ok()?.cast::<Thread>();
+    // SAFETY: zeros are a thread that has nothing; the memory stays.
+    let thread = unsafe { &*memory };
+    thread.on.set(ON);
+    head(header::OWN).fetch_add(size_of::<Thread>() as u64, Relaxed);
+    Some(thread)
+}
+
+fn begin_thread() -> Option<&'static Thread> {
+    let held = LOCK.hold();
+    let waiting = WAITING.load(Relaxed);
+    let thread = if waiting.is_null() {
+        new_thread()?
+    } else {
+        // SAFETY: threads' memory is never unmapped; the lock is held.
+        let thread = unsafe { &*waiting };
+        WAITING.store(thread.next.get(), Relaxed);
+        thread
+    };
+    let used = head(header::THREADS).load(Relaxed);
+    // The first slot is nobody's.
+    let index = if used < MANY_SLOTS || (waiting.is_null() && used < THREADS.room as u64) {
+        head(header::THREADS).store(used + 1, Release);
+        usize::try_from(used).ok()?
+    } else if waiting.is_null() {
+        return None;
+    } else {
+        let index = thread.slot.get();
+        empty_slot(index);
+        index
+    };
+    thread.slot.set(index);
+    thread.last.set(0);
+    thread.samples.set(0);
+    thread.most_room.set(0);
+    thread.random.set(u64::from(kernel::thread()) << 32 | 0x9e37_79b9 ^ index as u64);
+    thread.until_timed.set(thread.next_timed());
+    slot(index, thread::ROOM).store(0, Relaxed);
+    name(index);
+    slot(index, thread::TID).store(u64::from(kernel::thread()), Relaxed);
+    slot(index, thread::RUNS).store(1, Relaxed);
+    let running = head(header::RUNNING).fetch_add(1, Relaxed) + 1;
+    head(header::MOST_THREADS).fetch_max(running, Relaxed);
+    if running > 1 {
+        head(header::MANY).store(1, Relaxed);
+    }
+    let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
+    drop(held);
+    if KEY.load(Relaxed) != u32::MAX {
+        // SAFETY: the key was made; its value is not null, so that the end is told.
+        let _ = unsafe {
+            libc::pthread_setspecific(
+                KEY.load(Relaxed),
+                std::ptr::from_ref(thread).cast::<c_void>(),
+            )
+        };
+    }
+    Some(thread)
+}
+
+fn name(index: usize) {
+    for (number, word) in kernel::thread_name().chunks_exact(8).enumerate() {
+        let word = word.try_into().map_or(0, u64::from_ne_bytes);
+        slot(index, thread::NAME + number).store(word, Relaxed);
+    }
+}
+
+/// Adds what a slot's thread did to those that are not told apart.
+fn empty_slot(index: usize) {
+    let (begin, end) = (thread::ALLOCATED, thread::WORDS);
+    for number in begin..end {
+        slot(0, number).fetch_add(slot(index, number).swap(0, Relaxed), Relaxed);
+    }
+}
+
+/// Prepares the recording of threads, before the first begins.
+pub(crate) fn begin() -> Option<()> {
+    let next = kernel::memory(CHUNKS.room * size_of::<AtomicU32>()).ok()?;
+    NEXT_CHUNK.store(next.cast(), Relaxed);
+    head(header::THREADS).store(1, Relaxed);
+    if KEY.load(Relaxed) == u32::MAX {
+        let mut key = 0;
+        // SAFETY: the key is written there; the function is one that the C library may call.
+        if unsafe { libc::pthread_key_create(&raw mut key, Some(ends)) } == 0 {
+            KEY.store(key, Relaxed);
+        }
+    }
+    Some(())
+}
+
+/// Forgets everything, in a child of `fork`.
+pub(crate) fn reset() {
+    LOCK.reset();
+    LATE_LOCK.reset();
+    WAITING.store(std::ptr::null_mut(), Relaxed);
+    FREE_CHUNK.store(0, Relaxed);
+    LATE.store(std::ptr::null_mut(), Relaxed);
+    peak::COMING.store(0, Relaxed);
+    set_own::<{ Own::Thread as usize }>(0);
+    set_own::<{ Own::Stage as usize }>(NEW);
+}
+
+/// A thread ends: what it counted is added to what all ended threads did.
+unsafe extern "C" fn ends(_value: *mut c_void) {
+    if begin::stage() != Stage::Records {
+        return;
+    }
+    let Some(Entered::Own(thread)) = enter() else { return };
+    set_own::<{ Own::Stage as usize }>(ENDING);
+    let index = thread.slot.get();
+    name(index);
+    std::mem::forget(LATE_LOCK.hold());
+    if let Some(late) = late() {
+        let _held = LOCK.hold();
+        thread.hand_over(late);
+        peak::leave(thread);
+        thread.stacks.forget();
+        slot(index, thread::RUNS).store(0, Relaxed);
+        head(header::RUNNING).fetch_sub(1, Relaxed);
+        thread.next.set(WAITING.load(Relaxed));
+        WAITING.store(std::ptr::from_ref(thread).cast_mut(), Relaxed);
+    }
+    // SAFETY: it was held above, and forgotten.
+    unsafe { LATE_LOCK.open() };
+}
+
+fn next_chunk(chunk: u32) -> &'static AtomicU32 {
+    let place = NEXT_CHUNK.load(Relaxed).wrapping_add(chunk as usize);
+    // SAFETY: the array has a word for each chunk and is never unmapped.
+    unsafe { &*place }
+}
+
+impl Thread {
+    #[inline(always)]
+    fn slot(&self, number: usize) -> &'static AtomicU64 {
+        slot(self.slot.get(), number)
+    }
+
+    #[inline(always)]
+    pub(crate) fn room(&self) -> i64 {
+        self.slot(thread::ROOM).load(Relaxed).cast_signed()
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_room(&self, room: i64) {
+        self.slot(thread::ROOM).store(room.cast_unsigned(), Relaxed);
+    }
+
+    /// A number that is as good as drawn.
+    pub(crate) fn draw(&self) -> u64 {
+        let mut random = self.random.get() | 1;
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        self.random.set(random);
+        random.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn next_timed(&self) -> u32 {
+        1 + (self.draw() >> 32) as u32 % (2 * TIMED_EVERY - 1)
+    }
+
+    /// This thread's record of a site; none where there is no more room.
+    #[inline(always)]
+    fn record(&self, site: u32) -> Option<Record> {
+        let site = site as usize;
+        match self.directory.get(site / RECORDS)?.get() {
+            0 => self.new_chunk(site),
+            chunk => Some(Record::of(chunk as usize - 1, site % RECORDS)),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn new_chunk(&self, site: usize) -> Option<Record> {
+        if self.chunks.get() >= MOST_CHUNKS
+            && self.slot.get() != 0
+            && head(header::MOST_THREADS).load(Relaxed) > 1
+        {
+            std::mem::forget(LATE_LOCK.hold());
+            if let Some(late) = late() {
+                let _held = LOCK.hold();
+                self.hand_over(late);
+                self.stacks.forget();
+            }
+            // SAFETY: it was held above, and forgotten.
+            unsafe { LATE_LOCK.open() };
+        }
+        let _held = LOCK.hold();
+        let chunk = match FREE_CHUNK.load(Relaxed).checked_sub(1) {
+            Some(chunk) => {
+                FREE_CHUNK.store(next_chunk(chunk).load(Relaxed), Relaxed);
+                chunk
+            }
+            None => {
+                let used = head(header::CHUNKS).load(Relaxed);
+                if used >= CHUNKS.room as u64 {
+                    return None;
+                }
+                head(header::CHUNKS).store(used + 1, Release);
+                u32::try_from(used).ok()?
+            }
+        };
+        self.adopt(chunk, site / RECORDS);
+        Some(Record::of(chunk as usize, site % RECORDS))
+    }
+
+    /// Makes a chunk this thread's; the lock is held.
+    fn adopt(&self, chunk: u32, sites: usize) {
+        let (whose_sites, whose) = shared::owner(chunk as usize);
+        whose.store(self.slot.get() as u32, Relaxed);
+        whose_sites.store(sites as u32 + 1, Release);
+        next_chunk(chunk).store(self.first_chunk.get(), Relaxed);
+        self.first_chunk.set(chunk + 1);
+        self.chunks.set(self.chunks.get() + 1);
+        self.directory[sites].set(chunk + 1);
+    }
+
+    /// Gives all chunks to another, which nobody else uses; the locks are held.
+    fn hand_over(&self, to: &Thread) {
+        let [mut allocations, mut allocated, mut frees, mut freed] = [0_u64; 4];
+        head(header::CHANGES).fetch_add(1, Release);
+        let mut next = self.first_chunk.get();
+        while let Some(chunk) = next.checked_sub(1) {
+            next = next_chunk(chunk).load(Relaxed);
+            let (whose_sites, whose) = shared::owner(chunk as usize);
+            let sites = (whose_sites.load(Relaxed) as usize).wrapping_sub(1);
+            let Some(entry) = self.directory.get(sites) else { continue };
+            entry.set(0);
+            for number in 0..RECORDS {
+                let record = Record::of(chunk as usize, number);
+                allocations = allocations.wrapping_add(record.get(record::ALLOCATIONS));
+                allocated = allocated.wrapping_add(record.get(record::ALLOCATED));
+                frees = frees.wrapping_add(record.get(record::FREES));
+                freed = freed.wrapping_add(record.get(record::FREED));
+            }
+            match to.directory[sites].get().checked_sub(1) {
+                None => to.adopt(chunk, sites),
+                Some(into) => {
+                    for number in 0..RECORDS {
+                        Record::of(into as usize, number).take(Record::of(chunk as usize, number));
+                    }
+                    whose_sites.store(0, Relaxed);
+                    whose.store(0, Relaxed);
+                    next_chunk(chunk).store(FREE_CHUNK.load(Relaxed), Relaxed);
+                    FREE_CHUNK.store(chunk + 1, Relaxed);
+                }
+            }
+        }
+        self.first_chunk.set(0);
+        self.chunks.set(0);
+        let sums = [allocated, allocations, freed, frees];
+        for (number, sum) in (thread::ALLOCATED..).zip(sums) {
+            self.slot(number).fetch_add(sum, Relaxed);
+        }
+        head(header::CHANGES).fetch_add(1, Release);
+    }
+
+    /// Counts a block.
+    #[inline(always)]
+    pub(crate) fn allocated(&self, address: u64, size: u64, at: At) {
+        let Some((site, record)) = self.site(at) else { return };
+        record.roll();
+        record.add(record::ALLOCATIONS, 1);
+        record.add(record::ALLOCATED, size);
+        let cell = thread::SIZES + (u64::BITS - size.leading_zeros()) as usize;
+        let count = self.slot(cell);
+        count.store(count.load(Relaxed) + 1, Relaxed);
+        self.last.set(address);
+        let until = self.until_timed.get() - 1;
+        self.until_timed.set(until);
+        let timed = until == 0 && self.time(address);
+        live::put(address, Block { site, size, timed }, begin::room(address));
+        peak::more(self, size);
+    }
+
+    /// The site of a call stack, and this thread's record of it.
+    #[inline(always)]
+    pub(crate) fn site(&self, at: At) -> Option<(u32, Record)> {
+        if self.generation.get() != GENERATION.load(Relaxed) {
+            self.generation.set(GENERATION.load(Relaxed));
+            self.stacks.forget();
+        }
+        let Some(memo) = self.stacks.find(at) else {
+            head(header::CUT_STACKS).fetch_add(1, Relaxed);
+            return Some((0, self.record(0)?));
+        };
+        if let Some(known) = memo.record() {
+            return Some(known);
+        }
+        let site = tree::site(memo.node(), kind::HEAP)?;
+        let record = self.record(site)?;
+        memo.keep(site, record);
+        Some((site, record))
+    }
+
+    /// Takes a block out of those that are live, without counting it.
+    #[inline(always)]
+    pub(crate) fn take(&self, address: u64) -> Option<Block> {
+        live::take(address, || real::glibc_room(address))
+    }
+
+    /// Counts that a block was freed.
+    #[inline(always)]
+    pub(crate) fn freed(&self, address: u64, block: Block) {
+        if sampling::is_on() {
+            sampling::freed(self, address, block);
+            return;
+        }
+        peak::less(self, block.size);
+        let Some(record) = self.record(block.site) else { return };
+        record.roll();
+        record.add(record::FREES, 1);
+        record.add(record::FREED, block.size);
+        if self.last.get() == address {
+            record.add(record::TEMPORARY, 1);
+        }
+        if block.timed {
+            self.timed(address);
+        }
+    }
+
+    /// The record to count something of a site in.
+    pub(crate) fn record_of(&self, site: u32) -> Option<Record> {
+        self.record(site)
+    }
+
+    /// Whether a block is what this thread allocated last.
+    pub(crate) fn is_last(&self, address: u64) -> bool {
+        self.last.get() == address
+    }
+
+    pub(crate) fn set_last(&self, address: u64) {
+        self.last.set(address);
+    }
+
+    pub(crate) fn count_size(&self, size: u64, times: u64) {
+        let cell = thread::SIZES + (u64::BITS - size.leading_zeros()) as usize;
+        self.slot(cell).fetch_add(times, Relaxed);
+    }
+
+    /// Notes when a block was allocated; false where there is no room for that.
+    #[cold]
+    #[inline(never)]
+    fn time(&self, address: u64) -> bool {
+        self.until_timed.set(self.next_timed());
+        let (key, began) = birth(address);
+        if key.compare_exchange(0, address, Relaxed, Relaxed).is_err() {
+            return false;
+        }
+        began.store(kernel::clock(libc::CLOCK_MONOTONIC), Relaxed);
+        true
+    }
+
+    /// A block that was timed was freed.
+    #[cold]
+    #[inline(never)]
+    fn timed(&self, address: u64) {
+        let (key, began) = birth(address);
+        let began = began.load(Relaxed);
+        if key.compare_exchange(address, 0, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let lived = kernel::clock(libc::CLOCK_MONOTONIC).saturating_sub(began);
+        let cell = (u64::BITS - lived.leading_zeros()) as usize;
+        debug_assert!(cell < CELLS);
+        self.slot(thread::LIFETIMES + cell).fetch_add(1, Relaxed);
+    }
+
+    /// Whether the first number of bytes to a sample is to be drawn; only once.
+    pub(crate) fn begins_sampling(&self) -> bool {
+        self.samples.replace(1) == 0
+    }
+}
+
+/// How often code has gone.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// Code has gone: what threads remember of their stacks may be of it.
+pub(crate) fn code_has_gone() {
+    GENERATION.fetch_add(1, Release);
+}
+
+/// Blocks whose lifetime is measured, and when they were allocated. A block that finds its place taken is not measured, which
+/// does not depend on how long it will live.
+const BIRTHS: usize = 1 << 14;
+static BORN: [(AtomicU64, AtomicU64); BIRTHS] =
+    [const { (AtomicU64::new(0), AtomicU64::new(0)) }; BIRTHS];
+
+fn birth(address: u64) -> &'static (AtomicU64, AtomicU64) {
+    &BORN[(address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % BIRTHS]
+}

@@ -1,0 +1,164 @@
+//! Call stacks as a tree of calls: each node once, by its caller and its place; and which of them allocate.
+
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use pagewise_heaplog::recording::ROOT;
+use pagewise_heaplog::tables::{NODES, SITES, header};
+
+use crate::kernel;
+use crate::lock::Lock;
+use crate::shared;
+
+static LOCK: Lock = Lock::new();
+
+/// Numbers of nodes plus 1, found by hash; made as the table of rows is.
+static INDEX: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+static MASK: AtomicUsize = AtomicUsize::new(0);
+/// For each node the number of its site plus 1.
+static SITE_OF: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Slots of the first index.
+const FIRST: usize = 1 << 13;
+
+#[inline(always)]
+fn hash(parent: u32, place: u32) -> usize {
+    let both = u64::from(parent) << 32 | u64::from(place);
+    (both.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
+}
+
+/// A word of an array of ours that is long enough.
+#[inline(always)]
+fn of(array: *mut AtomicU32, index: usize) -> &'static AtomicU32 {
+    let place = array.wrapping_add(index);
+    // SAFETY: arrays are never unmapped, and indexes are below their length.
+    unsafe { &*place }
+}
+
+/// The node of a call from `parent`; none where there is no more room.
+#[inline(always)]
+pub(crate) fn child(parent: u32, place: u32) -> Option<u32> {
+    find(parent, place).or_else(|| insert(parent, place))
+}
+
+/// Slot 0 of an index tells its mask; nodes begin behind it.
+fn find(parent: u32, place: u32) -> Option<u32> {
+    let index = INDEX.load(Ordering::Acquire);
+    if index.is_null() {
+        return None;
+    }
+    let mask = of(index, 0).load(Ordering::Relaxed) as usize;
+    let mut at = hash(parent, place) & mask;
+    loop {
+        let number = of(index, at + 1).load(Ordering::Acquire).checked_sub(1)?;
+        let (its_parent, its_place) = shared::node(number as usize);
+        if its_place.load(Ordering::Relaxed) == place
+            && its_parent.load(Ordering::Relaxed) == parent
+        {
+            return Some(number);
+        }
+        at = (at + 1) & mask;
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn insert(parent: u32, place: u32) -> Option<u32> {
+    let _held = LOCK.hold();
+    if let Some(node) = find(parent, place) {
+        return Some(node);
+    }
+    let count = shared::head(header::NODES).load(Ordering::Relaxed);
+    let used = usize::try_from(count).ok().filter(|&used| used < NODES.room)?;
+    if INDEX.load(Ordering::Relaxed).is_null() || used * 3 > MASK.load(Ordering::Relaxed) * 2 {
+        grow(used)?;
+    }
+    let (to_parent, to_place) = shared::node(used);
+    to_parent.store(parent, Ordering::Relaxed);
+    to_place.store(place, Ordering::Relaxed);
+    let number = u32::try_from(used).ok()?;
+    put(INDEX.load(Ordering::Relaxed), MASK.load(Ordering::Relaxed), number, parent, place);
+    shared::head(header::NODES).store(count + 1, Ordering::Release);
+    Some(number)
+}
+
+fn put(index: *mut AtomicU32, mask: usize, number: u32, parent: u32, place: u32) {
+    let mut at = hash(parent, place) & mask;
+    while of(index, at + 1).load(Ordering::Relaxed) != 0 {
+        at = (at + 1) & mask;
+    }
+    of(index, at + 1).store(number + 1, Ordering::Release);
+}
+
+#[cold]
+fn grow(used: usize) -> Option<()> {
+    let old = INDEX.load(Ordering::Relaxed);
+    let old_mask = MASK.load(Ordering::Relaxed);
+    let count = if old.is_null() { FIRST } else { (old_mask + 1) * 2 };
+    let index = kernel::memory((count + 1) * size_of::<AtomicU32>()).ok()?.cast::<AtomicU32>();
+    let mask = count - 1;
+    of(index, 0).store(u32::try_from(mask).ok()?, Ordering::Relaxed);
+    for number in 0..used {
+        let (parent, place) = shared::node(number);
+        let number = u32::try_from(number).ok()?;
+        put(index, mask, number, parent.load(Ordering::Relaxed), place.load(Ordering::Relaxed));
+    }
+    if SITE_OF.load(Ordering::Relaxed).is_null() {
+        let sites = kernel::memory(NODES.room * size_of::<AtomicU32>()).ok()?;
+        SITE_OF.store(sites.cast(), Ordering::Release);
+    }
+    MASK.store(mask, Ordering::Relaxed);
+    INDEX.store(index, Ordering::Release);
+    if !old.is_null() {
+        // SAFETY: the memory is of `kernel::memory`, and zeros are free slots to who still reads.
+        unsafe { kernel::forget(old.cast(), (old_mask + 2) * size_of::<AtomicU32>()) };
+    }
+    Some(())
+}
+
+/// The site of a node and a kind; none where there is no more room. What has no stack is site 0.
+pub(crate) fn site(node: u32, kind: u32) -> Option<u32> {
+    if node == ROOT {
+        return Some(0);
+    }
+    let sites = SITE_OF.load(Ordering::Acquire);
+    let word = of(sites, node as usize);
+    match word.load(Ordering::Relaxed) {
+        0 => new_site(word, node, kind),
+        site => Some(site - 1),
+    }
+}
+
+#[cold]
+fn new_site(word: &AtomicU32, node: u32, kind: u32) -> Option<u32> {
+    let _held = LOCK.hold();
+    if let Some(site) = word.load(Ordering::Relaxed).checked_sub(1) {
+        return Some(site);
+    }
+    let site = add_site(node, kind)?;
+    word.store(site + 1, Ordering::Relaxed);
+    Some(site)
+}
+
+fn add_site(node: u32, kind: u32) -> Option<u32> {
+    let count = shared::head(header::SITES).load(Ordering::Relaxed);
+    let index = usize::try_from(count).ok().filter(|&index| index < SITES.room)?;
+    let (to_node, to_kind) = shared::site(index);
+    to_node.store(node, Ordering::Relaxed);
+    to_kind.store(kind, Ordering::Relaxed);
+    shared::head(header::SITES).store(count + 1, Ordering::Release);
+    u32::try_from(index).ok()
+}
+
+/// Makes the site of what has no call stack.
+pub(crate) fn begin() {
+    let _held = LOCK.hold();
+    add_site(ROOT, pagewise_heaplog::tables::kind::HEAP);
+}
+
+/// Forgets everything, in a child of `fork`, where all memory of ours is zeros.
+pub(crate) fn reset() {
+    LOCK.reset();
+    INDEX.store(std::ptr::null_mut(), Ordering::Relaxed);
+    MASK.store(0, Ordering::Relaxed);
+    SITE_OF.store(std::ptr::null_mut(), Ordering::Relaxed);
+}
