@@ -27,7 +27,7 @@ impl Row {
     /// In one word.
     pub(crate) fn pack(self) -> u32 {
         let parts = |kind: u32, offset: u16, saved: u16| {
-            if offset < 1 << 15 && saved < 1 << 12 {
+            if offset < 1 << 15 && saved <= SAVED_MOST {
                 kind | u32::from(offset) << 4 | u32::from(saved) << 19
             } else {
                 0
@@ -604,4 +604,6 @@ fn compact(state: State) -> Row {
 }
 
 /// In place of how far below the frame's end the frame pointer is saved: where the frame pointer itself points.
-pub(crate) const SAVED_HERE: i64 = 0xfff;
+pub(crate) const SAVED_HERE: i64 = SAVED_MOST as i64;
+/// The most that fits.
+const SAVED_MOST: u16 = 0xfff;

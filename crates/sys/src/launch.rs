@@ -14,6 +14,7 @@ use std::ffi::{CString, OsStr, OsString, c_char, c_int};
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::ptr::{self, NonNull};
 use std::time::{Duration, Instant};
@@ -163,7 +164,23 @@ impl Launcher {
         arguments: &[OsString],
         cpu: Option<u32>,
     ) -> io::Result<Launcher> {
+        Launcher::start_with(program, arguments, cpu, &[])
+    }
+
+    /// As [`Launcher::start`]; the command has these variables in its environment, beside ours or in their place.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_with(
+        program: &OsStr,
+        arguments: &[OsString],
+        cpu: Option<u32>,
+        variables: &[(OsString, OsString)],
+    ) -> io::Result<Launcher> {
         let image = Image::find(program, arguments)?;
+        let environment = environment(variables)?;
+        let envp: Vec<_> =
+            environment.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect();
         let board = map_board()?;
         let (channel, child): (Channel, Channel) = (UnixStream::pair()?, UnixStream::pair()?);
         let argv = image.argv();
@@ -178,7 +195,7 @@ impl Launcher {
                     child: child.1.as_raw_fd(),
                     board: board.as_ptr(),
                 };
-                serve(image.path(), &argv, ours, place)
+                serve(image.path(), (&argv, &envp), ours, place)
             }
             pid => pid,
         };
@@ -344,6 +361,20 @@ fn now() -> libc::timespec {
     now
 }
 
+/// Our environment with some variables more, or with other values, as words of the form `NAME=value`.
+fn environment(variables: &[(OsString, OsString)]) -> io::Result<Vec<CString>> {
+    let is_new = |name: &OsString| variables.iter().any(|(new, _)| new == name);
+    let kept = std::env::vars_os().filter(|(name, _)| !is_new(name));
+    let word = |(name, value): (OsString, OsString)| {
+        let bytes = [name.as_bytes(), b"=", value.as_bytes()].concat();
+        CString::new(bytes).map_err(io::Error::from)
+    };
+    kept.chain(variables.iter().cloned()).map(word).collect()
+}
+
+/// A command's arguments and its environment, each with the null pointer behind.
+type Words<'a> = (&'a [*const c_char], &'a [*const c_char]);
+
 /// What the launcher has of ours.
 #[derive(Clone, Copy)]
 struct Place {
@@ -354,7 +385,7 @@ struct Place {
 
 /// The launcher's part, until our end of the channel is closed. No allocation, no lock, no unwinding, here and in the
 /// child: another thread of the parent may have been inside any of these when it forked.
-fn serve(path: &CString, argv: &[*const c_char], ours: [RawFd; 2], place: Place) -> ! {
+fn serve(path: &CString, words: Words<'_>, ours: [RawFd; 2], place: Place) -> ! {
     for fd in ours {
         // SAFETY: the parent's ends are not used here; closing them lets us notice the parent's death.
         unsafe { libc::close(fd) };
@@ -367,7 +398,7 @@ fn serve(path: &CString, argv: &[*const c_char], ours: [RawFd; 2], place: Place)
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             if read_word(child) == Some(EXECUTE) {
-                execute(path, argv, board);
+                execute(path, words, board);
             }
             leave(127);
         }
@@ -407,7 +438,7 @@ fn wait_for(pid: libc::pid_t, board: *mut Board) {
 }
 
 /// The child's part: returns only where the command cannot be executed.
-fn execute(path: &CString, argv: &[*const c_char], board: *mut Board) {
+fn execute(path: &CString, (argv, envp): Words<'_>, board: *mut Board) {
     // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not expect to be started so.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let usage = Usage::read(libc::RUSAGE_SELF);
@@ -416,9 +447,9 @@ fn execute(path: &CString, argv: &[*const c_char], board: *mut Board) {
     let now = now();
     // SAFETY: as above.
     unsafe { (*board).begun = now };
-    // SAFETY: `path` and the words of `argv` end with NUL, `argv` itself with a null pointer. A path with a slash makes
-    // `execvp` search nothing; it hands a file without a header to the shell.
-    unsafe { libc::execvp(path.as_ptr(), argv.as_ptr()) };
+    // SAFETY: `path` and the words of `argv` and `envp` end with NUL, both themselves with a null pointer. A path with a
+    // slash makes `execvpe` search nothing; it hands a file without a header to the shell.
+    unsafe { libc::execvpe(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOEXEC);
     // SAFETY: as above; the launcher's parent reads it after our end.
     unsafe { (*board).errno = errno };
