@@ -5,7 +5,17 @@
 //! such a file says: addresses and numbers, as they were, of which nothing is looked up yet.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "file")]
+mod format;
+#[cfg(feature = "file")]
+pub mod reader;
 pub mod recording;
+#[cfg(feature = "file")]
+mod shapes;
 pub mod tables;
+#[cfg(feature = "file")]
+pub mod writer;
 
 pub use recording::Recording;
+#[cfg(feature = "file")]
+pub use writer::Writer;

@@ -1,0 +1,325 @@
+//! How a file is made: frames, each with a length and a checksum, and the numbers in them. FORMAT.md says it in words.
+
+use std::io::{self, Read, Write};
+
+use flate2::Crc;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
+
+/// What a file begins with. A text editor, a transfer as text, or a cut at the first zero shows at once.
+pub(crate) const MAGIC: [u8; 8] = *b"\x89pwheap\n";
+/// The version of the format. A reader takes no later one: what can be skipped is a new kind of frame, not a new version.
+pub(crate) const VERSION: u8 = 1;
+
+/// What a frame is.
+pub(crate) mod kind {
+    pub(crate) const BEGIN: u8 = 1;
+    pub(crate) const MODULES: u8 = 2;
+    pub(crate) const PLACES: u8 = 3;
+    pub(crate) const NODES: u8 = 4;
+    pub(crate) const SITES: u8 = 5;
+    pub(crate) const MOMENT: u8 = 6;
+    pub(crate) const COUNTS: u8 = 7;
+    pub(crate) const END: u8 = 8;
+    pub(crate) const INDEX: u8 = 9;
+    pub(crate) const TRAILER: u8 = 10;
+}
+
+/// More than a reader takes: a file that says so is broken, or made to harm.
+pub(crate) mod limit {
+    /// Bytes in a frame, also once unpacked.
+    pub(crate) const FRAME: u64 = 1 << 26;
+    pub(crate) const MODULES: usize = 1 << 16;
+    pub(crate) const PLACES: usize = 1 << 22;
+    pub(crate) const NODES: usize = 1 << 24;
+    pub(crate) const SITES: usize = 1 << 21;
+    pub(crate) const MOMENTS: usize = 1 << 20;
+    /// Sites in the trees of all moments.
+    pub(crate) const LEAVES: usize = 1 << 23;
+    pub(crate) const THREADS: usize = 1 << 16;
+    /// Words of a command, and cells of a histogram.
+    pub(crate) const LIST: usize = 1 << 16;
+    /// Bytes of a path or of a word.
+    pub(crate) const TEXT: usize = 1 << 20;
+}
+
+/// Why something in a file is not as it must be.
+pub(crate) type Bad = &'static str;
+
+/// Bytes of a frame's payload, as they are written.
+#[derive(Debug, Default)]
+pub(crate) struct Out(pub(crate) Vec<u8>);
+
+impl Out {
+    pub(crate) fn byte(&mut self, byte: u8) {
+        self.0.push(byte);
+    }
+
+    /// Seven bits a byte, the low ones first; the top bit says that more follow.
+    pub(crate) fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.byte(number.to_le_bytes()[0] | 0x80);
+            number >>= 7;
+        }
+        self.byte(number.to_le_bytes()[0]);
+    }
+
+    pub(crate) fn count(&mut self, count: usize) {
+        self.number(count as u64);
+    }
+
+    /// What to add to `before`, which wraps, to have `now`: near 0 in either direction is short.
+    pub(crate) fn change(&mut self, before: u64, now: u64) {
+        let change = now.wrapping_sub(before).cast_signed();
+        self.number(((change << 1) ^ (change >> 63)).cast_unsigned());
+    }
+
+    pub(crate) fn option(&mut self, number: Option<u64>) {
+        self.byte(number.is_some().into());
+        number.into_iter().for_each(|number| self.number(number));
+    }
+
+    pub(crate) fn text(&mut self, text: &[u8]) {
+        self.count(text.len());
+        self.0.extend_from_slice(text);
+    }
+
+    pub(crate) fn bits(&mut self, number: f64) {
+        self.0.extend_from_slice(&number.to_bits().to_le_bytes());
+    }
+}
+
+/// What is left to read of a payload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct In<'a>(pub(crate) &'a [u8]);
+
+impl<'a> In<'a> {
+    pub(crate) fn byte(&mut self) -> Result<u8, Bad> {
+        let (first, rest) = self.0.split_first().ok_or("it ends early")?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    pub(crate) fn bytes(&mut self, length: usize) -> Result<&'a [u8], Bad> {
+        let (bytes, rest) = self.0.split_at_checked(length).ok_or("it ends early")?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    pub(crate) fn number(&mut self) -> Result<u64, Bad> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if bits << shift >> shift != bits {
+                break;
+            }
+            number |= bits << shift;
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err("a number has more than 64 bits")
+    }
+
+    pub(crate) fn number32(&mut self) -> Result<u32, Bad> {
+        u32::try_from(self.number()?).map_err(|_| "a number has more than 32 bits")
+    }
+
+    /// How many things follow, each of which takes at least `least` bytes: more than there can be is refused before room
+    /// is made for them.
+    pub(crate) fn count(&mut self, least: usize, most: usize) -> Result<usize, Bad> {
+        let count = usize::try_from(self.number()?).map_err(|_| "too many")?;
+        let fits = count.checked_mul(least).is_some_and(|bytes| bytes <= self.0.len());
+        if !fits {
+            return Err("it ends early");
+        }
+        if count > most { Err("too many") } else { Ok(count) }
+    }
+
+    pub(crate) fn change(&mut self, before: u64) -> Result<u64, Bad> {
+        let bits = self.number()?;
+        let change = (bits >> 1).cast_signed() ^ -(bits & 1).cast_signed();
+        Ok(before.wrapping_add_signed(change))
+    }
+
+    pub(crate) fn option(&mut self) -> Result<Option<u64>, Bad> {
+        if self.flag()? { self.number().map(Some) } else { Ok(None) }
+    }
+
+    pub(crate) fn flag(&mut self) -> Result<bool, Bad> {
+        match self.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err("a flag is neither 0 nor 1"),
+        }
+    }
+
+    pub(crate) fn text(&mut self) -> Result<Vec<u8>, Bad> {
+        let length = self.count(1, limit::TEXT)?;
+        Ok(self.bytes(length)?.to_vec())
+    }
+
+    pub(crate) fn bits(&mut self) -> Result<f64, Bad> {
+        let bytes = self.bytes(8)?.first_chunk().ok_or("it ends early")?;
+        Ok(f64::from_bits(u64::from_le_bytes(*bytes)))
+    }
+}
+
+/// A frame that was read, or why there is none.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Its kind, its payload, and how many bytes of the file it took.
+    Frame(u8, Vec<u8>, u64),
+    /// The file ends where a frame does.
+    Nothing,
+    /// What follows is no whole frame.
+    Broken(Bad),
+}
+
+/// The checksum of a frame: CRC-32 of its head and of what is stored.
+fn checksum(head: &[u8], stored: &[u8]) -> [u8; 4] {
+    let mut crc = Crc::new();
+    crc.update(head);
+    crc.update(stored);
+    crc.sum().to_le_bytes()
+}
+
+/// A frame as bytes, packed where that makes it smaller.
+pub(crate) fn frame(kind: u8, payload: &[u8]) -> io::Result<Vec<u8>> {
+    /// Less cannot become smaller.
+    const WORTH_IT: usize = 64;
+    let packed = if payload.len() >= WORTH_IT {
+        let mut encoder = DeflateEncoder::new(Vec::new(), flate2::Compression::new(7));
+        encoder.write_all(payload)?;
+        Some(encoder.finish()?).filter(|packed| packed.len() < payload.len())
+    } else {
+        None
+    };
+    let stored = packed.as_deref().unwrap_or(payload);
+    let mut head = Out(vec![kind]);
+    head.count(stored.len());
+    head.count(if packed.is_some() { payload.len() } else { 0 });
+    let Out(mut bytes) = head;
+    let sum = checksum(&bytes, stored);
+    bytes.extend_from_slice(&sum);
+    bytes.extend_from_slice(stored);
+    Ok(bytes)
+}
+
+/// Reads a frame. Of a length that a file only claims, no room is made: memory grows with what is there.
+pub(crate) fn next(input: &mut impl Read) -> io::Result<Next> {
+    const CUT: Bad = "the file was cut off in the middle of a frame";
+    /// One byte for the kind, at most ten for each number.
+    const HEAD: usize = 21;
+    let mut head = Vec::with_capacity(HEAD);
+    let mut ends = 0;
+    while ends < 3 {
+        let mut byte = [0];
+        if !fill(input, &mut byte)? {
+            return Ok(if head.is_empty() { Next::Nothing } else { Next::Broken(CUT) });
+        }
+        ends += usize::from(head.is_empty() || byte[0] < 0x80);
+        head.push(byte[0]);
+        if head.len() > HEAD {
+            return Ok(Next::Broken("the head of a frame is longer than one can be"));
+        }
+    }
+    let mut numbers = In(&head[1..]);
+    let (Ok(stored_length), Ok(length)) = (numbers.number(), numbers.number()) else {
+        return Ok(Next::Broken("the head of a frame has a number of more than 64 bits"));
+    };
+    if stored_length.max(length) > limit::FRAME {
+        return Ok(Next::Broken("a frame says that it is larger than one can be"));
+    }
+    let mut sum = [0; 4];
+    if !fill(input, &mut sum)? {
+        return Ok(Next::Broken(CUT));
+    }
+    let mut stored = Vec::new();
+    input.take(stored_length).read_to_end(&mut stored)?;
+    if stored.len() as u64 != stored_length {
+        return Ok(Next::Broken(CUT));
+    }
+    if checksum(&head, &stored) != sum {
+        return Ok(Next::Broken("the checksum of a frame is another"));
+    }
+    let took = (head.len() + sum.len()) as u64 + stored_length;
+    if length == 0 {
+        return Ok(Next::Frame(head[0], stored, took));
+    }
+    let mut payload = Vec::new();
+    // One byte more than it says would show.
+    let unpacked = DeflateDecoder::new(&stored[..]).take(length + 1).read_to_end(&mut payload);
+    Ok(match unpacked {
+        Ok(_) if payload.len() as u64 == length => Next::Frame(head[0], payload, took),
+        _ => Next::Broken("a frame cannot be unpacked"),
+    })
+}
+
+/// Reads as many bytes as there is room for; whether there were as many.
+pub(crate) fn fill(input: &mut impl Read, room: &mut [u8]) -> io::Result<bool> {
+    match input.read_exact(room) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_of_64_bits_is_refused() {
+        let most = [[0xff; 9].as_slice(), &[1]].concat();
+        assert_eq!(In(&most).number(), Ok(u64::MAX));
+        assert!(In(&[[0xff; 9].as_slice(), &[2]].concat()).number().is_err());
+        assert!(In(&[0x80; 11]).number().is_err());
+        assert!(In(&[0x80]).number().is_err());
+    }
+
+    #[test]
+    fn a_count_is_of_what_can_follow() {
+        assert_eq!(In(&[2, 0, 0]).count(1, 9), Ok(2));
+        assert!(In(&[3, 0, 0]).count(1, 9).is_err());
+        assert!(In(&[2, 0, 0]).count(2, 9).is_err());
+        assert!(In(&[2, 0, 0]).count(1, 1).is_err());
+        assert!(In(&[[0xff; 9].as_slice(), &[1]].concat()).count(1, usize::MAX).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_are_read_as_they_were_written(a: u64, b: u64, c in any::<Option<u64>>()) {
+            let mut out = Out::default();
+            out.number(a);
+            out.change(a, b);
+            out.change(b, a);
+            out.option(c);
+            let mut read = In(&out.0);
+            let found = (read.number(), read.change(a), read.change(b), read.option());
+            prop_assert_eq!(found, (Ok(a), Ok(b), Ok(a), Ok(c)));
+            prop_assert!(read.0.is_empty());
+        }
+
+        #[test]
+        fn frames_are_read_as_they_were_written(
+            kind: u8,
+            payload in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..200),
+                prop::collection::vec(0_u8..3, 0..2000),
+            ],
+        ) {
+            let bytes = frame(kind, &payload).unwrap();
+            let Next::Frame(found, read, took) = next(&mut &bytes[..]).unwrap() else {
+                return Err(TestCaseError::fail("no frame"));
+            };
+            prop_assert_eq!((found, read, took), (kind, payload, bytes.len() as u64));
+            for cut in 1..bytes.len() {
+                prop_assert!(matches!(next(&mut &bytes[..cut]).unwrap(), Next::Broken(_)));
+            }
+        }
+    }
+}

@@ -1,0 +1,766 @@
+//! What is in each kind of frame: how it is written, and beside it how it is read.
+//!
+//! Both sides keep a [`State`] of what went before, so that only differences are written.
+
+use crate::format::{Bad, In, Out, limit};
+use crate::recording::{
+    Amount, Begin, Counted, Counts, End, Ending, Kind, Module, Moment, Node, Place, ROOT, Resident,
+    Site, Thread, Tree,
+};
+
+/// What went before.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) modules: usize,
+    pub(crate) places: usize,
+    pub(crate) sites: usize,
+    /// The last address in each module, and last that of no module.
+    last_addresses: Vec<u64>,
+    last_address: u64,
+    pub(crate) nodes: Vec<Node>,
+    followers: Followers,
+    last_site: u64,
+    last_moment: Sums,
+    tree: Vec<(u32, Amount)>,
+    pub(crate) leaves: usize,
+    counts: Vec<Counted>,
+}
+
+/// What of a moment differences are taken of.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    time_ns: u64,
+    live: Amount,
+    allocated: Amount,
+    held: u64,
+    resident: [u64; 5],
+}
+
+/// By place, which places were called from it, the last one first: a function calls few others.
+#[derive(Debug, Default)]
+struct Followers {
+    /// Of [`ROOT`] first, then of each place.
+    lists: Vec<Vec<u32>>,
+    /// The first place that was not met yet.
+    new: u32,
+}
+
+impl Followers {
+    /// So many are remembered of each place.
+    const MOST: usize = 200;
+
+    fn list(&mut self, parent: Option<u32>) -> &mut Vec<u32> {
+        let at = parent.map_or(0, |place| place as usize + 1);
+        if at >= self.lists.len() {
+            self.lists.resize_with(at + 1, Vec::new);
+        }
+        &mut self.lists[at]
+    }
+
+    /// How long ago a place was called from this one; none where it is not remembered.
+    fn rank(&mut self, parent: Option<u32>, place: u32) -> Option<u8> {
+        let rank = self.list(parent).iter().position(|it| *it == place)?;
+        u8::try_from(rank).ok()
+    }
+
+    /// The place that was called from this one so long ago.
+    fn at(&mut self, parent: Option<u32>, rank: u8) -> Option<u32> {
+        self.list(parent).get(usize::from(rank)).copied()
+    }
+
+    fn note(&mut self, parent: Option<u32>, place: u32) {
+        let list = self.list(parent);
+        match list.iter().position(|it| *it == place) {
+            Some(at) => list[..=at].rotate_right(1),
+            None => {
+                list.truncate(Followers::MOST - 1);
+                list.insert(0, place);
+            }
+        }
+        self.new = self.new.max(place.saturating_add(1));
+    }
+}
+
+pub(crate) fn write_begin(out: &mut Out, begin: &Begin) {
+    out.number(begin.pid.into());
+    out.number(begin.parent.into());
+    out.number(begin.began_ns);
+    out.number(begin.page_size);
+    out.number(begin.every_bytes);
+    out.number(begin.lifetimes_every.into());
+    out.byte(begin.attached.into());
+    out.text(&begin.program);
+    out.text(&begin.allocator);
+    out.count(begin.command.len());
+    begin.command.iter().for_each(|word| out.text(word));
+}
+
+pub(crate) fn read_begin(input: &mut In<'_>) -> Result<Begin, Bad> {
+    let mut begin = Begin {
+        pid: input.number32()?,
+        parent: input.number32()?,
+        began_ns: input.number()?,
+        page_size: input.number()?,
+        every_bytes: input.number()?,
+        lifetimes_every: input.number32()?,
+        attached: input.flag()?,
+        program: input.text()?,
+        allocator: input.text()?,
+        command: Vec::new(),
+    };
+    for _ in 0..input.count(1, limit::LIST)? {
+        begin.command.push(input.text()?);
+    }
+    Ok(begin)
+}
+
+impl State {
+    pub(crate) fn write_modules(&mut self, out: &mut Out, modules: &[Module]) {
+        out.count(modules.len());
+        for module in modules {
+            out.text(&module.path);
+            out.text(&module.build_id);
+            out.number(module.start);
+            out.change(module.start, module.end);
+            out.change(module.start, module.bias);
+        }
+        self.modules += modules.len();
+    }
+
+    pub(crate) fn read_modules(&mut self, input: &mut In<'_>) -> Result<Vec<Module>, Bad> {
+        /// The bytes that a module takes at least.
+        const LEAST: usize = 5;
+        let count = input.count(LEAST, limit::MODULES - self.modules)?;
+        let mut modules = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (path, build_id, start) = (input.text()?, input.text()?, input.number()?);
+            let (end, bias) = (input.change(start)?, input.change(start)?);
+            modules.push(Module { path, build_id, start, end, bias });
+        }
+        self.modules += count;
+        Ok(modules)
+    }
+
+    /// The last address of a module: where nothing was in it yet, the last of all.
+    fn last_address(&mut self, module: Option<u32>) -> &mut u64 {
+        let at = module.map_or(0, |module| module as usize + 1);
+        if at >= self.last_addresses.len() {
+            self.last_addresses.resize(at + 1, self.last_address);
+        }
+        &mut self.last_addresses[at]
+    }
+
+    pub(crate) fn write_places(&mut self, out: &mut Out, places: &[Place]) {
+        out.count(places.len());
+        for place in places {
+            out.number(place.module.map_or(0, |module| u64::from(module) + 1));
+        }
+        for place in places {
+            let last = self.last_address(place.module);
+            out.change(*last, place.address);
+            *last = place.address;
+            self.last_address = place.address;
+        }
+        self.places += places.len();
+    }
+
+    pub(crate) fn read_places(&mut self, input: &mut In<'_>) -> Result<Vec<Place>, Bad> {
+        let count = input.count(2, limit::PLACES - self.places)?;
+        let mut places = Vec::with_capacity(count);
+        for _ in 0..count {
+            let module = input.number32()?.checked_sub(1);
+            if module.is_some_and(|module| module as usize >= self.modules) {
+                return Err("a place is in a module that is not there");
+            }
+            places.push(Place { address: 0, module });
+        }
+        for place in &mut places {
+            let last = self.last_address(place.module);
+            place.address = input.change(*last)?;
+            *last = place.address;
+            self.last_address = place.address;
+        }
+        self.places += count;
+        Ok(places)
+    }
+}
+
+/// How a node's parent is said.
+mod up {
+    /// So far up from the node before: that itself is 0.
+    pub(super) const FARTHEST: u8 = 250;
+    /// Nobody.
+    pub(super) const ROOT: u8 = 251;
+    /// So many nodes before.
+    pub(super) const BEFORE: u8 = 252;
+}
+
+/// How a node's place is said: as a rank among its parent's followers, or apart.
+const APART: u8 = 255;
+
+impl State {
+    /// How far up from the last node another is.
+    fn climb(&self, parent: u32) -> Option<u8> {
+        let mut at = u32::try_from(self.nodes.len()).ok()?.checked_sub(1)?;
+        for steps in 0..=up::FARTHEST {
+            if at == parent {
+                return Some(steps);
+            }
+            // A parent comes before its children: nothing farther up is it.
+            if at < parent {
+                return None;
+            }
+            at = self.nodes.get(at as usize)?.parent;
+        }
+        None
+    }
+
+    fn place_of(&self, node: u32) -> Option<u32> {
+        self.nodes.get(node as usize).map(|node| node.place)
+    }
+
+    pub(crate) fn write_nodes(&mut self, out: &mut Out, nodes: &[Node]) {
+        let (mut ups, mut before) = (Out::default(), Out::default());
+        let (mut ranks, mut apart) = (Out::default(), Out::default());
+        for node in nodes {
+            let parent = self.place_of(node.parent);
+            if node.parent == ROOT {
+                ups.byte(up::ROOT);
+            } else if let Some(steps) = self.climb(node.parent) {
+                ups.byte(steps);
+            } else {
+                ups.byte(up::BEFORE);
+                before.number((self.nodes.len() as u64).wrapping_sub(node.parent.into()));
+            }
+            if let Some(rank) = self.followers.rank(parent, node.place) {
+                ranks.byte(rank);
+            } else {
+                ranks.byte(APART);
+                apart.change(self.followers.new.into(), node.place.into());
+            }
+            self.followers.note(parent, node.place);
+            self.nodes.push(*node);
+        }
+        out.count(nodes.len());
+        for part in [ups, ranks, before, apart] {
+            out.0.extend_from_slice(&part.0);
+        }
+    }
+
+    pub(crate) fn read_nodes(&mut self, input: &mut In<'_>) -> Result<(), Bad> {
+        let count = input.count(2, limit::NODES - self.nodes.len())?;
+        let (ups, ranks) = (input.bytes(count)?, input.bytes(count)?);
+        // The numbers of both columns lie behind each other: the first has to be gone through to find the second.
+        let mut before = *input;
+        for _ in ups.iter().filter(|up| **up == up::BEFORE) {
+            input.number()?;
+        }
+        for (up, rank) in ups.iter().zip(ranks) {
+            let now = self.nodes.len();
+            let parent = match *up {
+                up::ROOT => ROOT,
+                up::BEFORE => {
+                    let distance = usize::try_from(before.number()?).ok();
+                    let parent = distance
+                        .filter(|distance| *distance > 0)
+                        .and_then(|distance| now.checked_sub(distance));
+                    parent.and_then(|at| u32::try_from(at).ok()).ok_or("a call has no caller")?
+                }
+                steps @ 0..=up::FARTHEST => {
+                    let last = now.checked_sub(1).and_then(|at| u32::try_from(at).ok());
+                    let mut at = last.ok_or("a call has no caller")?;
+                    for _ in 0..steps {
+                        at = self.nodes.get(at as usize).ok_or("a call has no caller")?.parent;
+                    }
+                    if at == ROOT {
+                        return Err("a call has no caller");
+                    }
+                    at
+                }
+                _ => return Err("a call has a caller of no kind"),
+            };
+            let caller = self.place_of(parent);
+            let place = match *rank {
+                APART => u32::try_from(input.change(self.followers.new.into())?).ok(),
+                rank => self.followers.at(caller, rank),
+            };
+            let known = place.filter(|place| (*place as usize) < self.places);
+            let place = known.ok_or("a call is at a place that is not there")?;
+            self.followers.note(caller, place);
+            self.nodes.push(Node { parent, place });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write_sites(&mut self, out: &mut Out, sites: &[Site]) {
+        out.count(sites.len());
+        sites.iter().for_each(|site| out.byte(kind_number(site.kind)));
+        for site in sites {
+            // None is 0, so that a change of a few stays one of a few.
+            let node = if site.node == ROOT { 0 } else { u64::from(site.node) + 1 };
+            out.change(self.last_site, node);
+            self.last_site = node;
+        }
+        self.sites += sites.len();
+    }
+
+    pub(crate) fn read_sites(&mut self, input: &mut In<'_>) -> Result<Vec<Site>, Bad> {
+        let count = input.count(2, limit::SITES - self.sites)?;
+        let kinds = input.bytes(count)?;
+        let mut sites = Vec::with_capacity(count);
+        for kind in kinds {
+            let kind = kind_of(*kind).ok_or("memory is of no kind")?;
+            let node = input.change(self.last_site)?;
+            if node > self.nodes.len() as u64 {
+                return Err("a site is at a call that is not there");
+            }
+            self.last_site = node;
+            let node = node.checked_sub(1).and_then(|node| u32::try_from(node).ok());
+            sites.push(Site { node: node.unwrap_or(ROOT), kind });
+        }
+        self.sites += count;
+        Ok(sites)
+    }
+}
+
+fn kind_number(kind: Kind) -> u8 {
+    match kind {
+        Kind::Heap => 0,
+        Kind::Mapping => 1,
+        Kind::Pool => 2,
+    }
+}
+
+fn kind_of(number: u8) -> Option<Kind> {
+    [Kind::Heap, Kind::Mapping, Kind::Pool].get(usize::from(number)).copied()
+}
+
+/// Which parts a moment has.
+mod part {
+    pub(super) const KEY: u8 = 1;
+    pub(super) const HELD: u8 = 2;
+    pub(super) const RESIDENT: u8 = 4;
+    pub(super) const RECORDER: u8 = 8;
+    pub(super) const TREE: u8 = 16;
+}
+
+fn change_amount(out: &mut Out, before: Amount, now: Amount) {
+    out.change(before.bytes, now.bytes);
+    out.change(before.blocks, now.blocks);
+}
+
+fn changed_amount(input: &mut In<'_>, before: Amount) -> Result<Amount, Bad> {
+    Ok(Amount { bytes: input.change(before.bytes)?, blocks: input.change(before.blocks)? })
+}
+
+/// The order of a tree: the largest first; of those alike, by number.
+pub(crate) fn sort_tree(sites: &mut [(u32, Amount)]) {
+    sites.sort_unstable_by_key(|(site, amount)| {
+        (std::cmp::Reverse((amount.bytes, amount.blocks)), *site)
+    });
+}
+
+/// Whether a moment can be read without those before it.
+pub(crate) fn is_key(payload: &[u8]) -> bool {
+    payload.first().is_some_and(|parts| parts & part::KEY != 0)
+}
+
+impl State {
+    /// For who reads moments alone, and does not know which sites there are.
+    pub(crate) fn of_any_sites() -> State {
+        State { sites: limit::SITES, ..State::default() }
+    }
+
+    /// What a key moment begins with: none of those before it is needed to read it.
+    pub(crate) fn forget_moments(&mut self) {
+        self.last_moment = Sums::default();
+        self.tree.clear();
+    }
+
+    pub(crate) fn write_moment(&mut self, out: &mut Out, moment: &Moment, key: bool) {
+        if key {
+            self.forget_moments();
+        }
+        let resident = moment.resident;
+        let recorder = resident.and_then(|it| it.recorder);
+        let parts = [
+            (part::KEY, key),
+            (part::HELD, moment.held.is_some()),
+            (part::RESIDENT, resident.is_some()),
+            (part::RECORDER, recorder.is_some()),
+            (part::TREE, moment.tree.is_some()),
+        ];
+        out.byte(parts.iter().filter(|(_, there)| *there).map(|(part, _)| part).sum());
+        let last = self.last_moment;
+        out.change(last.time_ns, moment.time_ns);
+        change_amount(out, last.live, moment.live);
+        change_amount(out, last.allocated, moment.allocated);
+        let mut now = Sums {
+            time_ns: moment.time_ns,
+            live: moment.live,
+            allocated: moment.allocated,
+            ..last
+        };
+        if let Some(held) = moment.held {
+            out.change(last.held, held);
+            now.held = held;
+        }
+        if let Some(it) = resident {
+            now.resident =
+                [it.anonymous, it.file, it.shmem, it.swap, recorder.unwrap_or(last.resident[4])];
+            let pairs = last.resident.iter().zip(&now.resident);
+            let shown = if recorder.is_some() { 5 } else { 4 };
+            pairs.take(shown).for_each(|(before, now)| out.change(*before, *now));
+        }
+        self.last_moment = now;
+        if let Some(tree) = &moment.tree {
+            self.write_tree(out, tree);
+        }
+    }
+
+    pub(crate) fn read_moment(&mut self, input: &mut In<'_>) -> Result<Moment, Bad> {
+        let parts = input.byte()?;
+        let has = |part| parts & part != 0;
+        if has(part::KEY) {
+            self.forget_moments();
+        }
+        let last = self.last_moment;
+        let mut now = Sums {
+            time_ns: input.change(last.time_ns)?,
+            live: changed_amount(input, last.live)?,
+            allocated: changed_amount(input, last.allocated)?,
+            ..last
+        };
+        let mut moment = Moment {
+            time_ns: now.time_ns,
+            live: now.live,
+            allocated: now.allocated,
+            ..Moment::default()
+        };
+        if has(part::HELD) {
+            now.held = input.change(last.held)?;
+            moment.held = Some(now.held);
+        }
+        if has(part::RESIDENT) {
+            let shown = if has(part::RECORDER) { 5 } else { 4 };
+            for value in &mut now.resident[..shown] {
+                *value = input.change(*value)?;
+            }
+            let [anonymous, file, shmem, swap, recorder] = now.resident;
+            let recorder = has(part::RECORDER).then_some(recorder);
+            moment.resident = Some(Resident { anonymous, file, shmem, swap, recorder });
+        }
+        self.last_moment = now;
+        if has(part::TREE) {
+            moment.tree = Some(self.read_tree(input)?);
+        }
+        Ok(moment)
+    }
+
+    fn write_tree(&mut self, out: &mut Out, tree: &Tree) {
+        let mut sites = tree.sites.clone();
+        sites.sort_unstable_by_key(|(site, _)| *site);
+        sites.dedup_by_key(|(site, _)| *site);
+        let find = |list: &[(u32, Amount)], site: u32| {
+            list.binary_search_by_key(&site, |(site, _)| *site).ok()
+        };
+        let stays: Vec<bool> =
+            self.tree.iter().map(|(site, _)| find(&sites, *site).is_some()).collect();
+        // Which of those before went: by how many stay between them.
+        out.count(stays.iter().filter(|stays| !**stays).count());
+        let mut run = 0;
+        for stays in &stays {
+            if *stays {
+                run += 1;
+            } else {
+                out.number(run);
+                run = 0;
+            }
+        }
+        let kept: Vec<(Amount, Amount)> = self
+            .tree
+            .iter()
+            .filter_map(|(site, amount)| Some((*amount, sites[find(&sites, *site)?].1)))
+            .collect();
+        kept.iter().for_each(|(before, now)| out.change(before.bytes, now.bytes));
+        kept.iter().for_each(|(before, now)| out.change(before.blocks, now.blocks));
+        let new: Vec<(u32, Amount)> =
+            sites.iter().filter(|(site, _)| find(&self.tree, *site).is_none()).copied().collect();
+        out.count(new.len());
+        let mut last = 0;
+        for (site, _) in &new {
+            out.number(u64::from(*site) - last);
+            last = u64::from(*site);
+        }
+        new.iter().for_each(|(_, amount)| out.number(amount.bytes));
+        new.iter().for_each(|(_, amount)| out.number(amount.blocks));
+        out.number(tree.others.bytes);
+        out.number(tree.others.blocks);
+        self.tree = sites;
+    }
+
+    fn read_tree(&mut self, input: &mut In<'_>) -> Result<Tree, Bad> {
+        let mut kept = std::mem::take(&mut self.tree);
+        let gone = input.count(1, kept.len())?;
+        let mut stays = vec![true; kept.len()];
+        let mut at = 0_usize;
+        for _ in 0..gone {
+            let run = usize::try_from(input.number()?).ok();
+            let place = run.and_then(|run| at.checked_add(run)).filter(|at| *at < stays.len());
+            at = place.ok_or("a site went that was not there")?;
+            stays[at] = false;
+            at += 1;
+        }
+        let mut stays = stays.iter();
+        kept.retain(|_| stays.next().copied().unwrap_or(false));
+        for (_, amount) in &mut kept {
+            amount.bytes = input.change(amount.bytes)?;
+        }
+        for (_, amount) in &mut kept {
+            amount.blocks = input.change(amount.blocks)?;
+        }
+        // A site, its bytes and its blocks.
+        let count = input.count(3, self.sites)?;
+        let mut last = 0_u64;
+        let first_new = kept.len();
+        for _ in 0..count {
+            last = last.checked_add(input.number()?).ok_or("a site that is not there")?;
+            let site = u32::try_from(last).ok().filter(|site| (*site as usize) < self.sites);
+            kept.push((site.ok_or("a tree has a site that is not there")?, Amount::default()));
+        }
+        for (_, amount) in &mut kept[first_new..] {
+            amount.bytes = input.number()?;
+        }
+        for (_, amount) in &mut kept[first_new..] {
+            amount.blocks = input.number()?;
+        }
+        let others = Amount { bytes: input.number()?, blocks: input.number()? };
+        kept.sort_unstable_by_key(|(site, _)| *site);
+        if kept.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+            return Err("a tree has a site twice");
+        }
+        self.leaves += kept.len();
+        if self.leaves > limit::LEAVES {
+            return Err("more sites at all moments than are taken");
+        }
+        self.tree.clone_from(&kept);
+        sort_tree(&mut kept);
+        Ok(Tree { sites: kept, others })
+    }
+}
+
+/// What changed of an amount: the blocks, and how many bytes each has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Change {
+    blocks: i64,
+    bytes: i64,
+}
+
+impl Change {
+    fn of(before: Amount, now: Amount) -> Change {
+        let change = |before: u64, now: u64| now.wrapping_sub(before).cast_signed();
+        Change { blocks: change(before.blocks, now.blocks), bytes: change(before.bytes, now.bytes) }
+    }
+
+    fn less(self, other: Change) -> Change {
+        Change {
+            blocks: self.blocks.wrapping_sub(other.blocks),
+            bytes: self.bytes.wrapping_sub(other.bytes),
+        }
+    }
+
+    fn onto(self, before: Amount) -> Amount {
+        Amount {
+            bytes: before.bytes.wrapping_add_signed(self.bytes),
+            blocks: before.blocks.wrapping_add_signed(self.blocks),
+        }
+    }
+
+    /// Bytes a block; all bytes where there is none.
+    fn size(self) -> i64 {
+        if self.blocks == 0 { self.bytes } else { self.bytes.wrapping_div(self.blocks) }
+    }
+
+    /// What another of the same site has most likely: blocks of a site are often of one size.
+    fn expected(self, other: Change) -> i64 {
+        if self.blocks == 0 || other.blocks == 0 { 0 } else { self.size() }
+    }
+}
+
+/// A number near 0 in either direction as a short one.
+fn signed(out: &mut Out, number: i64) {
+    out.change(0, number.cast_unsigned());
+}
+
+fn read_signed(input: &mut In<'_>) -> Result<i64, Bad> {
+    Ok(input.change(0)?.cast_signed())
+}
+
+/// Three columns: blocks, bytes a block beside what is expected, and what of the bytes is over.
+fn write_changes(out: &mut Out, changes: &[Change], like: &[Change]) {
+    changes.iter().for_each(|it| signed(out, it.blocks));
+    let pairs = || changes.iter().zip(like);
+    pairs().for_each(|(it, like)| signed(out, it.size().wrapping_sub(like.expected(*it))));
+    for it in changes.iter().filter(|it| it.blocks != 0) {
+        signed(out, it.bytes.wrapping_sub(it.size().wrapping_mul(it.blocks)));
+    }
+}
+
+fn read_changes(input: &mut In<'_>, like: &[Change]) -> Result<Vec<Change>, Bad> {
+    let mut changes = vec![Change::default(); like.len()];
+    for it in &mut changes {
+        it.blocks = read_signed(input)?;
+    }
+    for (it, like) in changes.iter_mut().zip(like) {
+        let size = read_signed(input)?.wrapping_add(like.expected(*it));
+        it.bytes = if it.blocks == 0 { size } else { size.wrapping_mul(it.blocks) };
+    }
+    for it in changes.iter_mut().filter(|it| it.blocks != 0) {
+        it.bytes = it.bytes.wrapping_add(read_signed(input)?);
+    }
+    Ok(changes)
+}
+
+impl State {
+    pub(crate) fn write_counts(&mut self, out: &mut Out, counts: &Counts) {
+        out.number(counts.time_ns);
+        out.number(counts.peak.bytes);
+        out.number(counts.peak.blocks);
+        out.number(counts.peak_within);
+        out.option(counts.peak_at_ns);
+        out.number(counts.unknown_frees);
+        out.number(counts.cut_stacks);
+        for cells in [&counts.sizes, &counts.lifetimes] {
+            out.count(cells.len());
+            cells.iter().for_each(|cell| out.number(*cell));
+        }
+        out.count(counts.threads.len());
+        for thread in &counts.threads {
+            out.number(thread.tid.into());
+            out.text(&thread.name);
+            for amount in [thread.allocated, thread.freed] {
+                out.number(amount.bytes);
+                out.number(amount.blocks);
+            }
+        }
+        let sites = &counts.sites;
+        let has_errors = sites.iter().any(|site| is_estimate(site.errors));
+        out.byte(has_errors.into());
+        out.count(sites.len());
+        self.counts.resize(sites.len(), Counted::default());
+        let pairs = || self.counts.iter().zip(sites);
+        let of = |pick: fn(&Counted) -> Amount| -> Vec<Change> {
+            pairs().map(|(before, now)| Change::of(pick(before), pick(now))).collect()
+        };
+        let (allocated, freed) = (of(|it| it.allocated), of(|it| it.freed));
+        let live: Vec<Change> =
+            allocated.iter().zip(&freed).map(|(all, freed)| all.less(*freed)).collect();
+        write_changes(out, &allocated, &vec![Change::default(); sites.len()]);
+        write_changes(out, &live, &allocated);
+        write_changes(out, &of(|it| it.at_peak), &allocated);
+        pairs().for_each(|(before, now)| out.change(before.temporary, now.temporary));
+        if has_errors {
+            sites.iter().for_each(|site| out.bits(site.errors.0));
+            sites.iter().for_each(|site| out.bits(site.errors.1));
+        }
+        self.counts.clone_from(sites);
+    }
+
+    pub(crate) fn read_counts(&mut self, input: &mut In<'_>) -> Result<Counts, Bad> {
+        let mut counts = Counts {
+            time_ns: input.number()?,
+            peak: Amount { bytes: input.number()?, blocks: input.number()? },
+            peak_within: input.number()?,
+            peak_at_ns: input.option()?,
+            unknown_frees: input.number()?,
+            cut_stacks: input.number()?,
+            ..Counts::default()
+        };
+        for cells in [&mut counts.sizes, &mut counts.lifetimes] {
+            for _ in 0..input.count(1, limit::LIST)? {
+                cells.push(input.number()?);
+            }
+        }
+        /// The bytes that a thread takes at least.
+        const THREAD: usize = 6;
+        for _ in 0..input.count(THREAD, limit::THREADS)? {
+            let (tid, name) = (input.number32()?, input.text()?);
+            let allocated = Amount { bytes: input.number()?, blocks: input.number()? };
+            let freed = Amount { bytes: input.number()?, blocks: input.number()? };
+            counts.threads.push(Thread { tid, name, allocated, freed });
+        }
+        let has_errors = input.flag()?;
+        // Blocks and sizes of three amounts, and what was temporary.
+        let count = input.count(7, self.sites)?;
+        self.counts.resize(count, Counted::default());
+        let allocated = read_changes(input, &vec![Change::default(); count])?;
+        let live = read_changes(input, &allocated)?;
+        let at_peak = read_changes(input, &allocated)?;
+        for (at, site) in self.counts.iter_mut().enumerate() {
+            site.allocated = allocated[at].onto(site.allocated);
+            site.freed = allocated[at].less(live[at]).onto(site.freed);
+            site.at_peak = at_peak[at].onto(site.at_peak);
+            site.temporary = input.change(site.temporary)?;
+            site.errors = (0.0, 0.0);
+        }
+        if has_errors {
+            for site in &mut self.counts {
+                site.errors.0 = input.bits()?;
+            }
+            for site in &mut self.counts {
+                site.errors.1 = input.bits()?;
+            }
+        }
+        // What cannot be an error is none: sums of it would be none, too.
+        if !self.counts.iter().all(|site| is_error(site.errors.0) && is_error(site.errors.1)) {
+            return Err("a standard error is no number");
+        }
+        counts.sites.clone_from(&self.counts);
+        Ok(counts)
+    }
+}
+
+/// Whether anything is known of an error.
+fn is_estimate((allocated, live): (f64, f64)) -> bool {
+    allocated.to_bits() != 0 || live.to_bits() != 0
+}
+
+fn is_error(number: f64) -> bool {
+    number.is_finite() && number >= 0.0
+}
+
+/// Numbers of ways to end.
+mod how {
+    pub(super) const EXITED: u8 = 0;
+    pub(super) const KILLED: u8 = 1;
+    pub(super) const REPLACED: u8 = 2;
+    pub(super) const DETACHED: u8 = 3;
+    pub(super) const GONE: u8 = 4;
+}
+
+pub(crate) fn write_end(out: &mut Out, end: &End) {
+    out.number(end.time_ns);
+    let (how, status) = match end.how {
+        Ending::Exited(status) => (how::EXITED, status),
+        Ending::Killed(signal) => (how::KILLED, signal),
+        Ending::Replaced => (how::REPLACED, 0),
+        Ending::Detached => (how::DETACHED, 0),
+        Ending::Gone => (how::GONE, 0),
+    };
+    out.byte(how);
+    signed(out, status.into());
+}
+
+pub(crate) fn read_end(input: &mut In<'_>) -> Result<End, Bad> {
+    let (time_ns, how, status) = (input.number()?, input.byte()?, read_signed(input)?);
+    let status = i32::try_from(status).map_err(|_| "a status has more than 32 bits")?;
+    let how = match how {
+        how::EXITED => Ending::Exited(status),
+        how::KILLED => Ending::Killed(status),
+        how::REPLACED => Ending::Replaced,
+        how::DETACHED => Ending::Detached,
+        how::GONE => Ending::Gone,
+        _ => return Err("it ended in no way that is known"),
+    };
+    Ok(End { time_ns, how })
+}

@@ -1,0 +1,229 @@
+//! Writes a recording into a file as it comes to be known.
+
+use std::io::{self, Write};
+
+use crate::format::{MAGIC, Out, VERSION, frame, kind};
+use crate::recording::{Begin, Counts, End, Module, Moment, Node, Place, Site};
+use crate::shapes::{self, State};
+
+/// A file that grows. Nothing that was written is written again, so that whatever ends the writing, what is there can be
+/// read.
+///
+/// Of modules, places, calls and sites only what is new is handed in: they are numbered from 0 in the order in which they
+/// come. They are held back until something that may name them is written, or there are many.
+///
+/// ```
+/// # use pagewise_heaplog::recording::{Begin, Counts, End, Ending, Moment};
+/// # use pagewise_heaplog::{reader, writer::Writer};
+/// let begin = Begin { pid: 7, ..Begin::default() };
+/// let mut writer = Writer::create(Vec::new(), &begin)?;
+/// writer.moment(&Moment::default())?;
+/// writer.counts(&Counts::default())?;
+/// let file = writer.end(&End { time_ns: 9, how: Ending::Exited(0) })?;
+/// assert_eq!(reader::read(&file[..])?.recording.begin, begin);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Writer<W> {
+    out: W,
+    /// How many bytes were written.
+    at: u64,
+    state: State,
+    modules: Vec<Module>,
+    places: Vec<Place>,
+    nodes: Vec<Node>,
+    sites: Vec<Site>,
+    moments: u64,
+    /// Trees since the last key moment; none before the first.
+    trees: Option<u32>,
+    index: Vec<Key>,
+}
+
+/// A moment that can be read without those before it.
+#[derive(Clone, Copy, Debug)]
+struct Key {
+    moment: u64,
+    time_ns: u64,
+    offset: u64,
+}
+
+/// So many calls, places or sites are held back at most.
+const HELD_BACK: usize = 1 << 15;
+/// Each of so many trees is written whole, and each of so many moments stands alone: what a seek has to read at most.
+const KEY_TREES: u32 = 16;
+const KEY_MOMENTS: u64 = 256;
+
+impl<W: Write> Writer<W> {
+    /// Begins a file.
+    ///
+    /// # Errors
+    /// Of the writing.
+    pub fn create(mut out: W, begin: &Begin) -> io::Result<Writer<W>> {
+        out.write_all(&MAGIC)?;
+        out.write_all(&[VERSION])?;
+        let mut writer = Writer {
+            out,
+            at: MAGIC.len() as u64 + 1,
+            state: State::default(),
+            modules: Vec::new(),
+            places: Vec::new(),
+            nodes: Vec::new(),
+            sites: Vec::new(),
+            moments: 0,
+            trees: None,
+            index: Vec::new(),
+        };
+        let mut payload = Out::default();
+        shapes::write_begin(&mut payload, begin);
+        writer.frame(kind::BEGIN, &payload)?;
+        writer.out.flush()?;
+        Ok(writer)
+    }
+
+    fn frame(&mut self, kind: u8, payload: &Out) -> io::Result<()> {
+        let bytes = frame(kind, &payload.0)?;
+        self.out.write_all(&bytes)?;
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// How many bytes the file has.
+    pub fn written(&self) -> u64 {
+        self.at
+    }
+
+    /// Adds modules.
+    ///
+    /// # Errors
+    /// Of the writing.
+    pub fn modules(&mut self, new: &[Module]) -> io::Result<()> {
+        self.modules.extend_from_slice(new);
+        self.hold_back()
+    }
+
+    /// Adds places in modules that were added before.
+    ///
+    /// # Errors
+    /// Of the writing.
+    pub fn places(&mut self, new: &[Place]) -> io::Result<()> {
+        self.places.extend_from_slice(new);
+        self.hold_back()
+    }
+
+    /// Adds calls at places that were added before; a caller comes before whom it calls.
+    ///
+    /// # Errors
+    /// Of the writing.
+    pub fn nodes(&mut self, new: &[Node]) -> io::Result<()> {
+        self.nodes.extend_from_slice(new);
+        self.hold_back()
+    }
+
+    /// Adds sites at calls that were added before.
+    ///
+    /// # Errors
+    /// Of the writing.
+    pub fn sites(&mut self, new: &[Site]) -> io::Result<()> {
+        self.sites.extend_from_slice(new);
+        self.hold_back()
+    }
+
+    fn hold_back(&mut self) -> io::Result<()> {
+        let most = self.nodes.len().max(self.places.len()).max(self.sites.len());
+        if most >= HELD_BACK { self.let_go() } else { Ok(()) }
+    }
+
+    /// Writes what was held back.
+    fn let_go(&mut self) -> io::Result<()> {
+        let (modules, places) =
+            (std::mem::take(&mut self.modules), std::mem::take(&mut self.places));
+        let (nodes, sites) = (std::mem::take(&mut self.nodes), std::mem::take(&mut self.sites));
+        if !modules.is_empty() {
+            let mut payload = Out::default();
+            self.state.write_modules(&mut payload, &modules);
+            self.frame(kind::MODULES, &payload)?;
+        }
+        // Who hands in very many at once has them in several frames, none of which is too large to be read.
+        for places in places.chunks(HELD_BACK) {
+            let mut payload = Out::default();
+            self.state.write_places(&mut payload, places);
+            self.frame(kind::PLACES, &payload)?;
+        }
+        for nodes in nodes.chunks(HELD_BACK) {
+            let mut payload = Out::default();
+            self.state.write_nodes(&mut payload, nodes);
+            self.frame(kind::NODES, &payload)?;
+        }
+        for sites in sites.chunks(HELD_BACK) {
+            let mut payload = Out::default();
+            self.state.write_sites(&mut payload, sites);
+            self.frame(kind::SITES, &payload)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a moment, not before the one before it. Its tree may name what was handed in before; in the file it is in order
+    /// of size, then of number.
+    ///
+    /// # Errors
+    /// Of the writing.
+    pub fn moment(&mut self, moment: &Moment) -> io::Result<()> {
+        let has_tree = moment.tree.is_some();
+        if has_tree {
+            self.let_go()?;
+        }
+        let key = self.moments.is_multiple_of(KEY_MOMENTS)
+            || has_tree && self.trees.is_none_or(|trees| trees >= KEY_TREES);
+        if key {
+            self.index.push(Key { moment: self.moments, time_ns: moment.time_ns, offset: self.at });
+            self.trees = None;
+        }
+        if has_tree {
+            self.trees = Some(self.trees.map_or(1, |trees| trees + 1));
+        }
+        let mut payload = Out::default();
+        self.state.write_moment(&mut payload, moment, key);
+        self.frame(kind::MOMENT, &payload)?;
+        self.moments += 1;
+        self.out.flush()
+    }
+
+    /// Writes down all that was counted so far: the last one that is whole is what a reader has. What did not change since
+    /// the one before takes next to no room.
+    ///
+    /// # Errors
+    /// Of the writing.
+    pub fn counts(&mut self, counts: &Counts) -> io::Result<()> {
+        self.let_go()?;
+        let mut payload = Out::default();
+        self.state.write_counts(&mut payload, counts);
+        self.frame(kind::COUNTS, &payload)?;
+        self.out.flush()
+    }
+
+    /// Ends the file, and gives back what it was written to.
+    ///
+    /// # Errors
+    /// Of the writing.
+    pub fn end(mut self, end: &End) -> io::Result<W> {
+        self.let_go()?;
+        let mut payload = Out::default();
+        shapes::write_end(&mut payload, end);
+        self.frame(kind::END, &payload)?;
+        let offset = self.at;
+        let mut payload = Out::default();
+        payload.number(self.moments);
+        payload.count(self.index.len());
+        let mut last = Key { moment: 0, time_ns: 0, offset: 0 };
+        for key in &self.index {
+            payload.change(last.moment, key.moment);
+            payload.change(last.time_ns, key.time_ns);
+            payload.change(last.offset, key.offset);
+            last = *key;
+        }
+        self.frame(kind::INDEX, &payload)?;
+        self.frame(kind::TRAILER, &Out(offset.to_le_bytes().to_vec()))?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+}

@@ -1,0 +1,384 @@
+//! Files: what was written is read, and what was cut, changed or made up is read as far as it goes.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::io::Cursor;
+use std::sync::LazyLock;
+
+use pagewise_heaplog::Writer;
+use pagewise_heaplog::reader::{self, Error, Index};
+use pagewise_heaplog::recording::{
+    Amount, Begin, Counted, Counts, End, Ending, Kind, Module, Moment, Node, Place, ROOT,
+    Recording, Resident, Site, Thread, Tree,
+};
+use proptest::prelude::*;
+use proptest::sample::Index as Pick;
+use proptest::strategy::ValueTree;
+
+/// Writes a recording as a collector does: what is new before each moment, and a checkpoint now and then.
+fn write(recording: &Recording, checkpoints: bool) -> Vec<u8> {
+    let mut writer = Writer::create(Vec::new(), &recording.begin).unwrap();
+    writer.modules(&recording.modules).unwrap();
+    writer.places(&recording.places).unwrap();
+    let middle = recording.nodes.len() / 2;
+    writer.nodes(&recording.nodes[..middle]).unwrap();
+    writer.nodes(&recording.nodes[middle..]).unwrap();
+    writer.sites(&recording.sites).unwrap();
+    for moment in &recording.moments {
+        writer.moment(moment).unwrap();
+        if checkpoints {
+            let mut counts = recording.counts.clone();
+            counts.sites.iter_mut().for_each(|site| site.allocated.bytes /= 2);
+            counts.sites.truncate(recording.sites.len() / 2);
+            writer.counts(&counts).unwrap();
+        }
+    }
+    writer.counts(&recording.counts).unwrap();
+    match &recording.end {
+        Some(end) => writer.end(end).unwrap(),
+        None => panic!("recordings here have an end"),
+    }
+}
+
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0_u64..100, 2 => any::<u32>().prop_map(u64::from), 1 => any::<u64>()]
+}
+
+fn amount() -> impl Strategy<Value = Amount> {
+    (number(), number()).prop_map(|(bytes, blocks)| Amount { bytes, blocks })
+}
+
+fn text() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 0..12)
+}
+
+fn begin() -> impl Strategy<Value = Begin> {
+    let numbers = (any::<u32>(), any::<u32>(), any::<u64>(), number(), number(), any::<u32>());
+    let words = (prop::collection::vec(text(), 0..4), text(), text(), any::<bool>());
+    (numbers, words).prop_map(|(numbers, (command, program, allocator, attached))| {
+        let (pid, parent, began_ns, page_size, every_bytes, lifetimes_every) = numbers;
+        Begin {
+            pid,
+            parent,
+            began_ns,
+            page_size,
+            every_bytes,
+            command,
+            program,
+            allocator,
+            lifetimes_every,
+            attached,
+        }
+    })
+}
+
+fn module() -> impl Strategy<Value = Module> {
+    (text(), text(), any::<u64>(), any::<u64>(), any::<u64>())
+        .prop_map(|(path, build_id, start, end, bias)| Module { path, build_id, start, end, bias })
+}
+
+fn counted() -> impl Strategy<Value = Counted> {
+    (amount(), amount(), number(), amount(), 0.0..1e9, 0.0..1e9).prop_map(
+        |(allocated, freed, temporary, at_peak, a, b)| Counted {
+            allocated,
+            freed,
+            temporary,
+            at_peak,
+            errors: (a, b),
+        },
+    )
+}
+
+fn thread() -> impl Strategy<Value = Thread> {
+    (any::<u32>(), text(), amount(), amount()).prop_map(|(tid, name, allocated, freed)| Thread {
+        tid,
+        name,
+        allocated,
+        freed,
+    })
+}
+
+fn counts(sites: usize) -> impl Strategy<Value = Counts> {
+    let numbers = (number(), amount(), number(), any::<Option<u64>>(), number(), number());
+    let lists = (
+        prop::collection::vec(counted(), 0..=sites),
+        prop::collection::vec(number(), 0..65),
+        prop::collection::vec(number(), 0..65),
+        prop::collection::vec(thread(), 0..4),
+        any::<bool>(),
+    );
+    (numbers, lists).prop_map(|(numbers, (mut sites, sizes, lifetimes, threads, sampled))| {
+        let (time_ns, peak, peak_within, peak_at_ns, unknown_frees, cut_stacks) = numbers;
+        if !sampled {
+            sites.iter_mut().for_each(|site| site.errors = (0.0, 0.0));
+        }
+        Counts {
+            time_ns,
+            sites,
+            peak,
+            peak_within,
+            peak_at_ns,
+            unknown_frees,
+            cut_stacks,
+            sizes,
+            lifetimes,
+            threads,
+        }
+    })
+}
+
+fn resident() -> impl Strategy<Value = Resident> {
+    (number(), number(), number(), number(), prop::option::of(number())).prop_map(
+        |(anonymous, file, shmem, swap, recorder)| Resident {
+            anonymous,
+            file,
+            shmem,
+            swap,
+            recorder,
+        },
+    )
+}
+
+fn moment(sites: u32) -> impl Strategy<Value = Moment> {
+    let tree = (prop::collection::btree_map(0..sites, amount(), 0..20), amount());
+    let tree = tree.prop_map(|(sites, others)| {
+        let mut sites: Vec<(u32, Amount)> = sites.into_iter().collect();
+        sites.sort_by_key(|(site, amount)| {
+            (u64::MAX - amount.bytes, u64::MAX - amount.blocks, *site)
+        });
+        Tree { sites, others }
+    });
+    let sums = (any::<u32>(), amount(), amount(), prop::option::of(number()));
+    (sums, prop::option::of(resident()), prop::option::of(tree)).prop_map(
+        |((time, live, allocated, held), resident, tree)| Moment {
+            time_ns: time.into(),
+            live,
+            allocated,
+            held,
+            resident,
+            tree,
+        },
+    )
+}
+
+/// Any recording that makes sense: what names something names what is there.
+fn recording() -> impl Strategy<Value = Recording> {
+    let parts = (
+        begin(),
+        prop::collection::vec(module(), 1..4),
+        prop::collection::vec((any::<u64>(), any::<Option<Pick>>()), 1..20),
+        prop::collection::vec((any::<Option<Pick>>(), any::<Pick>(), any::<bool>()), 1..60),
+        prop::collection::vec((any::<Option<Pick>>(), 0..3_u8), 1..40),
+    );
+    parts
+        .prop_flat_map(|(begin, modules, places, nodes, sites)| {
+            let count = u32::try_from(sites.len()).unwrap();
+            let index = |pick: Pick, length: usize| u32::try_from(pick.index(length)).unwrap();
+            let places: Vec<Place> = places
+                .into_iter()
+                .map(|(address, pick)| Place {
+                    address,
+                    module: pick.map(|pick| index(pick, modules.len())),
+                })
+                .collect();
+            let mut tree: Vec<Node> = Vec::new();
+            for (parent, place, follows) in nodes {
+                let last = tree.len().checked_sub(1);
+                let parent = match (parent, last) {
+                    (_, Some(last)) if follows => u32::try_from(last).unwrap(),
+                    (Some(pick), Some(last)) => index(pick, last + 1),
+                    _ => ROOT,
+                };
+                tree.push(Node { parent, place: index(place, places.len()) });
+            }
+            let sites: Vec<Site> = sites
+                .into_iter()
+                .map(|(pick, kind)| Site {
+                    node: pick.map_or(ROOT, |pick| index(pick, tree.len())),
+                    kind: [Kind::Heap, Kind::Mapping, Kind::Pool][usize::from(kind)],
+                })
+                .collect();
+            let end = (any::<u64>(), any::<i32>(), 0..5_u8).prop_map(|(time_ns, status, how)| {
+                let how = match how {
+                    0 => Ending::Exited(status),
+                    1 => Ending::Killed(status),
+                    2 => Ending::Replaced,
+                    3 => Ending::Detached,
+                    _ => Ending::Gone,
+                };
+                End { time_ns, how }
+            });
+            let moments = prop::collection::vec(moment(count), 0..50);
+            (Just((begin, modules, places, tree, sites)), moments, counts(sites_of(count)), end)
+        })
+        .prop_map(|((begin, modules, places, nodes, sites), mut moments, counts, end)| {
+            moments.sort_by_key(|moment| moment.time_ns);
+            let end = Some(end);
+            Recording { begin, modules, places, nodes, sites, moments, counts, end }
+        })
+}
+
+fn sites_of(count: u32) -> usize {
+    usize::try_from(count).unwrap()
+}
+
+/// One that has some of everything.
+static SAMPLE: LazyLock<Recording> = LazyLock::new(|| {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    loop {
+        let found = recording().new_tree(&mut runner).unwrap().current();
+        let trees = found.moments.iter().filter(|moment| moment.tree.is_some()).count();
+        if trees > 3 && found.nodes.len() > 20 && found.counts.sites.len() > 5 {
+            return found;
+        }
+    }
+});
+
+/// That all that names something names what is there.
+fn check(recording: &Recording) {
+    let is_in = |at: u32, length: usize| (at as usize) < length;
+    let Recording { modules, places, nodes, sites, moments, counts, .. } = recording;
+    assert!(places.iter().all(|it| it.module.is_none_or(|module| is_in(module, modules.len()))));
+    for (at, node) in nodes.iter().enumerate() {
+        assert!(node.parent == ROOT || is_in(node.parent, at));
+        assert!(is_in(node.place, places.len()));
+    }
+    assert!(sites.iter().all(|site| site.node == ROOT || is_in(site.node, nodes.len())));
+    let trees = moments.iter().filter_map(|moment| moment.tree.as_ref());
+    assert!(trees.flat_map(|tree| &tree.sites).all(|(site, _)| is_in(*site, sites.len())));
+    assert!(counts.sites.len() <= sites.len());
+    assert!(moments.is_sorted_by_key(|moment| moment.time_ns));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn what_was_written_is_read(recording in recording(), checkpoints: bool) {
+        let file = reader::read(&write(&recording, checkpoints)[..]).unwrap();
+        prop_assert_eq!(file.cut, None);
+        prop_assert_eq!(file.recording, recording);
+    }
+
+    #[test]
+    fn the_index_finds_the_tree_of_each_time(recording in recording(), times in prop::collection::vec(any::<u32>(), 8)) {
+        let mut file = Cursor::new(write(&recording, false));
+        let index = Index::read(&mut file).unwrap().unwrap();
+        prop_assert_eq!(index.moments(), recording.moments.len() as u64);
+        for time in times.into_iter().map(u64::from).chain([0, u64::MAX]) {
+            let mut upto = recording.moments.iter().filter(|moment| moment.time_ns <= time);
+            let expected = upto.rfind(|moment| moment.tree.is_some()).cloned();
+            prop_assert_eq!(index.tree_at(&mut file, time).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn any_change_is_noticed_or_is_of_the_index(at: Pick, bit in 0..8_u32) {
+        let recording = &*SAMPLE;
+        let mut bytes = write(recording, true);
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        if let Ok(file) = reader::read(&bytes[..]) {
+            check(&file.recording);
+            // Up to where it was changed, it is as it was.
+            prop_assert!(file.cut.is_some());
+            let length = file.recording.nodes.len();
+            prop_assert_eq!(&file.recording.nodes[..], &recording.nodes[..length]);
+            prop_assert!(file.cut.unwrap().offset <= at as u64);
+        }
+        let _ = Index::read(&mut Cursor::new(&bytes)).map(|index| index.map(|index| index.tree_at(&mut Cursor::new(&bytes), 7)));
+    }
+}
+
+#[test]
+fn each_beginning_of_a_file_is_read() {
+    let recording = &*SAMPLE;
+    let bytes = write(recording, true);
+    let mut seen = (0, 0);
+    for cut in 0..bytes.len() {
+        match reader::read(&bytes[..cut]) {
+            Ok(file) => {
+                check(&file.recording);
+                let now = (file.recording.nodes.len(), file.recording.moments.len());
+                assert!(now >= seen, "more bytes say less");
+                assert_eq!(file.recording.moments[..], recording.moments[..now.1]);
+                seen = now;
+            }
+            Err(error) => assert!(matches!(error, Error::Other | Error::Broken(_)), "{error}"),
+        }
+    }
+    assert_eq!(seen, (recording.nodes.len(), recording.moments.len()));
+}
+
+#[test]
+fn what_the_last_whole_checkpoint_says_holds() {
+    let mut writer = Writer::create(Vec::new(), &Begin::default()).unwrap();
+    writer.sites(&[Site { node: ROOT, kind: Kind::Heap }]).unwrap();
+    let counts = |bytes| Counts {
+        sites: vec![Counted { allocated: Amount { bytes, blocks: 1 }, ..Counted::default() }],
+        ..Counts::default()
+    };
+    let mut lengths = Vec::new();
+    for bytes in [7, 8, 9] {
+        writer.counts(&counts(bytes)).unwrap();
+        lengths.push(usize::try_from(writer.written()).unwrap());
+    }
+    let bytes = writer.end(&End { time_ns: 0, how: Ending::Gone }).unwrap();
+    let read = |length: usize| reader::read(&bytes[..length]).unwrap();
+    assert_eq!(read(lengths[1]).recording.counts, counts(8));
+    assert_eq!(read(lengths[1] + 1).recording.counts, counts(8));
+    assert_eq!(read(lengths[2] - 1).recording.counts, counts(8));
+    assert_eq!(read(lengths[2]).recording.counts, counts(9));
+    assert!(read(lengths[2]).cut.is_some());
+    assert_eq!(read(bytes.len()).cut, None);
+}
+
+#[test]
+fn a_kind_of_frame_that_is_not_known_is_passed_over() {
+    let recording = &*SAMPLE;
+    let bytes = write(recording, false);
+    let head = 9;
+    // Kind 200, two bytes as they are, and their checksum: by another implementation of it.
+    let (start, stored) = ([200, 2, 0], [1, 2]);
+    let sum = crc32(&[start.as_slice(), &stored].concat()).to_le_bytes();
+    let frame = [start.as_slice(), &sum, &stored].concat();
+    let first = 9 + frame_length(&bytes[head..]);
+    let with = [&bytes[..first], &frame, &bytes[first..]].concat();
+    assert_eq!(reader::read(&with[..]).unwrap().recording, *recording);
+}
+
+/// CRC-32 as its definition has it, bit by bit.
+fn crc32(bytes: &[u8]) -> u32 {
+    let mut sum = u32::MAX;
+    for byte in bytes {
+        sum ^= u32::from(*byte);
+        for _ in 0..8 {
+            sum = if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 };
+        }
+    }
+    !sum
+}
+
+/// How long a frame is, by its description in FORMAT.md.
+fn frame_length(bytes: &[u8]) -> usize {
+    let number = |at: usize| {
+        let length = bytes[at..].iter().position(|byte| *byte < 0x80).unwrap() + 1;
+        let bits = bytes[at..at + length].iter().rev();
+        (bits.fold(0, |sum, byte| sum << 7 | usize::from(byte & 0x7f)), at + length)
+    };
+    let (stored, at) = number(1);
+    number(at).1 + 4 + stored
+}
+
+#[test]
+fn what_is_no_recording_is_refused() {
+    let refused = |bytes: &[u8]| reader::read(bytes).unwrap_err();
+    assert!(matches!(refused(b""), Error::Other));
+    assert!(matches!(refused(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"), Error::Other));
+    let mut bytes = write(&SAMPLE, false);
+    bytes[8] = 2;
+    assert!(matches!(refused(&bytes), Error::Later(2)));
+    assert!(matches!(refused(&bytes[..8]), Error::Other));
+    bytes[8] = 1;
+    assert!(matches!(refused(&bytes[..9]), Error::Broken(_)));
+}
