@@ -3,3 +3,7 @@
 //! The recorder in the program (`pagewise-preload`) counts; from here its tables are read and made into a file, and a file into
 //! a [`pagewise_model::heap::Recording`] with functions and lines.
 #![forbid(unsafe_code)]
+
+mod resolve;
+
+pub use resolve::resolve;

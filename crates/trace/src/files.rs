@@ -16,7 +16,7 @@ use pagewise_proc::{ProcRoot, maps};
 use crate::elf::{Bytes, Headers};
 
 /// Where distributions install debugging information.
-const DEBUG: &str = "/usr/lib/debug";
+pub(crate) const DEBUG: &str = "/usr/lib/debug";
 
 /// A file of code, held open: it may be deleted, and its process end.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    fn new(file: File) -> Held {
+    pub(crate) fn new(file: File) -> Held {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
         Held { _file: file, path }
     }
@@ -100,15 +100,15 @@ impl Files {
         let debug = headers.and_then(|headers| {
             let within = self.debug.iter().filter_map(|folder| folder.strip_prefix("/").ok());
             let within = within.map(|folder| root.join(folder));
-            Some((with_build_id(&headers, within.chain(self.debug.iter().cloned()))?, headers))
+            let id = headers.build_id.as_deref()?;
+            Some((debug_file(id, within.chain(self.debug.iter().cloned()))?, headers))
         });
         Some(Opened { file: Held::new(file), debug })
     }
 }
 
-/// The debugging information of a file, in one of some folders: what has the same build ID is of the same build.
-fn with_build_id(headers: &Headers, mut folders: impl Iterator<Item = PathBuf>) -> Option<Held> {
-    let id = headers.build_id.as_deref()?;
+/// The debugging information of a build, in one of some folders: what has the same build ID is of the same build.
+pub(crate) fn debug_file(id: &[u8], mut folders: impl Iterator<Item = PathBuf>) -> Option<Held> {
     let (first, rest) = id.split_first().filter(|(_, rest)| !rest.is_empty())?;
     let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
     let name = format!(".build-id/{first:02x}/{rest}.debug");

@@ -9,6 +9,7 @@ mod code;
 mod elf;
 mod error;
 pub mod faults;
+mod file_symbols;
 mod files;
 mod jit;
 mod kernel;
@@ -25,6 +26,7 @@ mod watch;
 
 pub use callers::{Callers, Finder};
 pub use error::Error;
+pub use file_symbols::{FileSymbols, Module, Unusable};
 pub use kernel::Functions;
 pub use record::{Access, Carried, Mapped, Record, Sample};
 pub use session::{Session, Target, Wanted};

@@ -182,7 +182,7 @@ impl Symbols {
 }
 
 /// Of a symbol, the functions that are inlined at the place and the one that they are inlined into.
-fn frames(symbol: &Sym<'_>, unknown: &Frame) -> Vec<Frame> {
+pub(crate) fn frames(symbol: &Sym<'_>, unknown: &Frame) -> Vec<Frame> {
     let outermost = (symbol.name.as_ref(), symbol.code_info.as_deref());
     let inlined =
         symbol.inlined.iter().map(|inner| (inner.name.as_ref(), inner.code_info.as_ref()));

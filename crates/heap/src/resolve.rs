@@ -1,0 +1,372 @@
+//! Recordings with functions and lines: addresses are looked up in the files that they were in.
+
+use std::collections::HashMap;
+
+use pagewise_heaplog::reader::Cut;
+use pagewise_heaplog::recording::{self as raw, ROOT, Recording};
+use pagewise_model::heap::{
+    self, Amount, Ending, Kind, Moment, Resident, Site, Thread, Totals, Tree,
+};
+use pagewise_model::traced::Frame;
+use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
+use pagewise_trace::{FileSymbols, Module, Unusable};
+
+/// What of a call stack is kept: the innermost calls. Who calls itself without end says no more the longer it is.
+const DEEPEST: usize = 1024;
+/// What of all call stacks is kept, in calls: no file that is made to harm makes more.
+const CALLS: usize = 1 << 26;
+/// The recorder's file: what it does in a program is not the program's.
+const RECORDER: &[u8] = b"libpagewise_preload.so";
+
+/// For a recording that does not say which.
+const SMALLEST_PAGE: PageSize = match PageSize::new(512) {
+    Some(size) => size,
+    None => panic!("512 is a power of two"),
+};
+
+/// Looks up a recording: each address once. Call stacks that look alike become one.
+pub fn resolve(
+    recording: &Recording,
+    cut: Option<&Cut>,
+    symbols: &mut FileSymbols,
+) -> heap::Recording {
+    let mut lacks = Vec::new();
+    let frames = Frames::of(recording, symbols, &mut lacks);
+    let mut stacks = Stacks::default();
+    let numbers = sites(recording, &frames, &mut stacks);
+    if stacks.is_full {
+        lacks.push(lack("some callers: the call stacks are too long to be kept"));
+    }
+    let counts = &recording.counts;
+    let is_sampled = recording.begin.every_bytes > 0;
+    let mut sites: Vec<Site> = Vec::new();
+    for (stack, kind) in &numbers.keys {
+        sites.push(Site { stack: *stack, kind: *kind, ..nothing(is_sampled) });
+    }
+    for (raw, number) in counts.sites.iter().zip(&numbers.of_sites) {
+        add(&mut sites[*number as usize], raw);
+    }
+    if let Some(cut) = cut {
+        lacks.push(lack(&format!("what follows after byte {}: {}", cut.offset, cut.why)));
+    }
+    let last_moment = recording.moments.last().map_or(0, |moment| moment.time_ns);
+    if recording.end.is_none() && counts.time_ns < last_moment {
+        lacks.push(lack(&format!(
+            "what was counted by call stack in the last {:.3} s",
+            seconds(last_moment - counts.time_ns)
+        )));
+    }
+    if counts.cut_stacks > 0 {
+        lacks.push(lack(&format!("the whole call stack of {} allocations", counts.cut_stacks)));
+    }
+    let begin = &recording.begin;
+    let page_size = PageSize::new(begin.page_size).unwrap_or_else(|| {
+        lacks.push(lack(&format!("the page size: {} is none", begin.page_size)));
+        SMALLEST_PAGE
+    });
+    heap::Recording {
+        pid: Pid(begin.pid),
+        command: begin.command.iter().map(|word| Name::new(word)).collect(),
+        program: Name::new(&begin.program),
+        allocator: Name::new(&begin.allocator),
+        page_size,
+        began_ns: begin.began_ns,
+        took_ns: recording.end.map_or(0, |end| end.time_ns).max(counts.time_ns).max(last_moment),
+        every_bytes: is_sampled.then_some(begin.every_bytes),
+        attached: begin.attached,
+        ending: recording.end.map_or(Ending::CutOff, |end| ending(end.how)),
+        totals: totals(counts, &sites, is_sampled),
+        peak_at_ns: counts.peak_at_ns.ok_or_else(|| lack("when most was live")),
+        frames: frames.all,
+        stacks: stacks.all,
+        moments: recording.moments.iter().map(|it| moment(it, &numbers.of_sites)).collect(),
+        sites,
+        sizes: counts.sizes.clone(),
+        lifetimes: counts.lifetimes.clone(),
+        lifetimes_every: begin.lifetimes_every,
+        threads: counts.threads.iter().map(thread).collect(),
+        lacks,
+    }
+}
+
+fn lack(what: &str) -> Absent {
+    Absent::NotCollected(what.into())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "what is shown has few digits")]
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
+/// The frames of each place.
+#[derive(Debug, Default)]
+struct Frames {
+    all: Vec<Frame>,
+    numbers: HashMap<Frame, u32>,
+    /// Numbers of frames, the innermost inlined one first.
+    of_places: Vec<Box<[u32]>>,
+    /// Whether a place is in the recorder.
+    is_recorder: Vec<bool>,
+}
+
+impl Frames {
+    fn of(recording: &Recording, symbols: &mut FileSymbols, lacks: &mut Vec<Absent>) -> Frames {
+        let Recording { modules, places, .. } = recording;
+        let mut frames = Frames {
+            of_places: vec![Box::default(); places.len()],
+            is_recorder: vec![false; places.len()],
+            ..Frames::default()
+        };
+        let mut by_module: Vec<Vec<usize>> = vec![Vec::new(); modules.len()];
+        for (at, place) in places.iter().enumerate() {
+            match place.module.and_then(|module| by_module.get_mut(module as usize)) {
+                Some(places) => places.push(at),
+                None => {
+                    let number = frames.number(Frame {
+                        function: None,
+                        module: None,
+                        offset: place.address,
+                        line: None,
+                        inlined: false,
+                    });
+                    frames.of_places[at] = Box::new([number]);
+                }
+            }
+        }
+        let mut unusable: Vec<(Unusable, Name)> = Vec::new();
+        for (module, asked) in modules.iter().zip(&by_module).filter(|(_, asked)| !asked.is_empty())
+        {
+            let name = Name::new(&module.path);
+            let is_recorder = name.base().starts_with(RECORDER);
+            // A return address is behind the call: the call itself may be the last of its line or function.
+            let instruction =
+                |at: &usize| places[*at].address.wrapping_sub(module.bias).wrapping_sub(1);
+            let addresses: Vec<u64> = asked.iter().map(instruction).collect();
+            let file = Module {
+                path: &module.path,
+                build_id: &module.build_id,
+                ran_ns: recording.begin.began_ns,
+            };
+            let (found, why) = symbols.frames(&file, &addresses);
+            unusable.extend(
+                why.filter(|_| !is_recorder && is_file(&module.path)).map(|why| (why, name)),
+            );
+            for (at, found) in asked.iter().zip(found) {
+                frames.of_places[*at] =
+                    found.into_iter().map(|frame| frames.number(frame)).collect();
+                frames.is_recorder[*at] = is_recorder;
+            }
+        }
+        // The same file may have been mapped more than once.
+        unusable.dedup();
+        lacks.extend(
+            unusable.iter().map(|(why, name)| {
+                lack(&format!("functions and lines of {}: {why}", name.escaped()))
+            }),
+        );
+        frames
+    }
+
+    /// What looks alike has one number: of a function that is known, and maybe its line, the address says no more.
+    fn number(&mut self, frame: Frame) -> u32 {
+        let offset = if frame.function.is_some() { 0 } else { frame.offset };
+        let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+        let key = Frame { offset, ..frame.clone() };
+        *self.numbers.entry(key).or_insert_with(|| {
+            self.all.push(frame);
+            next
+        })
+    }
+}
+
+/// Whether a module has a path: the kernel's own code has a name in brackets.
+fn is_file(path: &[u8]) -> bool {
+    path.starts_with(b"/")
+}
+
+/// Call stacks, each with a number.
+#[derive(Debug, Default)]
+struct Stacks {
+    all: Vec<Vec<u32>>,
+    numbers: HashMap<Vec<u32>, u32>,
+    calls: usize,
+    is_full: bool,
+}
+
+impl Stacks {
+    fn number(&mut self, mut stack: Vec<u32>) -> u32 {
+        let room = CALLS - self.calls.min(CALLS);
+        if stack.len() > room {
+            self.is_full = true;
+            stack.truncate(room);
+        }
+        if let Some(number) = self.numbers.get(&stack) {
+            return *number;
+        }
+        // Of fewer stacks than there are sites, of which there are less than 2^32.
+        let number = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+        self.calls += stack.len();
+        self.all.push(stack.clone());
+        self.numbers.insert(stack, number);
+        number
+    }
+}
+
+/// Which sites are the same.
+#[derive(Debug, Default)]
+struct Numbers {
+    keys: Vec<(u32, Kind)>,
+    /// By number of the recording.
+    of_sites: Vec<u32>,
+}
+
+fn sites(recording: &Recording, frames: &Frames, stacks: &mut Stacks) -> Numbers {
+    let mut numbers = Numbers::default();
+    let mut known: HashMap<(u32, Kind), u32> = HashMap::new();
+    for site in &recording.sites {
+        let stack = stacks.number(stack(recording, frames, site.node));
+        let kind = match site.kind {
+            raw::Kind::Heap => Kind::Heap,
+            raw::Kind::Mapping => Kind::Mapping,
+            raw::Kind::Pool => Kind::Pool,
+        };
+        let next = u32::try_from(numbers.keys.len()).unwrap_or(u32::MAX);
+        let number = *known.entry((stack, kind)).or_insert_with(|| {
+            numbers.keys.push((stack, kind));
+            next
+        });
+        numbers.of_sites.push(number);
+    }
+    numbers
+}
+
+/// The frames from a call outwards, without the recorder's.
+fn stack(recording: &Recording, frames: &Frames, node: u32) -> Vec<u32> {
+    let mut stack = Vec::new();
+    let mut at = node;
+    let mut is_program = false;
+    while at != ROOT && stack.len() < DEEPEST {
+        let Some(node) = recording.nodes.get(at as usize) else { break };
+        let place = node.place as usize;
+        is_program |= !frames.is_recorder.get(place).copied().unwrap_or(false);
+        if is_program {
+            stack.extend(frames.of_places.get(place).into_iter().flatten().copied());
+        }
+        // A parent comes before its children: no chain of calls is a circle.
+        if node.parent != ROOT && node.parent >= at {
+            break;
+        }
+        at = node.parent;
+    }
+    stack.truncate(DEEPEST);
+    stack
+}
+
+fn nothing(is_sampled: bool) -> Site {
+    Site {
+        stack: 0,
+        kind: Kind::Heap,
+        allocated: Amount::default(),
+        freed: Amount::default(),
+        temporary: 0,
+        at_peak: Amount::default(),
+        errors: is_sampled.then_some((0.0, 0.0)),
+    }
+}
+
+fn amount(raw: raw::Amount) -> Amount {
+    Amount { bytes: raw.bytes, blocks: raw.blocks }
+}
+
+fn plus(sum: &mut Amount, more: Amount) {
+    sum.bytes = sum.bytes.saturating_add(more.bytes);
+    sum.blocks = sum.blocks.saturating_add(more.blocks);
+}
+
+/// Adds what a site did to what others of the same stack did. Errors of what is independent add up as squares.
+fn add(site: &mut Site, raw: &raw::Counted) {
+    plus(&mut site.allocated, amount(raw.allocated));
+    plus(&mut site.freed, amount(raw.freed));
+    plus(&mut site.at_peak, amount(raw.at_peak));
+    site.temporary = site.temporary.saturating_add(raw.temporary);
+    if let Some((allocated, live)) = &mut site.errors {
+        *allocated = allocated.hypot(raw.errors.0);
+        *live = live.hypot(raw.errors.1);
+    }
+}
+
+fn totals(counts: &raw::Counts, sites: &[Site], is_sampled: bool) -> Totals {
+    let mut totals = Totals {
+        peak: amount(counts.peak),
+        peak_within: counts.peak_within,
+        unknown_frees: counts.unknown_frees,
+        errors: is_sampled.then_some((0.0, 0.0)),
+        ..Totals::default()
+    };
+    for site in sites {
+        plus(&mut totals.allocated, site.allocated);
+        plus(&mut totals.freed, site.freed);
+        plus(&mut totals.leaked, site.leaked());
+        totals.temporary = totals.temporary.saturating_add(site.temporary);
+        if let (Some(sum), Some(errors)) = (&mut totals.errors, site.errors) {
+            *sum = (sum.0.hypot(errors.0), sum.1.hypot(errors.1));
+        }
+    }
+    totals
+}
+
+fn moment(raw: &raw::Moment, of_sites: &[u32]) -> Moment {
+    let resident = |it: raw::Resident| Resident {
+        anonymous: it.anonymous.saturating_sub(it.recorder.unwrap_or(0)),
+        file: it.file,
+        shmem: it.shmem,
+        swap: it.swap,
+    };
+    let held: Reading<Bytes> = raw
+        .held
+        .map(Bytes)
+        .ok_or_else(|| Absent::NotSupported("the allocator does not tell what it holds".into()));
+    Moment {
+        time_ns: raw.time_ns,
+        live: amount(raw.live),
+        allocated: amount(raw.allocated),
+        held,
+        resident: raw
+            .resident
+            .map(resident)
+            .ok_or_else(|| lack("/proc/PID/status could not be read then")),
+        tree: raw.tree.as_ref().map(|tree| merged(tree, of_sites)),
+    }
+}
+
+/// A tree with those sites added up that are the same.
+fn merged(tree: &raw::Tree, of_sites: &[u32]) -> Tree {
+    let mut sums: HashMap<u32, Amount> = HashMap::new();
+    for (site, raw) in &tree.sites {
+        if let Some(number) = of_sites.get(*site as usize) {
+            plus(sums.entry(*number).or_default(), amount(*raw));
+        }
+    }
+    let mut sites: Vec<(u32, Amount)> = sums.into_iter().collect();
+    sites.sort_unstable_by_key(|(site, it)| (std::cmp::Reverse((it.bytes, it.blocks)), *site));
+    Tree { sites, others: amount(tree.others) }
+}
+
+fn thread(raw: &raw::Thread) -> Thread {
+    Thread {
+        tid: raw.tid,
+        name: Name::new(&raw.name),
+        allocated: amount(raw.allocated),
+        freed: amount(raw.freed),
+    }
+}
+
+fn ending(how: raw::Ending) -> Ending {
+    match how {
+        raw::Ending::Exited(status) => Ending::Exited(status),
+        raw::Ending::Killed(signal) => Ending::Killed(signal),
+        raw::Ending::Replaced => Ending::Replaced,
+        raw::Ending::Detached => Ending::Detached,
+        raw::Ending::Gone => Ending::Gone,
+    }
+}
