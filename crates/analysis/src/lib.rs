@@ -12,6 +12,7 @@ pub mod faults;
 pub mod filter;
 mod findings;
 pub mod fragmentation;
+pub mod heap;
 pub mod invariants;
 pub mod lab;
 pub mod maps;

@@ -1,5 +1,6 @@
 //! The command line as clap sees it. Nothing is resolved or read here.
 
+pub(crate) mod heap;
 mod sim;
 
 use std::ffi::OsString;
@@ -173,6 +174,9 @@ pub(crate) enum Command {
     ///   pagewise faults --every 100 --html faults.html -- make -j2
     #[command(verbatim_doc_comment)]
     Faults(Faults),
+    /// Record the heap of a program over time, and say what was on it: the peak, leaks, who allocates most
+    #[command(subcommand)]
+    Heap(heap::Heap),
     /// Say who writes some bytes of a process: old and new value, thread, and call stack with source lines, for each access
     ///
     /// The CPU watches them, on all threads, those that come later too; nothing is stopped.

@@ -1,0 +1,331 @@
+//! A heap over time: what was on it when most was, what was never freed, who allocates most, and what grew between two runs.
+
+mod advice;
+mod diff;
+mod frames;
+mod histograms;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod time_line;
+mod tree;
+
+use pagewise_model::heap::{Amount, Ending, Kind, Recording};
+use pagewise_model::report::{
+    Audience, Block, Fact, Facts, Findings, Paragraph, Report, Shape, Value,
+};
+use pagewise_model::{Absent, Name};
+
+use crate::blocks::facts_of;
+use crate::explain::{fact, meaning};
+use frames::Sites;
+
+pub use diff::{Changed, DiffOptions, diff};
+
+/// What to show.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// So many rows of each table; all where there is no limit.
+    pub limit: Option<usize>,
+    /// Branches of trees with less than this share of all are added up: 0.01 is a hundredth.
+    pub threshold: f64,
+    /// When what the tree shows was live.
+    pub at: At,
+    /// What the tree shows.
+    pub by: By,
+    /// Where the tree begins.
+    pub tree: Direction,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            limit: Some(10),
+            threshold: 0.01,
+            at: At::Peak,
+            by: By::Live,
+            tree: Direction::BottomUp,
+        }
+    }
+}
+
+/// Which moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// When most was live.
+    Peak,
+    /// The end: what was never freed.
+    End,
+    /// So many nanoseconds after the beginning, as near as something was taken down before.
+    Time(u64),
+}
+
+/// What is added up in a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Bytes that are live at some moment.
+    Live,
+    /// All bytes that were allocated.
+    Allocated,
+    /// Allocations.
+    Calls,
+    /// Allocations that were freed before the same thread allocated another.
+    Temporary,
+}
+
+/// From where a tree of call stacks grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the outermost function to those it calls.
+    TopDown,
+    /// From the function that allocates to its callers.
+    BottomUp,
+}
+
+/// A recording as a report: `recording`, `totals`, `findings`, `peak`, `timeline`, `leaks`, `places`, `sites`, `sizes`,
+/// `lifetimes`, `threads` and `libraries`.
+pub fn report(recording: &Recording, options: &Options) -> Report {
+    let sites = Sites::of(recording);
+    let mut blocks = vec![
+        Block::Facts(about(recording)),
+        Block::Text(summary(&sites)),
+        Block::Facts(totals(recording)),
+        Block::Findings(Findings { list: advice::all(&sites), none: "Nothing stands out.".into() }),
+    ];
+    blocks.extend(time_line::chart(recording).map(Block::Chart));
+    blocks.extend(time_line::tables(recording, options).map(Block::Table));
+    blocks.push(Block::Facts(peak(&sites, options)));
+    blocks.extend(tree::blocks(&sites, options));
+    blocks.extend(tables::leaks(&sites, options));
+    blocks.extend(tables::places(&sites, options).into_iter().map(Block::Table));
+    blocks.push(Block::Table(tables::sites(&sites, options)));
+    blocks.extend(histograms::all(recording));
+    blocks.push(Block::Table(tables::libraries(&sites, options)));
+    blocks.push(Block::Table(tables::threads(recording, options)));
+    blocks.extend(remarks(recording).into_iter().map(Block::Text));
+    Report { schema: "pagewise.heap/1", title: title(recording), blocks }
+}
+
+fn title(recording: &Recording) -> Vec<Value> {
+    let name = recording.command.first().unwrap_or(&recording.program);
+    vec![
+        Value::text("Heap of "),
+        Value::Name(Name::new(name.base())),
+        Value::text(format!(" ({})", recording.pid)),
+    ]
+}
+
+#[expect(clippy::cast_precision_loss, reason = "what is shown has few digits")]
+fn real(number: u64) -> f64 {
+    number as f64
+}
+
+fn share(part: u64, of: u64) -> Value {
+    if of == 0 { Value::None } else { Value::Share(real(part) / real(of)) }
+}
+
+/// Half of the interval in which the truth lies 95 times of 100.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "what is below 0 or above 2^64 becomes the end of the range"
+)]
+fn within(error: f64) -> u64 {
+    (error * 1.96).round() as u64
+}
+
+fn text(text: impl Into<std::borrow::Cow<'static, str>>) -> Value {
+    Value::text(text)
+}
+
+fn meant(key: &'static str, label: &'static str, value: Value) -> Fact {
+    fact(key, label, value, meaning(key))
+}
+
+fn ending(recording: &Recording) -> String {
+    match recording.ending {
+        Ending::Exited(status) => format!("exit {status}"),
+        Ending::Killed(signal) => format!("signal {signal}"),
+        Ending::Replaced => "replaced by another program (execve)".to_owned(),
+        Ending::Detached => "runs on".to_owned(),
+        Ending::Gone => "gone".to_owned(),
+        Ending::CutOff => "recording cut off".to_owned(),
+    }
+}
+
+/// What was recorded, and how.
+fn about(recording: &Recording) -> Facts {
+    let command = recording.command.iter().cloned().map(Value::Name).collect();
+    let sampled = recording.every_bytes;
+    facts_of(
+        "recording",
+        "",
+        Shape::Line,
+        vec![
+            fact("pid", "pid", Value::Count(recording.pid.0.into()), ""),
+            fact("command", "command", Value::List(command), "")
+                .hidden_if(recording.command.is_empty()),
+            fact("program", "program", Value::Name(recording.program.clone()), "").for_programs(),
+            fact("allocator", "malloc", Value::Name(recording.allocator.clone()), "")
+                .hidden_if(recording.allocator.is_empty()),
+            fact("ending", "ended", text(ending(recording)), ""),
+            fact("seconds", "after", Value::Seconds(recording.took_ns), ""),
+            fact("attached", "attached", Value::Flag(recording.attached), "")
+                .hidden_if(!recording.attached),
+            fact("sample_bytes", "a sample every", Value::Bytes(sampled.unwrap_or(0)), "")
+                .hidden_if(sampled.is_none()),
+            fact("page_size", "page", Value::Bytes(recording.page_size.bytes()), "").for_programs(),
+            fact("began_ns", "began", Value::Count(recording.began_ns), "").for_programs(),
+        ],
+    )
+}
+
+/// Words before a number that is an estimate.
+fn about_so_much(recording: &Recording) -> &'static str {
+    if recording.every_bytes.is_some() { "about " } else { "" }
+}
+
+/// The most important, in sentences.
+fn summary(sites: &Sites<'_>) -> Paragraph {
+    let recording = sites.recording;
+    let totals = &recording.totals;
+    let about = about_so_much(recording);
+    let mut pieces = Vec::new();
+    if totals.allocated.blocks == 0 && totals.peak.bytes == 0 {
+        pieces.push(text("Nothing was allocated."));
+        return paragraph(pieces);
+    }
+    pieces.extend([
+        text(format!("At most {about}")),
+        Value::Bytes(totals.peak.bytes),
+        text(" were live at once, in "),
+        Value::Count(totals.peak.blocks),
+        text(if totals.peak.blocks == 1 { " block" } else { " blocks" }),
+    ]);
+    if let Ok(at) = recording.peak_at_ns {
+        pieces.extend([text(", "), Value::Nanos(at), text(" after the beginning")]);
+    }
+    if let Some((site, amount)) = sites.largest_place(|site| site.at_peak) {
+        pieces.extend([
+            text(". The largest part of it, "),
+            Value::Bytes(amount.bytes),
+            text(" ("),
+            share(amount.bytes, totals.peak.bytes.max(amount.bytes)),
+            text("), was allocated in "),
+            Value::Name(site),
+        ]);
+    }
+    pieces.push(text(". "));
+    pieces.extend(match (recording.ending, totals.leaked.blocks) {
+        (_, 0) => vec![text("All of it was freed.")],
+        (Ending::Exited(_) | Ending::Killed(_) | Ending::Gone, _) => vec![
+            text(format!("When it ended, {about}")),
+            Value::Bytes(totals.leaked.bytes),
+            text(" in "),
+            Value::Count(totals.leaked.blocks),
+            text(if totals.leaked.blocks == 1 { " block" } else { " blocks" }),
+            text(" had not been freed."),
+        ],
+        _ => vec![
+            text(format!("At the end of the recording {about}")),
+            Value::Bytes(totals.leaked.bytes),
+            text(" were live."),
+        ],
+    });
+    paragraph(pieces)
+}
+
+fn paragraph(pieces: Vec<Value>) -> Paragraph {
+    Paragraph { title: "".into(), pieces, audience: Audience::People }
+}
+
+/// Sums over all that happened.
+fn totals(recording: &Recording) -> Facts {
+    let totals = &recording.totals;
+    let errors = totals.errors;
+    let error = |pick: fn(&(f64, f64)) -> f64| {
+        errors.as_ref().map_or(Value::None, |it| Value::Bytes(within(pick(it))))
+    };
+    let is_exact = errors.is_none();
+    let facts = vec![
+        meant("allocations", "ALLOCATIONS", Value::Count(totals.allocated.blocks)),
+        meant("frees", "FREES", Value::Count(totals.freed.blocks)),
+        meant("temporary", "TEMPORARY", Value::Count(totals.temporary)),
+        meant("allocated_bytes", "ALLOCATED", Value::Bytes(totals.allocated.bytes)),
+        meant("allocated_within", "±", error(|it| it.0)).hidden_if(is_exact),
+        meant("freed_bytes", "FREED", Value::Bytes(totals.freed.bytes)).for_programs(),
+        meant("peak_bytes", "PEAK", Value::Bytes(totals.peak.bytes)),
+        meant("peak_blocks", "BLOCKS THEN", Value::Count(totals.peak.blocks)).for_programs(),
+        meant("peak_within", "±", Value::Bytes(totals.peak_within))
+            .hidden_if(totals.peak_within == 0),
+        meant("leaked_bytes", "NOT FREED", Value::Bytes(totals.leaked.bytes)),
+        meant("leaked_within", "±", error(|it| it.1)).hidden_if(is_exact),
+        meant("leaked_blocks", "IN BLOCKS", Value::Count(totals.leaked.blocks)),
+        meant("unknown_frees", "UNKNOWN FREES", Value::Count(totals.unknown_frees))
+            .hidden_if(totals.unknown_frees == 0),
+        meant("estimated", "estimated", Value::Flag(!is_exact)).for_programs(),
+    ];
+    facts_of("totals", "", Shape::Columns, facts)
+}
+
+/// When most was live, for programs with its tree.
+fn peak(sites: &Sites<'_>, options: &Options) -> Facts {
+    let recording = sites.recording;
+    let totals = &recording.totals;
+    let time = Value::of(recording.peak_at_ns.clone(), Value::Seconds);
+    let by_site: Vec<(usize, u64, u64)> = recording
+        .sites
+        .iter()
+        .enumerate()
+        .map(|(at, site)| (at, site.at_peak.bytes, site.at_peak.blocks))
+        .collect();
+    let tree = tree::Tree::of(sites, &by_site, Amount::default(), options.tree);
+    let facts = vec![
+        meant("time", "AT", time),
+        meant("bytes", "BYTES", Value::Bytes(totals.peak.bytes)),
+        meant("blocks", "BLOCKS", Value::Count(totals.peak.blocks)),
+        meant("tree", "TREE", tree.value(options.threshold)),
+    ];
+    Facts { audience: Audience::Programs, ..facts_of("peak", "", Shape::List, facts) }
+}
+
+/// What a reader must know to read the numbers right.
+fn remarks(recording: &Recording) -> Vec<Paragraph> {
+    let mut remarks = Vec::new();
+    if let Some(every) = recording.every_bytes {
+        remarks.push(vec![
+            text("A sample was taken every "),
+            Value::Bytes(every),
+            text(
+                " on average, so all numbers are estimates: the truth lies within what stands behind ± in 95 cases of 100. \
+                 Of numbers without ± the error is not known; those of few samples are uncertain.",
+            ),
+        ]);
+    }
+    if recording.attached {
+        remarks.push(vec![text(
+            "The process was running already: what it had allocated before is not in any number here.",
+        )]);
+    }
+    if recording.ending == Ending::CutOff {
+        remarks.push(vec![text(
+            "The recording was cut off: what is shown as not freed may have been freed later.",
+        )]);
+    }
+    remarks.extend(recording.lacks.iter().map(|lack| vec![text(format!("Unknown: {lack}."))]));
+    remarks.into_iter().map(paragraph).collect()
+}
+
+/// A kind of memory that is not of `malloc`, in words that stand where a function stands.
+fn kind_word(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::Heap => None,
+        Kind::Mapping => Some("[mmap, brk]"),
+        Kind::Pool => Some("[pool]"),
+    }
+}
+
+/// No amounts were taken down at that time.
+fn no_tree() -> Absent {
+    Absent::NotCollected("no call stacks were taken down up to then".into())
+}

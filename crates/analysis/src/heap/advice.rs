@@ -1,0 +1,312 @@
+//! What stands out in a recording, and what to do: each rule looks for one thing, and speaks only where the numbers do.
+
+use pagewise_model::heap::{Amount, Ending, Moment, Recording, Site};
+use pagewise_model::report::{Fact, Finding, Severity, Value};
+
+use super::frames::Sites;
+use super::{real, share, text};
+use crate::explain::fact;
+
+/// Less than this is no matter of memory.
+const LARGE: u64 = 16 << 20;
+/// A leak can be smaller: it grows.
+const LEAK: u64 = 1 << 20;
+/// Fewer allocations than this take no time that anyone notices.
+const MANY: u64 = 100_000;
+/// What is less than this share of all is not what to look at first.
+const PART: f64 = 0.1;
+
+/// The findings, the gravest first.
+pub(super) fn all(sites: &Sites<'_>) -> Vec<Finding> {
+    let rules = [
+        growth(sites),
+        leak(sites),
+        held(sites),
+        untouched(sites),
+        spike(sites),
+        temporary(sites),
+        hot(sites),
+    ];
+    let mut findings: Vec<Finding> = rules.into_iter().flatten().collect();
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings
+}
+
+fn bytes(key: &'static str, label: &'static str, bytes: u64) -> Fact {
+    fact(key, label, Value::Bytes(bytes), "")
+}
+
+/// Who has most of something.
+fn most_in(sites: &Sites<'_>, amount: impl Fn(&Site) -> Amount) -> Option<Fact> {
+    sites
+        .largest_place(amount)
+        .map(|(words, _)| fact("most_in", "most of it in", Value::Name(words), ""))
+}
+
+/// Whether nothing will be freed any more.
+fn is_over(recording: &Recording) -> bool {
+    matches!(recording.ending, Ending::Exited(_) | Ending::Killed(_) | Ending::Gone)
+}
+
+/// Memory that was not freed at the end, and did not grow all the time.
+fn leak(sites: &Sites<'_>) -> Option<Finding> {
+    let recording = sites.recording;
+    let leaked = recording.totals.leaked;
+    let part = real(leaked.bytes) / real(recording.totals.peak.bytes.max(1));
+    if leaked.bytes < LEAK || part < PART || !is_over(recording) || grows(recording).is_some() {
+        return None;
+    }
+    let mut evidence = vec![
+        bytes("leaked_bytes", "not freed", leaked.bytes),
+        fact("leaked_blocks", "in blocks", Value::Count(leaked.blocks), ""),
+    ];
+    evidence.extend(most_in(sites, Site::leaked));
+    Some(Finding {
+        id: "not-freed",
+        severity: Severity::Note,
+        claim: vec![
+            Value::Bytes(leaked.bytes),
+            text(" were not freed before the process ended: "),
+            share(leaked.bytes, recording.totals.peak.bytes.max(leaked.bytes)),
+            text(" of the most that was live."),
+        ],
+        evidence,
+        next_step: vec![text(
+            "What is needed to the end need not be freed. Whether it grows is what matters: record a run twice as long, and \
+             compare with `heap diff`.",
+        )],
+    })
+}
+
+/// The least that was live in each quarter of the time; none where it did not grow from each to the next.
+fn grows(recording: &Recording) -> Option<[u64; 4]> {
+    /// With fewer moments a quarter is one of chance.
+    const MOMENTS: usize = 16;
+    let moments = &recording.moments;
+    if moments.len() < MOMENTS || recording.took_ns == 0 {
+        return None;
+    }
+    let mut least = [u64::MAX; 4];
+    for moment in moments {
+        let part = u128::from(moment.time_ns) * 4 / u128::from(recording.took_ns);
+        let quarter = usize::try_from(part).unwrap_or(3).min(3);
+        least[quarter] = least[quarter].min(moment.live.bytes);
+    }
+    let steps =
+        least.windows(2).all(|pair| pair[1] != u64::MAX && real(pair[1]) > real(pair[0]) * 1.1);
+    (steps && least[3] >= least[1].saturating_mul(3) / 2 && least[3] - least[0] >= LEAK)
+        .then_some(least)
+}
+
+/// Memory that grows as long as the program runs.
+fn growth(sites: &Sites<'_>) -> Option<Finding> {
+    let recording = sites.recording;
+    let quarters = grows(recording)?;
+    let leaked = recording.totals.leaked;
+    // Who grows to the end and then frees all builds something.
+    if leaked.bytes < quarters[3] / 2 {
+        return None;
+    }
+    let mut evidence: Vec<Fact> = vec![
+        bytes("second_quarter", "least in the 2nd quarter", quarters[1]),
+        bytes("third_quarter", "in the 3rd", quarters[2]),
+        bytes("fourth_quarter", "in the 4th", quarters[3]),
+    ];
+    evidence.extend(most_in(sites, Site::leaked));
+    Some(Finding {
+        id: "grows",
+        severity: Severity::Warning,
+        claim: vec![
+            text("What is live grew all the time, and "),
+            Value::Bytes(leaked.bytes),
+            text(" were live at the end: it looks like a leak, or a cache without a bound."),
+        ],
+        evidence,
+        next_step: vec![text(
+            "See who allocated it: the table of what was not freed, or --at end. If it runs longer, it will need more.",
+        )],
+    })
+}
+
+fn time(moment: &Moment) -> Value {
+    Value::Nanos(moment.time_ns)
+}
+
+/// Memory that the allocator holds and nobody uses.
+fn held(sites: &Sites<'_>) -> Option<Finding> {
+    let recording = sites.recording;
+    // What is held is compared with what was asked for of `malloc` only.
+    let free = |moment: &Moment| {
+        let held = moment.held.as_ref().ok()?.0;
+        held.checked_sub(moment.live.bytes)
+    };
+    let worst = recording.moments.iter().max_by_key(|moment| free(moment))?;
+    let unused = free(worst)?;
+    let held = worst.held.as_ref().ok()?.0;
+    if unused < LARGE || real(held) < real(worst.live.bytes) * 1.5 {
+        return None;
+    }
+    let last = recording.moments.iter().rfind(|moment| moment.held.is_ok())?;
+    let lasts = free(last).is_some_and(|unused| unused >= LARGE);
+    let mut evidence = vec![
+        fact("time", "at", time(worst), ""),
+        bytes("live", "live", worst.live.bytes),
+        bytes("held", "held", held),
+    ];
+    let resident = worst.resident.as_ref().ok().map(|it| it.rss());
+    evidence.extend(resident.map(|resident| bytes("resident", "resident", resident)));
+    evidence.push(bytes("unused_at_end", "unused at the end", free(last).unwrap_or(0)));
+    let threads = recording.threads.len() as u64;
+    evidence.push(fact("threads", "threads", Value::Count(threads), ""));
+    let mut claim =
+        vec![text("Live "), Value::Bytes(worst.live.bytes), text(", held "), Value::Bytes(held)];
+    if let Some(resident) = resident {
+        claim.extend([text(", resident "), Value::Bytes(resident)]);
+    }
+    claim.push(text(if lasts {
+        ": fragmentation, or memory that is kept for later."
+    } else {
+        ": fragmentation, or memory that was kept for later. At the end it had been given back."
+    }));
+    let mut advice = "With glibc, malloc_trim(0) gives back what is free in whole pages: if that helps, lower \
+         MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_. If it does not, long-lived blocks lie between short-lived ones: \
+         keep them apart, in a pool of each kind."
+        .to_owned();
+    if threads > 2 {
+        advice.push_str(" Each thread may have an arena of its own: try MALLOC_ARENA_MAX=2.");
+    }
+    Some(Finding {
+        id: "held-unused",
+        severity: if lasts { Severity::Warning } else { Severity::Note },
+        claim,
+        evidence,
+        next_step: vec![text(advice)],
+    })
+}
+
+/// Memory that was asked for and never touched.
+fn untouched(sites: &Sites<'_>) -> Option<Finding> {
+    let recording = sites.recording;
+    let missing = |moment: &Moment| {
+        let it = moment.resident.as_ref().ok()?;
+        moment.live.bytes.checked_sub(it.rss().saturating_add(it.swap))
+    };
+    let worst = recording.moments.iter().max_by_key(|moment| missing(moment))?;
+    let untouched = missing(worst)?;
+    if untouched < LARGE || real(untouched) < real(worst.live.bytes) * 0.25 {
+        return None;
+    }
+    let mut evidence =
+        vec![fact("time", "at", time(worst), ""), bytes("live", "live", worst.live.bytes)];
+    evidence.extend(worst.resident.as_ref().ok().map(|it| bytes("resident", "resident", it.rss())));
+    evidence.extend(most_in(sites, |site| site.at_peak));
+    Some(Finding {
+        id: "untouched",
+        severity: Severity::Note,
+        claim: vec![
+            text("At least "),
+            Value::Bytes(untouched),
+            text(" of what was live was not in memory: it was asked for and never touched."),
+        ],
+        evidence,
+        next_step: vec![text(
+            "It costs no memory, but address space and commit charge. Buffers may be far larger than what is put into them.",
+        )],
+    })
+}
+
+/// A peak that stands alone.
+fn spike(sites: &Sites<'_>) -> Option<Finding> {
+    let recording = sites.recording;
+    let peak = recording.totals.peak.bytes;
+    let mut live: Vec<u64> = recording.moments.iter().map(|moment| moment.live.bytes).collect();
+    if live.len() < 16 || peak < LARGE {
+        return None;
+    }
+    live.sort_unstable();
+    let median = live[live.len() / 2];
+    if real(peak) < real(median) * 2.0 {
+        return None;
+    }
+    let high = live.iter().filter(|live| **live > peak / 2).count();
+    let part = real(high as u64) / real(live.len() as u64);
+    if part > PART {
+        return None;
+    }
+    let mut evidence = vec![
+        bytes("peak", "peak", peak),
+        bytes("median", "median", median),
+        fact("share", "above half of the peak", Value::Share(part), ""),
+    ];
+    evidence.extend(most_in(sites, |site| site.at_peak));
+    Some(Finding {
+        id: "spike",
+        severity: Severity::Note,
+        claim: vec![
+            text("Half of the peak is needed at few moments only ("),
+            Value::Share(part),
+            text(" of them)."),
+        ],
+        evidence,
+        next_step: vec![text(
+            "Who lowers this one peak lowers what the program needs: see the tree of the peak for what lives at the same time.",
+        )],
+    })
+}
+
+/// Allocations that are freed at once.
+fn temporary(sites: &Sites<'_>) -> Option<Finding> {
+    let totals = &sites.recording.totals;
+    if totals.temporary < MANY || real(totals.temporary) < real(totals.allocated.blocks) * 0.3 {
+        return None;
+    }
+    let mut evidence = vec![
+        fact("temporary", "temporary", Value::Count(totals.temporary), ""),
+        fact("allocations", "allocations", Value::Count(totals.allocated.blocks), ""),
+    ];
+    evidence.extend(most_in(sites, |site| Amount { bytes: site.temporary, blocks: 0 }));
+    Some(Finding {
+        id: "temporary",
+        severity: Severity::Note,
+        claim: vec![
+            Value::Count(totals.temporary),
+            text(" allocations ("),
+            share(totals.temporary, totals.allocated.blocks),
+            text(") were freed before the same thread allocated another."),
+        ],
+        evidence,
+        next_step: vec![text(
+            "Keep the buffer between calls, put it on the stack, or reserve its size at once: see most temporary allocations.",
+        )],
+    })
+}
+
+/// One place that makes most of very many allocations.
+fn hot(sites: &Sites<'_>) -> Option<Finding> {
+    let totals = &sites.recording.totals;
+    if totals.allocated.blocks < 10 * MANY {
+        return None;
+    }
+    let by_calls = |site: &Site| Amount { bytes: site.allocated.blocks, blocks: 0 };
+    let (place, calls) = sites.largest_place(by_calls)?;
+    if real(calls.bytes) < real(totals.allocated.blocks) * 0.5 {
+        return None;
+    }
+    Some(Finding {
+        id: "hot-place",
+        severity: Severity::Note,
+        claim: vec![
+            share(calls.bytes, totals.allocated.blocks),
+            text(" of all allocations are made in "),
+            Value::Name(place),
+            text("."),
+        ],
+        evidence: vec![
+            fact("calls", "calls", Value::Count(calls.bytes), ""),
+            fact("allocations", "of", Value::Count(totals.allocated.blocks), ""),
+        ],
+        next_step: vec![text(
+            "A pool of blocks of this one kind, or fewer and larger blocks, would save most of the time.",
+        )],
+    })
+}

@@ -1,0 +1,208 @@
+//! Call stacks as people read them: who allocates, and what of a stack only passes the request on.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use pagewise_model::Name;
+use pagewise_model::heap::{Amount, Recording, Site};
+use pagewise_model::report::Value;
+use pagewise_model::traced::Frame;
+
+use super::kind_word;
+
+/// Functions that allocate for whoever calls them: that they do says nothing.
+const EXACT: &[&str] = &[
+    "malloc",
+    "calloc",
+    "realloc",
+    "reallocarray",
+    "memalign",
+    "aligned_alloc",
+    "posix_memalign",
+    "valloc",
+    "pvalloc",
+    "xmalloc",
+    "xcalloc",
+    "xrealloc",
+    "g_malloc",
+    "g_malloc0",
+    "g_malloc_n",
+    "g_malloc0_n",
+    "g_realloc",
+    "g_try_malloc",
+    "__rust_alloc",
+    "__rust_alloc_zeroed",
+    "__rust_realloc",
+];
+
+/// What their names begin with, where each of many types has its own.
+const BEGINNINGS: &[&str] = &[
+    "operator new(",
+    "operator new[](",
+    "__gnu_cxx::new_allocator<",
+    "std::__new_allocator<",
+    "std::allocator<",
+    "std::allocator_traits<",
+    "alloc::alloc::",
+    "alloc::raw_vec::",
+    "<alloc::alloc::Global",
+    "<alloc::raw_vec::",
+    "std::alloc::",
+    "__rustc::",
+];
+
+fn passes_on(frame: &Frame) -> bool {
+    let is_one = |name: &str| {
+        EXACT.contains(&name) || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+    };
+    frame.function.as_deref().is_some_and(is_one)
+}
+
+/// A function as people read it: words from outside.
+pub(super) fn name(frame: &Frame) -> Name {
+    match (&frame.function, &frame.module) {
+        (Some(name), _) => Name::new(name.as_bytes()),
+        (None, Some(module)) => {
+            let offset = format!("+{:#x}", frame.offset);
+            Name::new(&[b"?? in ", module.base(), offset.as_bytes()].concat())
+        }
+        (None, None) => Name::new(format!("?? at {:#x}", frame.offset).as_bytes()),
+    }
+}
+
+/// With the line, without the folders.
+pub(super) fn brief(frame: &Frame) -> Name {
+    let Some(line) = &frame.line else { return name(frame) };
+    let base = line.file.rsplit('/').next().unwrap_or_default();
+    let place =
+        if line.number == 0 { format!(" ({base})") } else { format!(" ({base}:{})", line.number) };
+    Name::new(&[name(frame).as_bytes(), place.as_bytes()].concat())
+}
+
+/// With the line and its whole path, for programs.
+pub(super) fn full(frame: &Frame) -> Name {
+    let Some(line) = &frame.line else { return name(frame) };
+    let place = format!(" ({}:{})", line.file, line.number);
+    Name::new(&[name(frame).as_bytes(), place.as_bytes()].concat())
+}
+
+/// The sites of a recording with their stacks.
+pub(super) struct Sites<'a> {
+    pub(super) recording: &'a Recording,
+}
+
+/// Where something is allocated: who asks for it, by frame; none where no caller is known.
+pub(super) type Place = Option<u32>;
+
+impl<'a> Sites<'a> {
+    pub(super) fn of(recording: &'a Recording) -> Sites<'a> {
+        Sites { recording }
+    }
+
+    /// The whole stack of a site, as numbers of frames that there are.
+    pub(super) fn stack(&self, site: &Site) -> &'a [u32] {
+        self.recording.stacks.get(site.stack as usize).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn frame(&self, number: u32) -> Option<&'a Frame> {
+        self.recording.frames.get(number as usize)
+    }
+
+    /// The stack from who asks for memory on, without those that pass it on; the whole one, where all do.
+    pub(super) fn asking(&self, site: &Site) -> &'a [u32] {
+        let stack = self.stack(site);
+        let asks = |number: &u32| self.frame(*number).is_some_and(|frame| !passes_on(frame));
+        stack.iter().position(asks).map_or(stack, |first| &stack[first..])
+    }
+
+    /// Who asks.
+    pub(super) fn place(&self, site: &Site) -> Place {
+        self.asking(site).first().copied()
+    }
+
+    /// The words for a place, and its kind of memory where it is not `malloc`'s.
+    pub(super) fn words(&self, place: Place) -> Name {
+        let frame = place.and_then(|number| self.frame(number));
+        frame.map_or_else(|| Name::new(b"[unknown callers]"), brief)
+    }
+
+    /// A stack for programs: each call with its line.
+    pub(super) fn stack_value(&self, site: &Site) -> Value {
+        let kind = kind_word(site.kind).map(|word| Value::Name(Name::new(word.as_bytes())));
+        let frames = self.stack(site).iter().filter_map(|number| self.frame(*number));
+        Value::List(kind.into_iter().chain(frames.map(|frame| Value::Name(full(frame)))).collect())
+    }
+
+    /// A stack for people: who asks, and the callers next to it.
+    pub(super) fn stack_words(&self, site: &Site) -> Name {
+        /// With more a line does not say more.
+        const SHOWN: usize = 4;
+        let stack = self.asking(site);
+        let mut words: Vec<u8> = kind_word(site.kind).map_or("", |it| it).into();
+        if stack.is_empty() {
+            words.extend_from_slice(self.words(None).as_bytes());
+        }
+        for (depth, number) in stack.iter().take(SHOWN).enumerate() {
+            if !words.is_empty() {
+                words.extend_from_slice(" ← ".as_bytes());
+            }
+            let Some(frame) = self.frame(*number) else { continue };
+            // The line of who asks is what is looked for; those of callers would take its room.
+            let called = if depth == 0 { brief(frame) } else { name(frame) };
+            words.extend_from_slice(called.as_bytes());
+        }
+        Name::new(&words)
+    }
+
+    /// Sums by place, largest first.
+    pub(super) fn by_place(&self) -> Vec<(Place, Sum)> {
+        let mut sums: HashMap<Place, Sum> = HashMap::new();
+        for site in &self.recording.sites {
+            sums.entry(self.place(site)).or_default().add(site);
+        }
+        let mut sums: Vec<(Place, Sum)> = sums.into_iter().collect();
+        sums.sort_by_key(|(place, sum)| (Reverse(sum.allocated.bytes), *place));
+        sums
+    }
+
+    /// The place that most bytes of something are of.
+    pub(super) fn largest_place(&self, amount: impl Fn(&Site) -> Amount) -> Option<(Name, Amount)> {
+        let mut sums: HashMap<Place, Amount> = HashMap::new();
+        for site in &self.recording.sites {
+            plus(sums.entry(self.place(site)).or_default(), amount(site));
+        }
+        let by = |(place, sum): &(Place, Amount)| (sum.bytes, sum.blocks, Reverse(*place));
+        let (place, sum) = sums.into_iter().max_by_key(by)?;
+        (sum.bytes > 0).then(|| (self.words(place), sum))
+    }
+}
+
+pub(super) fn plus(sum: &mut Amount, more: Amount) {
+    sum.bytes = sum.bytes.saturating_add(more.bytes);
+    sum.blocks = sum.blocks.saturating_add(more.blocks);
+}
+
+/// What several sites did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sum {
+    pub(super) allocated: Amount,
+    pub(super) freed: Amount,
+    pub(super) temporary: u64,
+    pub(super) at_peak: Amount,
+    pub(super) leaked: Amount,
+    /// Of allocated and of live bytes; 0 where every call was recorded.
+    pub(super) errors: (f64, f64),
+}
+
+impl Sum {
+    pub(super) fn add(&mut self, site: &Site) {
+        plus(&mut self.allocated, site.allocated);
+        plus(&mut self.freed, site.freed);
+        plus(&mut self.at_peak, site.at_peak);
+        plus(&mut self.leaked, site.leaked());
+        self.temporary = self.temporary.saturating_add(site.temporary);
+        let (allocated, live) = site.errors.unwrap_or_default();
+        // Errors of what is independent add up as squares.
+        self.errors = (self.errors.0.hypot(allocated), self.errors.1.hypot(live));
+    }
+}

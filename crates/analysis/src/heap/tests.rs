@@ -1,0 +1,1 @@
+//! Reports of small recordings, whose numbers are known.

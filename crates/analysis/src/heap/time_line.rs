@@ -1,0 +1,138 @@
+//! How much was live, held and resident when.
+
+use pagewise_model::heap::{Moment, Recording};
+use pagewise_model::report::{
+    Audience, Axis, Cells, Chart, Column, Gaps, Line, Scale, Table, Unit, Value,
+};
+use pagewise_model::{Absent, Bytes};
+
+use super::{Options, real};
+use crate::blocks::{for_programs, table};
+
+/// Lines of live, held and resident bytes; none where there is no course of events.
+pub(super) fn chart(recording: &Recording) -> Option<Chart> {
+    let moments = &recording.moments;
+    if moments.len() < 3 {
+        return None;
+    }
+    let line = |label: &'static str, bytes: &dyn Fn(&Moment) -> Option<u64>| Line {
+        label: label.into(),
+        points: moments
+            .iter()
+            .filter_map(|moment| Some((real(moment.time_ns), real(bytes(moment)?))))
+            .collect(),
+    };
+    let mut live = line("live", &|moment| Some(moment.live.bytes));
+    if let Ok(at) = recording.peak_at_ns {
+        let at = real(at);
+        let place = live.points.partition_point(|point| point.0 < at);
+        live.points.insert(place, (at, real(recording.totals.peak.bytes)));
+    }
+    let others = [
+        line("held by malloc", &|moment| moment.held.as_ref().ok().map(|held| held.0)),
+        line("resident", &|moment| moment.resident.as_ref().ok().map(|it| it.rss())),
+    ];
+    let others = others.into_iter().filter(|line| !line.points.is_empty());
+    Some(Chart {
+        title: vec![Value::text("The heap over time")],
+        x: Axis { label: "time".into(), unit: Unit::Nanos, scale: Scale::Linear },
+        y: Axis { label: "bytes".into(), unit: Unit::Bytes, scale: Scale::Linear },
+        lines: std::iter::once(live).chain(others).collect(),
+    })
+}
+
+/// All moments for programs, and some of them for people.
+pub(super) fn tables(recording: &Recording, options: &Options) -> [Table; 2] {
+    let all: Vec<usize> = (0..recording.moments.len()).collect();
+    let some = chosen(recording, options.limit);
+    let note = match all.len() - some.len() {
+        0 => String::new(),
+        _ => format!("{} of {} moments: --top all shows all.", some.len(), all.len()),
+    };
+    let mut people = moments(recording, &some, "moments", Audience::People);
+    people.note = note.into();
+    if some.is_empty() {
+        people.columns.clear();
+        people.audience = Audience::Programs;
+        people.key = "timeline".into();
+    }
+    [people, moments(recording, &all, "timeline", Audience::Programs)]
+}
+
+/// Moments as far from each other as can be, the first and the last among them, and the one with most that is live.
+fn chosen(recording: &Recording, limit: Option<usize>) -> Vec<usize> {
+    let moments = &recording.moments;
+    let count = limit.unwrap_or(usize::MAX).min(moments.len());
+    let last = moments.len().saturating_sub(1);
+    let steps = count.saturating_sub(1).max(1);
+    let mut chosen: Vec<usize> = (0..count).map(|step| step * last / steps).collect();
+    let most =
+        (0..moments.len()).max_by_key(|at| (moments[*at].live.bytes, std::cmp::Reverse(*at)));
+    if count > 0 {
+        chosen.extend(most);
+    }
+    chosen.sort_unstable();
+    chosen.dedup();
+    chosen
+}
+
+fn moments(
+    recording: &Recording,
+    chosen: &[usize],
+    key: &'static str,
+    audience: Audience,
+) -> Table {
+    let each = || chosen.iter().filter_map(|at| recording.moments.get(*at));
+    let bytes = |key, label, pick: &dyn Fn(&Moment) -> Result<Bytes, Absent>| {
+        Column::bytes(key, label, each().map(pick))
+    };
+    let resident = |pick: fn(&pagewise_model::heap::Resident) -> u64| {
+        move |moment: &Moment| {
+            moment.resident.as_ref().map(|it| Bytes(pick(it))).map_err(Clone::clone)
+        }
+    };
+    let counts = |key, label, pick: fn(&Moment) -> u64| {
+        Column::new(key, label, Cells::Counts(each().map(pick).collect()))
+    };
+    let (people, programs): (Vec<Value>, Vec<Value>) =
+        each().map(|it| (Value::Nanos(it.time_ns), Value::Seconds(it.time_ns))).unzip();
+    let times = if audience == Audience::Programs { programs } else { people };
+    let most = each().map(|moment| moment.live.bytes).max().unwrap_or(0);
+    let bar = |moment: &Moment| match most {
+        0 => Value::None,
+        most => Value::Bar(real(moment.live.bytes) / real(most)),
+    };
+    let mut columns = vec![
+        Column::new("time", "AT", Cells::Values(times)),
+        bytes("live", "LIVE", &|moment| Ok(Bytes(moment.live.bytes))),
+        counts("live_blocks", "BLOCKS", |moment| moment.live.blocks),
+        bytes("held", "HELD", &|moment| moment.held.clone()),
+        bytes("resident", "RESIDENT", &resident(|it| it.rss())),
+        for_programs(bytes("anonymous", "ANON", &resident(|it| it.anonymous))),
+        for_programs(bytes("file", "FILE", &resident(|it| it.file))),
+        for_programs(bytes("shmem", "SHMEM", &resident(|it| it.shmem))),
+        for_programs(bytes("swap", "SWAP", &resident(|it| it.swap))),
+        counts("allocations", "ALLOCATIONS", |moment| moment.allocated.blocks),
+        for_programs(Column::new(
+            "allocated_bytes",
+            "ALLOCATED",
+            Cells::Bytes(each().map(|moment| moment.allocated.bytes).collect()),
+        )),
+        for_programs(Column::new(
+            "has_tree",
+            "TREE",
+            Cells::Values(each().map(|moment| Value::Flag(moment.tree.is_some())).collect()),
+        )),
+        Column {
+            audience: Audience::People,
+            ..Column::new("bar", "", Cells::Values(each().map(bar).collect()))
+        },
+    ];
+    // What is never known needs no column of marks.
+    let unknown = |column: &Column| {
+        audience == Audience::People
+            && matches!(&column.gaps, Gaps::Some(rows) if rows.len() == chosen.len())
+    };
+    columns.retain(|column| !unknown(column));
+    table(key, if audience == Audience::People { "Moments" } else { "" }, audience, columns)
+}

@@ -1,0 +1,131 @@
+//! The options of `pagewise heap`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::{Limit, Output, limit};
+
+/// What to do with recordings of heaps.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Heap {
+    /// Say what was on the heap when most was, what was never freed, and who allocates most
+    ///
+    /// Examples:
+    ///   pagewise heap report heap.pwh
+    ///   pagewise heap report heap.pwh --at end --tree top-down
+    ///   pagewise heap report heap.pwh --by calls --threshold 5
+    #[command(verbatim_doc_comment)]
+    Report(HeapReport),
+    /// Say what grew from one recording to another, by call stack: of another run, or another build
+    ///
+    /// Examples:
+    ///   pagewise heap diff before.pwh after.pwh
+    ///   pagewise heap diff before.pwh after.pwh --by leaked
+    #[command(verbatim_doc_comment)]
+    Diff(HeapDiff),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HeapReport {
+    /// A recording
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// How many rows of each table to show, or `all`; 10 by default, 10000 in JSON
+    #[arg(long, value_name = "N", value_parser = limit)]
+    pub(crate) top: Option<Limit>,
+    /// Add up branches of trees with less than this many per cent of all
+    #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent)]
+    pub(crate) threshold: f64,
+    /// Show what was live at this time after the beginning (`500ms`, `2s`), at the `peak`, or at the `end`
+    #[arg(long, value_name = "TIME|peak|end", default_value = "peak", value_parser = moment)]
+    pub(crate) at: Moment,
+    /// Where trees begin
+    #[arg(long, value_enum, value_name = "WAY", default_value_t = Way::BottomUp)]
+    pub(crate) tree: Way,
+    /// What the tree adds up
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = What::Live)]
+    pub(crate) by: What,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HeapDiff {
+    /// The recording that it is compared with
+    #[arg(value_name = "A")]
+    pub(crate) before: PathBuf,
+    /// The recording that is compared
+    #[arg(value_name = "B")]
+    pub(crate) after: PathBuf,
+    /// How many call stacks to show, or `all`; 20 by default, 10000 in JSON
+    #[arg(long, value_name = "N", value_parser = limit)]
+    pub(crate) top: Option<Limit>,
+    /// What to sort by: what grew most comes first
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Grown::Peak)]
+    pub(crate) by: Grown,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// When.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Moment {
+    Peak,
+    End,
+    /// Nanoseconds after the beginning.
+    Time(u64),
+}
+
+/// From where a tree grows.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Way {
+    /// From the function that allocates to its callers
+    BottomUp,
+    /// From `main` to the functions that allocate
+    TopDown,
+}
+
+/// What a tree adds up.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum What {
+    /// Bytes live at the time of --at
+    Live,
+    /// All bytes that were allocated
+    Allocated,
+    /// Allocations
+    Calls,
+    /// Allocations that were freed before the same thread allocated another
+    Temporary,
+}
+
+/// What grew.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Grown {
+    /// Bytes live at the peak
+    Peak,
+    /// Bytes that were never freed
+    Leaked,
+    /// All bytes that were allocated
+    Allocated,
+    /// Allocations
+    Calls,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.trim_end_matches('%').parse().ok();
+    let number = number.filter(|number| (0.0..=100.0).contains(number));
+    number.ok_or_else(|| "a number from 0 to 100".into())
+}
+
+fn moment(text: &str) -> Result<Moment, String> {
+    match text {
+        "peak" => Ok(Moment::Peak),
+        "end" => Ok(Moment::End),
+        time => {
+            let time = humantime::parse_duration(time)
+                .map_err(|error| format!("{error}: a time (`500ms`, `2s`), `peak` or `end`"))?;
+            Ok(Moment::Time(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+        }
+    }
+}
