@@ -1,6 +1,10 @@
 //! The heap of one process over time: what was live when, and where in the program it was allocated.
 
+mod profile;
+
 use serde::{Deserialize, Serialize};
+
+pub use profile::Of;
 
 use crate::reading::plain;
 use crate::traced::Frame;

@@ -1,4 +1,4 @@
-//! Profiles in the formats of other tools. [`collapsed`], [`flamegraph`], [`pprof`] and [`perfetto`] take the same
+//! Profiles and heaps in the formats of other tools. [`collapsed`], [`flamegraph`], [`pprof`] and [`perfetto`] take the same
 //! [`Profile`], and give the same counts.
 //!
 //! | format | opened by | merges | keeps |
@@ -7,11 +7,24 @@
 //! | [`flamegraph`] | any browser | frames of one name | counts, as far as they are wide enough to be seen |
 //! | [`pprof`] | `go tool pprof`, pprof.me, Perfetto since the end of 2025, as a flame graph | nothing | all |
 //! | [`perfetto`] | Perfetto of any version, `chrome://tracing`, on a track for each thread | places on one line | all but offsets |
+//!
+//! Of a recording of a heap, [`collapsed`] and [`flamegraph`] show one number of each call stack. These keep more of it:
+//!
+//! | format | opened by | keeps |
+//! |---|---|---|
+//! | [`pprof`] | `go tool pprof` | allocated, at the end, at the peak, by call stack; no time |
+//! | [`massif`] | `ms_print`, massif-visualizer | sums over time, call stacks where they were taken |
+//! | [`heaptrack`] | `heaptrack_print`, heaptrack_gui | allocations, peak, leaks, temporary ones by call stack; sums over time |
+//! | [`counters`] | Perfetto, `chrome://tracing` | sums over time |
 
 pub mod collapsed;
+pub mod counters;
 pub mod flamegraph;
+pub mod heaptrack;
+pub mod massif;
 pub mod perfetto;
 pub mod pprof;
+mod snapshots;
 
 use std::borrow::Cow;
 use std::io;
@@ -19,19 +32,24 @@ use std::io;
 use pagewise_model::name::escape;
 use pagewise_model::traced::{Counted, Frame, Profile};
 
+use crate::json::push_string;
+
 /// What a profile counts, refused where no reader could add it up: their numbers end at 2^63.
 fn checked(profile: &Profile) -> io::Result<()> {
-    let all = |of: &dyn Fn(&Counted) -> u64| {
-        let sum = profile.samples.iter().try_fold(0, |sum: u64, it| sum.checked_add(of(it)));
-        sum.and_then(|sum| i64::try_from(sum).ok()).is_some()
-    };
-    if all(&|it| it.count) && all(&|it| it.took_ns.unwrap_or(0)) {
-        return Ok(());
+    addable(profile.samples.iter().map(|counted| counted.count))?;
+    addable(profile.samples.iter().filter_map(|counted| counted.took_ns))
+}
+
+/// Numbers refused where no reader could add them up.
+fn addable(mut numbers: impl Iterator<Item = u64>) -> io::Result<()> {
+    let sum = numbers.try_fold(0, |sum: u64, number| sum.checked_add(number));
+    match sum.map(i64::try_from) {
+        Some(Ok(_)) => Ok(()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the counts of this profile add up to more than 2^63",
+        )),
     }
-    Err(io::Error::new(
-        io::ErrorKind::InvalidData,
-        "the counts of this profile add up to more than 2^63",
-    ))
 }
 
 /// The frames of what was counted, the innermost first. None where the profile has no such stack.
@@ -46,6 +64,13 @@ fn plain(text: &[u8]) -> Cow<'_, str> {
         text if text.contains(NONE) => text.replace(NONE, "\u{fffd}").into(),
         text => text,
     }
+}
+
+/// Text as a string of JSON.
+fn string(text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    push_string(&mut out, text);
+    out
 }
 
 /// No characters, as Unicode has it, and not allowed in XML.

@@ -1,11 +1,13 @@
 //! Collapsed stacks: a line for each call stack, its functions from the outermost on with `;` between, a space, the count.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
+use pagewise_model::Name;
+use pagewise_model::heap::{Of, Recording};
 use pagewise_model::traced::{Frame, Profile};
 
-use super::{called, checked, frames};
+use super::{addable, called, checked, frames};
 
 /// Writes a profile as `main;parse;grow 12`, in order of functions.
 ///
@@ -31,24 +33,93 @@ use super::{called, checked, frames};
 /// # Errors
 /// What `out` returns; `InvalidData` for counts that add up to more than 2^63.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
-    for (stack, count) in stacks(profile)? {
-        writeln!(out, "{} {count}", stack.join(";"))?;
-    }
-    Ok(())
+    Stacks::of_profile(profile)?.write(out)
 }
 
-/// How often each stack was met, by its functions from the outermost on.
-pub(super) fn stacks(profile: &Profile) -> io::Result<BTreeMap<Vec<String>, u64>> {
-    checked(profile)?;
-    let mut stacks = BTreeMap::new();
-    for counted in profile.samples.iter().filter(|counted| counted.count > 0) {
-        let mut names: Vec<String> = frames(profile, counted).iter().rev().map(name).collect();
-        if names.is_empty() {
-            names.push("[unknown]".to_owned());
+/// Writes one number of each call stack of a heap in the same form.
+///
+/// # Errors
+/// What `out` returns; `InvalidData` for numbers that add up to more than 2^63.
+pub fn write_heap(recording: &Recording, of: Of, out: &mut dyn Write) -> io::Result<()> {
+    Stacks::of_heap(recording, of)?.write(out)
+}
+
+/// What nobody knows the name of.
+const UNKNOWN: &str = "[unknown]";
+
+/// How often each stack was met, by its functions. Names are kept once: there are a hundred thousand stacks of fifty frames.
+#[derive(Debug, Default)]
+pub(super) struct Stacks<'p> {
+    names: Vec<String>,
+    numbers: HashMap<Called<'p>, usize>,
+    /// Numbers of names from the outermost on, and how often.
+    counts: HashMap<Vec<usize>, u64>,
+}
+
+/// What a frame's name is made of.
+type Called<'p> = (Option<&'p str>, Option<&'p Name>);
+
+impl<'p> Stacks<'p> {
+    pub(super) fn of_profile(profile: &'p Profile) -> io::Result<Stacks<'p>> {
+        checked(profile)?;
+        let mut stacks = Stacks::default();
+        for counted in &profile.samples {
+            stacks.add(frames(profile, counted).iter().rev(), counted.count);
         }
-        *stacks.entry(names).or_insert(0) += counted.count;
+        Ok(stacks)
     }
-    Ok(stacks)
+
+    pub(super) fn of_heap(recording: &'p Recording, of: Of) -> io::Result<Stacks<'p>> {
+        addable(recording.sites.iter().map(|site| of.number(site)))?;
+        let mut stacks = Stacks::default();
+        for site in &recording.sites {
+            stacks.add(recording.frames_of(site).rev(), of.number(site));
+        }
+        Ok(stacks)
+    }
+
+    fn add(&mut self, frames: impl Iterator<Item = &'p Frame>, count: u64) {
+        if count == 0 {
+            return;
+        }
+        let mut stack: Vec<usize> = frames.map(|frame| self.number(Some(frame))).collect();
+        if stack.is_empty() {
+            stack.push(self.number(None));
+        }
+        *self.counts.entry(stack).or_insert(0) += count;
+    }
+
+    fn number(&mut self, frame: Option<&'p Frame>) -> usize {
+        let names = &mut self.names;
+        let called = frame.map_or((None, None), |it| (it.function.as_deref(), it.module.as_ref()));
+        *self.numbers.entry(called).or_insert_with(|| {
+            names.push(frame.map_or_else(|| UNKNOWN.to_owned(), name));
+            names.len() - 1
+        })
+    }
+
+    /// A line for each, in order of functions.
+    pub(super) fn lines(&self) -> impl DoubleEndedIterator<Item = String> {
+        // Several frames can be called the same.
+        let mut sorted: Vec<&str> = self.names.iter().map(|name| &**name).collect();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let rank = |name: &String| sorted.binary_search(&&**name).unwrap_or(0);
+        let ranks: Vec<usize> = self.names.iter().map(rank).collect();
+        let mut lines: BTreeMap<Vec<usize>, u64> = BTreeMap::new();
+        for (stack, count) in &self.counts {
+            let stack = stack.iter().filter_map(|at| ranks.get(*at).copied()).collect();
+            *lines.entry(stack).or_insert(0) += count;
+        }
+        lines.into_iter().map(move |(stack, count)| {
+            let names: Vec<&str> = stack.iter().filter_map(|at| sorted.get(*at).copied()).collect();
+            format!("{} {count}", names.join(";"))
+        })
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.lines().try_for_each(|line| writeln!(out, "{line}"))
+    }
 }
 
 /// A frame in words that cannot be taken for anything else in a line.
@@ -62,5 +133,5 @@ fn name(frame: &Frame) -> String {
     if name.starts_with("# ") {
         name.replace_range(1..=1, "_");
     }
-    if name.is_empty() { "[unknown]".to_owned() } else { name }
+    if name.is_empty() { UNKNOWN.to_owned() } else { name }
 }

@@ -14,8 +14,7 @@ use std::io::{self, Write};
 use pagewise_model::Name;
 use pagewise_model::traced::{Counted, Frame, Line, Profile};
 
-use super::{called, checked, frames, plain};
-use crate::json::push_string;
+use super::{called, checked, frames, plain, string};
 
 /// Writes a profile. What has labels or a duration is a slice of its own in the innermost frame.
 ///
@@ -175,10 +174,4 @@ fn complete<'a>(
         out.write_all(&string(&value))?;
     }
     out.write_all(b"}}")
-}
-
-fn string(text: &str) -> Vec<u8> {
-    let mut out = Vec::new();
-    push_string(&mut out, text);
-    out
 }

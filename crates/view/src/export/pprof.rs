@@ -8,9 +8,10 @@ use std::io::{self, Write};
 
 use flate2::{Compression, GzBuilder};
 use pagewise_model::Name;
-use pagewise_model::traced::{Counted, Frame, Profile};
+use pagewise_model::heap::{Kind, Recording};
+use pagewise_model::traced::{Frame, Profile};
 
-use super::{checked, frames, plain};
+use super::{addable, frames, plain};
 
 /// Writes a profile. Values of each sample are the count, in units of what was counted, and, where it is known of any, the
 /// time in nanoseconds; where it is not known of one, a label says `time: unknown`, since the format knows no absence.
@@ -21,11 +22,166 @@ use super::{checked, frames, plain};
 /// # Errors
 /// What `out` returns; `InvalidData` for counts that add up to more than 2^63.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
-    checked(profile)?;
-    // No moment and no name of a file: the same profile makes the same bytes.
-    let mut gzip = GzBuilder::new().write(out, Compression::default());
-    gzip.write_all(&encoded(profile))?;
-    gzip.finish().map(drop)
+    Sheet::of_profile(profile).write(out)
+}
+
+/// Writes the heap of a process, with the values that Go's heap profiles have: `alloc_objects`, `alloc_space` are all that
+/// was allocated, `inuse_objects`, `inuse_space` what was live at the end; and beyond them `peak_objects`, `peak_space`,
+/// what was live when most was live in the process. `inuse_space` is what readers show first.
+///
+/// # Errors
+/// What `out` returns; `InvalidData` for numbers that add up to more than 2^63.
+pub fn write_heap(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+    Sheet::of_heap(recording).write(out)
+}
+
+/// What is written: values by call stack.
+#[derive(Debug)]
+struct Sheet<'p> {
+    /// What the values are, and their units.
+    types: Vec<(String, &'static str)>,
+    /// Which of them readers show first.
+    first: usize,
+    rows: Vec<Row<'p>>,
+    /// What readers name the profile after.
+    program: Option<&'p Name>,
+    began_ns: u64,
+    took_ns: u64,
+    /// Of how many of what one was sampled.
+    period: Option<(&'static str, &'static str, u64)>,
+}
+
+/// Values of one call stack.
+#[derive(Debug)]
+struct Row<'p> {
+    frames: Vec<&'p Frame>,
+    values: Vec<u64>,
+    thread: Option<(u32, u32)>,
+    labels: Vec<(&'p str, &'p str)>,
+}
+
+impl<'p> Sheet<'p> {
+    fn of_profile(profile: &'p Profile) -> Sheet<'p> {
+        let timed = profile.samples.iter().any(|counted| counted.took_ns.is_some());
+        let what = if profile.what.is_empty() { "samples" } else { &profile.what };
+        let mut types = vec![(what.replace(' ', "_"), "count")];
+        types.extend(timed.then(|| ("time".to_owned(), "nanoseconds")));
+        let counted = profile.samples.iter().filter(|counted| counted.count > 0);
+        let rows: Vec<Row<'p>> = counted
+            .map(|counted| {
+                let time = timed.then(|| counted.took_ns.unwrap_or(0));
+                let labels = counted.labels.iter().map(|(key, value)| (&**key, &**value));
+                let unknown = timed && counted.took_ns.is_none();
+                Row {
+                    frames: frames(profile, counted).iter().collect(),
+                    values: std::iter::once(counted.count).chain(time).collect(),
+                    thread: counted.thread,
+                    labels: labels.chain(unknown.then_some(("time", "unknown"))).collect(),
+                }
+            })
+            .collect();
+        let program = program(&rows);
+        let (began_ns, took_ns) = (profile.began_ns.unwrap_or(0), profile.took_ns);
+        Sheet { types, first: 0, rows, program, began_ns, took_ns, period: None }
+    }
+
+    fn of_heap(recording: &'p Recording) -> Sheet<'p> {
+        let types = ["alloc", "inuse", "peak"]
+            .iter()
+            .flat_map(|of| [(format!("{of}_objects"), "count"), (format!("{of}_space"), "bytes")]);
+        let rows = recording.sites.iter().map(|site| {
+            let amounts = [site.allocated, site.leaked(), site.at_peak];
+            let kind = site.kind.word();
+            Row {
+                frames: recording.frames_of(site).collect(),
+                values: amounts.iter().flat_map(|it| [it.blocks, it.bytes]).collect(),
+                thread: None,
+                labels: (site.kind != Kind::Heap).then_some(("kind", kind)).into_iter().collect(),
+            }
+        });
+        Sheet {
+            types: types.collect(),
+            first: 3,
+            rows: rows.filter(|row| row.values.iter().any(|value| *value > 0)).collect(),
+            program: Some(&recording.program).filter(|name| !name.is_empty()),
+            began_ns: recording.began_ns,
+            took_ns: recording.took_ns,
+            period: Some(("space", "bytes", recording.every_bytes.unwrap_or(1))),
+        }
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        for at in 0..self.types.len() {
+            addable(self.rows.iter().filter_map(|row| row.values.get(at).copied()))?;
+        }
+        // No moment and no name of a file: the same profile makes the same bytes.
+        let mut gzip = GzBuilder::new().write(out, Compression::default());
+        gzip.write_all(&self.encoded())?;
+        gzip.finish().map(drop)
+    }
+
+    fn encoded(&self) -> Vec<u8> {
+        let mut tables = Tables {
+            strings: Numbers::from(0),
+            modules: Numbers::from(1),
+            functions: Numbers::from(1),
+            locations: Numbers::from(1),
+        };
+        tables.string(b"");
+        // Readers take the first file to be the program.
+        self.program.map(|name| tables.modules.of(name));
+        let mut whole = Message::default();
+        for (kind, unit) in &self.types {
+            whole = whole.message(1, &tables.unit(kind, unit));
+        }
+        for row in &self.rows {
+            whole = whole.message(2, &row.encoded(&mut tables));
+        }
+        whole = with_tables(whole, &mut tables).number(9, self.began_ns).number(10, self.took_ns);
+        if let Some((kind, unit, every)) = self.period {
+            whole = whole.message(11, &tables.unit(kind, unit)).number(12, every);
+        }
+        let first = self.types.get(self.first).map_or("", |(kind, _)| kind);
+        whole = whole.number(14, tables.string(first.as_bytes()));
+        for (text, _) in tables.strings.all() {
+            whole.bytes(6, text.as_bytes());
+        }
+        whole.0
+    }
+}
+
+/// The file that most began in.
+fn program<'p>(rows: &[Row<'p>]) -> Option<&'p Name> {
+    let mut counts: BTreeMap<&Name, u64> = BTreeMap::new();
+    for row in rows {
+        let outermost = row.frames.last().and_then(|frame| frame.module.as_ref());
+        let count = row.values.first().copied().unwrap_or(0);
+        if let Some(name) = outermost {
+            let sum = counts.entry(name).or_default();
+            *sum = sum.saturating_add(count);
+        }
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count).map(|(name, _)| name)
+}
+
+impl Row<'_> {
+    fn encoded(&self, tables: &mut Tables) -> Message {
+        let locations = tables.locations(&self.frames);
+        let values = self.values.iter().copied();
+        let mut sample = Message::default().numbers(1, locations).numbers(2, values);
+        if let Some((pid, tid)) = self.thread {
+            for (key, number) in [("pid", pid), ("tid", tid)] {
+                let key = tables.string(key.as_bytes());
+                let label = Message::default().number(1, key).number(3, number.into());
+                sample = sample.message(3, &label);
+            }
+        }
+        for (key, value) in &self.labels {
+            let [key, value] = [key, value].map(|text| tables.string(text.as_bytes()));
+            sample = sample.message(3, &Message::default().number(1, key).number(2, value));
+        }
+        sample
+    }
 }
 
 /// Fields of a message, as Protocol Buffers encode them.
@@ -115,12 +271,18 @@ impl Tables {
         self.strings.of(&plain(text).into_owned())
     }
 
-    fn locations(&mut self, frames: &[Frame]) -> Vec<u64> {
+    /// A type of values and its unit.
+    fn unit(&mut self, kind: &str, unit: &str) -> Message {
+        let [kind, unit] = [kind, unit].map(|text| self.string(text.as_bytes()));
+        Message::default().number(1, kind).number(2, unit)
+    }
+
+    fn locations(&mut self, frames: &[&Frame]) -> Vec<u64> {
         let places = frames.split_inclusive(|frame| !frame.inlined);
         places.map(|place| self.location(place)).collect()
     }
 
-    fn location(&mut self, place: &[Frame]) -> u64 {
+    fn location(&mut self, place: &[&Frame]) -> u64 {
         let outermost = place.last();
         let module = outermost.and_then(|frame| frame.module.as_ref());
         let module = module.map_or(0, |name| self.modules.of(name));
@@ -134,68 +296,6 @@ impl Tables {
         let number = frame.line.as_ref().map_or(0, |line| line.number);
         Some((self.functions.of(&(name, file)), number.into()))
     }
-}
-
-fn encoded(profile: &Profile) -> Vec<u8> {
-    let mut tables = Tables {
-        strings: Numbers::from(0),
-        modules: Numbers::from(1),
-        functions: Numbers::from(1),
-        locations: Numbers::from(1),
-    };
-    tables.string(b"");
-    // Readers take the first file to be the program.
-    program(profile).map(|name| tables.modules.of(name));
-    let timed = profile.samples.iter().any(|counted| counted.took_ns.is_some());
-    let what = if profile.what.is_empty() { "samples" } else { &profile.what };
-    let types = [(what.replace(' ', "_"), "count"), ("time".to_owned(), "nanoseconds")];
-    let mut whole = Message::default();
-    for (kind, unit) in types.iter().take(if timed { 2 } else { 1 }) {
-        let (kind, unit) = (tables.string(kind.as_bytes()), tables.string(unit.as_bytes()));
-        whole = whole.message(1, &Message::default().number(1, kind).number(2, unit));
-    }
-    for counted in profile.samples.iter().filter(|counted| counted.count > 0) {
-        let sample = sample(profile, counted, timed, &mut tables);
-        whole = whole.message(2, &sample);
-    }
-    whole = with_tables(whole, &mut tables);
-    whole = whole
-        .number(9, profile.began_ns.unwrap_or(0))
-        .number(10, profile.took_ns)
-        .number(14, tables.string(types[0].0.as_bytes()));
-    for (text, _) in tables.strings.all() {
-        whole.bytes(6, text.as_bytes());
-    }
-    whole.0
-}
-
-/// The file that most began in.
-fn program(profile: &Profile) -> Option<&Name> {
-    let mut counts: BTreeMap<&Name, u64> = BTreeMap::new();
-    for counted in &profile.samples {
-        let outermost = frames(profile, counted).last().and_then(|frame| frame.module.as_ref());
-        outermost.into_iter().for_each(|name| *counts.entry(name).or_default() += counted.count);
-    }
-    counts.into_iter().max_by_key(|(_, count)| *count).map(|(name, _)| name)
-}
-
-fn sample(profile: &Profile, counted: &Counted, timed: bool, tables: &mut Tables) -> Message {
-    let values = std::iter::once(counted.count).chain(timed.then(|| counted.took_ns.unwrap_or(0)));
-    let locations = tables.locations(frames(profile, counted));
-    let mut sample = Message::default().numbers(1, locations).numbers(2, values);
-    if let Some((pid, tid)) = counted.thread {
-        for (key, number) in [("pid", pid), ("tid", tid)] {
-            let key = tables.string(key.as_bytes());
-            sample = sample.message(3, &Message::default().number(1, key).number(3, number.into()));
-        }
-    }
-    let unknown = ("time".to_owned(), "unknown".to_owned());
-    let unknown = (timed && counted.took_ns.is_none()).then_some(&unknown);
-    for (key, value) in counted.labels.iter().chain(unknown) {
-        let [key, value] = [key, value].map(|text| tables.string(text.as_bytes()));
-        sample = sample.message(3, &Message::default().number(1, key).number(2, value));
-    }
-    sample
 }
 
 /// Mappings, functions and locations.

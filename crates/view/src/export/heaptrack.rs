@@ -1,0 +1,517 @@
+//! What heaptrack writes, as of its version 1.4: `heaptrack_print` and heaptrack_gui read it.
+//!
+//! The format is one of events, and a recording has none: the events are made up, as few as there can be that give what was
+//! recorded. Exact by call stack are the bytes at the peak and at the end, and, up to [`MOST`], the number of allocations
+//! and of temporary ones. The sums over time are those of the moments. How they are made up between two trees is a guess:
+//! what has grown by the next tree is taken to have grown first.
+//!
+//! How the reader counts, on which this depends (`accumulatedtracedata.cpp`, file version 3): `+` adds one allocation and
+//! the bytes of the allocation's kind; `-` takes the bytes away, and is a temporary one where the line before with a sign
+//! was `+` of the same kind. A kind is a line `a SIZE TRACE`, and two of them may say the same: what is freed is of the
+//! second, so that nothing is taken to be temporary by chance. The first kind is never used, since the reader takes 0 to be
+//! none. The peak is the first time that the sum is highest.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use pagewise_model::heap::{Amount, Recording, Site};
+use pagewise_model::traced::Frame;
+
+use super::snapshots::{Snapshot, What, snapshots, sum};
+use super::{addable, plain};
+
+/// So many allocations are written at most: the reader goes through them three times. Of more, each stands for several.
+pub const MOST: u64 = 8_000_000;
+
+/// What could not be written as it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Each allocation stands for so many; 1 where all were written.
+    pub each: u64,
+    /// Temporary allocations that are not said to be temporary, since their blocks were live at the peak.
+    pub not_temporary: u64,
+}
+
+/// Writes a recording, of at most `most` allocations.
+///
+/// # Errors
+/// What `out` returns; `InvalidData` for numbers that add up to more than 2^63.
+pub fn write(recording: &Recording, most: u64, out: &mut dyn Write) -> io::Result<Written> {
+    for of in [Site::leaked as fn(&Site) -> Amount, |site| site.at_peak, |site| site.allocated] {
+        addable(recording.sites.iter().map(|site| of(site).bytes))?;
+        addable(recording.sites.iter().map(|site| of(site).blocks))?;
+    }
+    let each = each(&recording.sites, most.max(1));
+    let words: Vec<_> = recording.command.iter().map(|word| plain(word.as_bytes())).collect();
+    writeln!(out, "v 10400 3\nX {}", words.join(" "))?;
+    if each > 1 {
+        writeln!(out, "# Each allocation stands for {each}.")?;
+    }
+    writeln!(out, "I {:x} 0", recording.page_size.bytes())?;
+    if recording.attached {
+        writeln!(out, "A")?;
+    }
+    let mut stream = Stream::new(recording, each, out);
+    stream.traces()?;
+    stream.run(&snapshots(recording))?;
+    let not_temporary = stream.states.iter().map(|state| state.temporary_lost).sum();
+    Ok(Written { each, not_temporary })
+}
+
+/// How many allocations each stands for.
+fn each(sites: &[Site], most: u64) -> u64 {
+    sites
+        .iter()
+        .fold(0_u64, |sum, site| sum.saturating_add(site.allocated.blocks))
+        .div_ceil(most)
+        .max(1)
+}
+
+/// What has been said of a site, and what is to be said yet.
+#[derive(Debug)]
+struct State {
+    trace: u32,
+    /// The bytes that are live now.
+    level: u64,
+    /// The bytes at the next tree.
+    goal: u64,
+    /// Allocations that are to be written yet, and those of them that are temporary.
+    left: u64,
+    temporary: u64,
+    /// All of them, to be spread over time.
+    all: u64,
+    all_temporary: u64,
+    temporary_lost: u64,
+    /// The size of a block, as a mean.
+    size: u64,
+    at_peak: u64,
+    leaked: u64,
+    /// Whether the next tree says of it.
+    is_listed: bool,
+}
+
+/// Which half of a kind: what is allocated, or what is freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Half {
+    Allocated,
+    Freed,
+}
+
+struct Stream<'r, 'o> {
+    recording: &'r Recording,
+    out: &'o mut dyn Write,
+    states: Vec<State>,
+    kinds: HashMap<(u64, u32, Half), u64>,
+    /// What is live.
+    live: u64,
+    /// What was live at the peak.
+    limit: u64,
+    /// The milliseconds that were written last.
+    now: u64,
+    peak_is_over: bool,
+}
+
+impl<'r, 'o> Stream<'r, 'o> {
+    fn new(recording: &'r Recording, each: u64, out: &'o mut dyn Write) -> Stream<'r, 'o> {
+        let state = |site: &Site| {
+            let all = site.allocated.blocks.div_ceil(each);
+            let temporary = if each == 1 { site.temporary } else { site.temporary / each };
+            let temporary = temporary.min(all);
+            State {
+                trace: 0,
+                level: 0,
+                goal: 0,
+                left: all,
+                temporary,
+                all,
+                all_temporary: temporary,
+                temporary_lost: 0,
+                size: site.allocated.bytes.checked_div(site.allocated.blocks).unwrap_or(0),
+                at_peak: site.at_peak.bytes,
+                leaked: site.leaked().bytes,
+                is_listed: false,
+            }
+        };
+        let states: Vec<State> = recording.sites.iter().map(state).collect();
+        let limit = sum_of(&states, |state| state.at_peak);
+        Stream {
+            recording,
+            out,
+            states,
+            kinds: HashMap::new(),
+            live: 0,
+            limit,
+            now: 0,
+            peak_is_over: false,
+        }
+    }
+
+    /// Names, places and call stacks.
+    fn traces(&mut self) -> io::Result<()> {
+        let mut names = Names { known: HashMap::new() };
+        let mut places: HashMap<Vec<u32>, u32> = HashMap::new();
+        let mut traces: HashMap<(u32, u32), u32> = HashMap::new();
+        let mut of_stack: HashMap<u32, u32> = HashMap::new();
+        for (at, site) in self.recording.sites.iter().enumerate() {
+            if let Some(trace) = of_stack.get(&site.stack) {
+                self.states[at].trace = *trace;
+                continue;
+            }
+            let mut trace = 0;
+            for place in places_of(self.recording, site).iter().rev() {
+                let number = match places.get(place) {
+                    Some(number) => *number,
+                    None => {
+                        names.place(self.recording, place, self.out)?;
+                        let number = next(&places);
+                        places.insert(place.clone(), number);
+                        number
+                    }
+                };
+                trace = match traces.get(&(number, trace)) {
+                    Some(known) => *known,
+                    None => {
+                        writeln!(self.out, "t {number:x} {trace:x}")?;
+                        let known = next(&traces);
+                        traces.insert((number, trace), known);
+                        known
+                    }
+                };
+            }
+            of_stack.insert(site.stack, trace);
+            self.states[at].trace = trace;
+        }
+        if let Some(state) = self.states.first() {
+            writeln!(self.out, "a 0 {:x}", state.trace)?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, snapshots: &[Snapshot]) -> io::Result<()> {
+        let all = self.recording.totals.allocated.blocks;
+        for (at, snapshot) in snapshots.iter().enumerate() {
+            self.time(snapshot.time_ns)?;
+            if let Some(resident) = snapshot.resident {
+                writeln!(self.out, "R {:x}", resident / self.recording.page_size.bytes().max(1))?;
+            }
+            self.set_goals(&snapshots[at..]);
+            let (wanted, exact) = self.wanted(snapshot);
+            self.free(wanted, exact)?;
+            self.churn(snapshot.what, (snapshot.allocations.min(all), all))?;
+            self.allocate(wanted, exact, snapshot.what)?;
+            if snapshot.what == What::Peak {
+                self.peak_is_over = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn time(&mut self, nanos: u64) -> io::Result<()> {
+        let millis = nanos / 1_000_000;
+        if millis > self.now {
+            self.now = millis;
+            writeln!(self.out, "c {millis:x}")?;
+        }
+        Ok(())
+    }
+
+    /// Sets where each site is to be by the next tree.
+    fn set_goals(&mut self, ahead: &[Snapshot]) {
+        let Some(next) = ahead.iter().find(|snapshot| snapshot.sites.is_some()) else { return };
+        let sites = next.sites.as_deref().unwrap_or_default();
+        for state in &mut self.states {
+            state.goal = 0;
+            state.is_listed = next.what != What::Moment;
+        }
+        for (at, bytes) in sites {
+            self.states[*at].goal = *bytes;
+            self.states[*at].is_listed = true;
+        }
+        // Who is not listed is small. They stay as they are, as far as there is room for all of them, or grow.
+        let mut room = next.bytes.saturating_sub(sum(sites));
+        let peak_is_over = self.peak_is_over;
+        for state in self.states.iter_mut().filter(|state| !state.is_listed) {
+            state.goal = state.level.min(room);
+            room -= state.goal;
+        }
+        for state in self.states.iter_mut().filter(|state| !state.is_listed) {
+            let later = if peak_is_over { state.leaked } else { state.at_peak };
+            let more = later.saturating_sub(state.goal).min(room);
+            state.goal += more;
+            room -= more;
+        }
+    }
+
+    /// How many bytes are to be live, and whether each site is to be at its goal then.
+    fn wanted(&self, snapshot: &Snapshot) -> (u64, bool) {
+        let goals = sum_of(&self.states, |state| state.goal);
+        match snapshot.what {
+            What::Begin => (0, false),
+            What::Moment => {
+                let most = self.most();
+                (snapshot.bytes.min(most), snapshot.sites.is_some() && goals <= most)
+            }
+            What::Peak | What::End => (goals, true),
+        }
+    }
+
+    /// What may be live now: before the peak less than at it, since the reader takes the first that is highest.
+    fn most(&self) -> u64 {
+        if self.peak_is_over { self.limit } else { self.limit.saturating_sub(1) }
+    }
+
+    /// Frees what is to be live no more.
+    fn free(&mut self, wanted: u64, exact: bool) -> io::Result<()> {
+        for at in 0..self.states.len() {
+            let over = self.states[at].level.saturating_sub(self.states[at].goal);
+            let spare = if exact { over } else { self.live.saturating_sub(wanted) };
+            self.take(at, over.min(spare).min(self.loose(at)))?;
+        }
+        if !exact {
+            // More than the next tree says: whoever is there.
+            for at in 0..self.states.len() {
+                let bytes = self.loose(at).min(self.live.saturating_sub(wanted));
+                self.take(at, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What of a site can be freed: not what is live at the end, where there is no allocation left that could bring it back.
+    fn loose(&self, at: usize) -> u64 {
+        let state = &self.states[at];
+        let is_last = self.peak_is_over && state.left <= state.temporary;
+        state.level.saturating_sub(if is_last { state.leaked } else { 0 })
+    }
+
+    fn take(&mut self, at: usize, bytes: u64) -> io::Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.states[at].level -= bytes;
+        self.live -= bytes;
+        let kind = self.kind(at, bytes, Half::Freed)?;
+        writeln!(self.out, "- {kind:x}")
+    }
+
+    /// Allocates what is to be live.
+    fn allocate(&mut self, wanted: u64, exact: bool, what: What) -> io::Result<()> {
+        let must = matches!(what, What::Peak | What::End);
+        let last = (what == What::Peak).then(|| self.temporary_at_peak()).flatten();
+        for at in (0..self.states.len()).filter(|at| Some(*at) != last) {
+            let state = &self.states[at];
+            let under = state.goal.saturating_sub(state.level);
+            let lacks = wanted.saturating_sub(self.live);
+            let bytes = if exact { under } else { under.min(lacks) };
+            if bytes > 0 && (must || self.spare(at) > 0) {
+                self.give(at, bytes)?;
+            }
+        }
+        if let Some(at) = last {
+            return self.give_for_a_while(at);
+        }
+        if !must && self.live < wanted {
+            // More than the next tree says: who has most of what can be allocated yet.
+            let order = |at: &usize| (self.spare(*at) > 0, self.states[*at].goal, self.spare(*at));
+            let most = (0..self.states.len()).max_by_key(order);
+            if let Some(at) = most.filter(|at| self.spare(*at) > 0) {
+                self.give(at, wanted - self.live)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Who allocates what makes the peak, and frees it before anything else is allocated.
+    fn temporary_at_peak(&self) -> Option<usize> {
+        self.states.iter().position(|state| {
+            let is_only_temporary = state.left > 0 && state.left <= state.temporary;
+            is_only_temporary && state.goal > state.level && state.leaked <= state.level
+        })
+    }
+
+    fn give_for_a_while(&mut self, at: usize) -> io::Result<()> {
+        let bytes = self.states[at].goal - self.states[at].level;
+        let kind = self.kind(at, bytes, Half::Allocated)?;
+        self.states[at].left -= 1;
+        self.states[at].temporary -= 1;
+        write!(self.out, "+ {kind:x}\n- {kind:x}\n")
+    }
+
+    /// How many allocations a site has left beyond those that make the peak and what is live at the end.
+    fn beyond(&self, at: usize) -> u64 {
+        let state = &self.states[at];
+        let peak = !self.peak_is_over && state.at_peak > 0;
+        state.left.saturating_sub(u64::from(peak) + u64::from(state.leaked > 0))
+    }
+
+    /// How many of them need not be temporary.
+    fn spare(&self, at: usize) -> u64 {
+        self.beyond(at).saturating_sub(self.states[at].temporary)
+    }
+
+    /// Allocates bytes, in blocks of the usual size where there are allocations left.
+    fn give(&mut self, at: usize, bytes: u64) -> io::Result<()> {
+        let usual = bytes.checked_div(self.states[at].size).unwrap_or(0);
+        let count = usual.min(self.spare(at)).max(1);
+        let each = bytes / count;
+        let kind = if count > 1 { self.kind(at, each, Half::Allocated)? } else { 0 };
+        for _ in 1..count {
+            writeln!(self.out, "+ {kind:x}")?;
+        }
+        let kind = self.kind(at, bytes - each * (count - 1), Half::Allocated)?;
+        writeln!(self.out, "+ {kind:x}")?;
+        let state = &mut self.states[at];
+        state.left = state.left.saturating_sub(count);
+        // One that was to be temporary was needed here.
+        let lost = state.temporary.saturating_sub(state.left);
+        state.temporary -= lost;
+        state.temporary_lost += lost;
+        state.level += bytes;
+        self.live += bytes;
+        Ok(())
+    }
+
+    /// Blocks that do not stay: as many as of all allocations there were by now.
+    fn churn(&mut self, what: What, (now, all): (u64, u64)) -> io::Result<()> {
+        for at in 0..self.states.len() {
+            let state = &self.states[at];
+            let (temporary, pairs) = if what == What::End {
+                let kept = u64::from(state.leaked > state.level);
+                let left = state.left.saturating_sub(kept);
+                let temporary = state.temporary.min(left);
+                (temporary, left - temporary)
+            } else {
+                let by_now = share(state.all_temporary, now, all);
+                let written = state.all_temporary - state.temporary - state.temporary_lost;
+                let temporary = by_now.saturating_sub(written).min(state.temporary);
+                let temporary = temporary.min(self.beyond(at));
+                let written = state.all - state.left - written;
+                let by_now = share(state.all - state.all_temporary, now, all);
+                (temporary, by_now.saturating_sub(written).min(self.spare(at)))
+            };
+            self.pass(at, temporary, pairs)?;
+        }
+        Ok(())
+    }
+
+    /// Writes blocks that are freed at once, temporary ones and others.
+    fn pass(&mut self, at: usize, temporary: u64, pairs: u64) -> io::Result<()> {
+        if temporary == 0 && pairs == 0 {
+            return Ok(());
+        }
+        // The reader may see no more live than there is to be.
+        let size = self.states[at].size.min(self.most().saturating_sub(self.live));
+        let kind = self.kind(at, size, Half::Allocated)?;
+        for _ in 0..temporary {
+            write!(self.out, "+ {kind:x}\n- {kind:x}\n")?;
+        }
+        if pairs > 0 {
+            let freed = self.kind(at, size, Half::Freed)?;
+            for _ in 0..pairs {
+                write!(self.out, "+ {kind:x}\n- {freed:x}\n")?;
+            }
+        }
+        let state = &mut self.states[at];
+        state.left -= temporary + pairs;
+        state.temporary -= temporary;
+        Ok(())
+    }
+
+    /// The number of a kind, which is written when it is first needed.
+    fn kind(&mut self, at: usize, size: u64, half: Half) -> io::Result<u64> {
+        let trace = self.states[at].trace;
+        // The first is never used.
+        let number = u64::try_from(self.kinds.len()).expect("a length fits") + 1;
+        match self.kinds.get(&(size, trace, half)) {
+            Some(known) => Ok(*known),
+            None => {
+                self.kinds.insert((size, trace, half), number);
+                writeln!(self.out, "a {size:x} {trace:x}")?;
+                Ok(number)
+            }
+        }
+    }
+}
+
+/// The part of `count` that was there when `now` of `all` were.
+#[expect(clippy::cast_possible_truncation, reason = "no more than `count`")]
+fn share(count: u64, now: u64, all: u64) -> u64 {
+    let part = u128::from(count) * u128::from(now.min(all));
+    part.checked_div(u128::from(all)).unwrap_or(0) as u64
+}
+
+fn sum_of(states: &[State], of: impl Fn(&State) -> u64) -> u64 {
+    states.iter().fold(0, |sum, state| sum.saturating_add(of(state)))
+}
+
+/// Numbers begin at 1.
+fn next<T>(known: &HashMap<T, u32>) -> u32 {
+    u32::try_from(known.len()).unwrap_or(u32::MAX - 1) + 1
+}
+
+/// The places of a site's stack as numbers of frames: each with all functions that are inlined there. Where nothing is
+/// known, one place of no frames.
+fn places_of(recording: &Recording, site: &Site) -> Vec<Vec<u32>> {
+    let stack = usize::try_from(site.stack).ok().and_then(|at| recording.stacks.get(at));
+    let stack = stack.map_or(&[][..], Vec::as_slice);
+    let inlined = |at: &u32| frame(recording, *at).is_some_and(|frame| frame.inlined);
+    let places: Vec<Vec<u32>> =
+        stack.split_inclusive(|at| !inlined(at)).map(<[u32]>::to_vec).collect();
+    if places.is_empty() { vec![Vec::new()] } else { places }
+}
+
+fn frame(recording: &Recording, at: u32) -> Option<&Frame> {
+    recording.frames.get(usize::try_from(at).ok()?)
+}
+
+/// Strings by number; 0 is none.
+struct Names {
+    known: HashMap<String, u32>,
+}
+
+impl Names {
+    fn name(&mut self, text: &[u8], out: &mut dyn Write) -> io::Result<u32> {
+        let text = plain(text).into_owned();
+        if text.is_empty() {
+            return Ok(0);
+        }
+        if let Some(number) = self.known.get(&text) {
+            return Ok(*number);
+        }
+        writeln!(out, "s {:x} {text}", text.len())?;
+        let number = next(&self.known);
+        self.known.insert(text, number);
+        Ok(number)
+    }
+
+    /// Writes a place: its address, its file, and function, source and line of each frame there.
+    fn place(
+        &mut self,
+        recording: &Recording,
+        place: &[u32],
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let frames: Vec<&Frame> = place.iter().filter_map(|at| frame(recording, *at)).collect();
+        let outermost = frames.last();
+        let module = outermost.and_then(|frame| frame.module.as_ref());
+        let module = self.name(module.map_or(&[][..], |name| name.as_bytes()), out)?;
+        let mut line = format!("i {:x} {module:x}", outermost.map_or(0, |frame| frame.offset));
+        for frame in &frames {
+            let function = frame.function.as_deref().unwrap_or_default();
+            if function.is_empty() && frame.line.is_none() {
+                continue;
+            }
+            let function = self.name(function.as_bytes(), out)?;
+            let (file, number) = match &frame.line {
+                Some(line) => (self.name(line.file.as_bytes(), out)?, line.number),
+                None => (0, 0),
+            };
+            line.push_str(&format!(" {function:x} {file:x} {number:x}"));
+        }
+        if frames.is_empty() {
+            let unknown = self.name(b"[unknown]", out)?;
+            line.push_str(&format!(" {unknown:x} 0 0"));
+        }
+        writeln!(out, "{line}")
+    }
+}

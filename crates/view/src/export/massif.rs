@@ -1,0 +1,217 @@
+//! What valgrind's massif writes: `ms_print` and massif-visualizer read it.
+
+use std::io::{self, Write};
+
+use pagewise_model::heap::Recording;
+use pagewise_model::traced::Frame;
+
+use super::snapshots::{Snapshot, What, snapshots};
+use super::{addable, plain};
+
+/// The per cent of a snapshot below which a branch of its tree is not written: massif's own.
+pub const THRESHOLD: f64 = 1.0;
+
+/// How deep trees are at most, beyond what programs have.
+const DEEPEST: usize = 256;
+
+/// Writes a snapshot for each moment, the peak and the end; with a tree where there is one. A branch of fewer bytes than
+/// `threshold` per cent of its snapshot is left out, but for its bytes.
+///
+/// `mem_heap_B` is what was live, `mem_heap_extra_B` what the allocator held beyond; 0 where that is not known, since the
+/// format knows no absence.
+///
+/// # Errors
+/// What `out` returns; `InvalidData` for numbers that add up to more than 2^63.
+pub fn write(recording: &Recording, threshold: f64, out: &mut dyn Write) -> io::Result<()> {
+    let snapshots = snapshots(recording);
+    for snapshot in &snapshots {
+        addable([snapshot.bytes, snapshot.extra.unwrap_or(0)].into_iter())?;
+    }
+    let words: Vec<_> = recording.command.iter().map(|word| uncommented(word.as_bytes())).collect();
+    write!(out, "desc: pagewise heap export, mem_heap_extra_B is what the allocator held beyond")?;
+    writeln!(out, " live bytes\ncmd: {}\ntime_unit: ms", words.join(" "))?;
+    for (at, snapshot) in snapshots.iter().enumerate() {
+        writeln!(
+            out,
+            "#-----------\nsnapshot={at}\n#-----------\ntime={}\nmem_heap_B={}\nmem_heap_extra_B={}\nmem_stacks_B=0",
+            snapshot.time_ns / 1_000_000,
+            snapshot.bytes,
+            snapshot.extra.unwrap_or(0)
+        )?;
+        match (&snapshot.sites, snapshot.what) {
+            (Some(sites), what) => {
+                let word = if what == What::Peak { "peak" } else { "detailed" };
+                writeln!(out, "heap_tree={word}")?;
+                Tree::new(recording, snapshot, sites, threshold).write(out)?;
+            }
+            (None, _) => writeln!(out, "heap_tree=empty")?,
+        }
+    }
+    Ok(())
+}
+
+/// A call stack by numbers of frames, the allocation's first, and its bytes.
+type Row<'r> = (&'r [u32], u64);
+
+/// The tree of one snapshot.
+struct Tree<'r> {
+    recording: &'r Recording,
+    /// In order of stacks, so that what begins alike lies together.
+    rows: Vec<Row<'r>>,
+    bytes: u64,
+    threshold: f64,
+}
+
+/// A child to be written.
+enum Child {
+    /// A frame, and which of the rows go through it.
+    Frame { number: u32, from: usize, to: usize, bytes: u64 },
+    /// So many that are too small.
+    Rest { places: u64, bytes: u64 },
+}
+
+impl<'r> Tree<'r> {
+    fn new(
+        recording: &'r Recording,
+        snapshot: &Snapshot,
+        sites: &[(usize, u64)],
+        threshold: f64,
+    ) -> Tree<'r> {
+        let stack = |site: usize| {
+            let at = usize::try_from(recording.sites.get(site)?.stack).ok()?;
+            recording.stacks.get(at).map(Vec::as_slice)
+        };
+        let rows = sites.iter().map(|(site, bytes)| (stack(*site).unwrap_or(&[]), *bytes));
+        let mut rows: Vec<Row<'r>> = rows.collect();
+        rows.sort_unstable();
+        Tree { recording, rows, bytes: snapshot.bytes, threshold }
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut children = self.children(0, self.rows.len(), 0);
+        // Of stacks that nobody knows, and of sites that were too small to be taken down.
+        let known = children.iter().fold(0_u64, |sum, child| sum.saturating_add(child.bytes()));
+        add_rest(&mut children, 1, self.bytes.saturating_sub(known));
+        let label = "(heap allocation functions) malloc/new/new[], --alloc-fns, etc.";
+        writeln!(out, "n{}: {} {label}", children.len(), self.bytes)?;
+        self.write_children(children, 0, out)
+    }
+
+    fn write_children(
+        &self,
+        children: Vec<Child>,
+        depth: usize,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        for child in children {
+            write!(out, "{:indent$}", "", indent = depth + 1)?;
+            match child {
+                Child::Frame { number, from, to, bytes } => {
+                    let below = self.children(from, to, depth + 1);
+                    let label = self.label(number);
+                    writeln!(out, "n{}: {bytes} {label}", below.len())?;
+                    self.write_children(below, depth + 1, out)?;
+                }
+                Child::Rest { places: 0 | 1, bytes } => {
+                    let threshold = self.threshold;
+                    writeln!(
+                        out,
+                        "n0: {bytes} in 1 place, below massif's threshold ({threshold:.2}%)"
+                    )?;
+                }
+                Child::Rest { places, bytes } => {
+                    let threshold = self.threshold;
+                    writeln!(
+                        out,
+                        "n0: {bytes} in {places} places, all below massif's threshold ({threshold:.2}%)"
+                    )?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Who called at `depth`, the most first; those that are too small in one.
+    fn children(&self, from: usize, to: usize, depth: usize) -> Vec<Child> {
+        let mut children = Vec::new();
+        let (mut places, mut small) = (0, 0_u64);
+        if depth >= DEEPEST {
+            return children;
+        }
+        let mut start = from;
+        while let Some((stack, _)) = self.rows[..to].get(start) {
+            let same =
+                self.rows[start..to].iter().take_while(|(it, _)| it.get(depth) == stack.get(depth));
+            let (count, bytes) =
+                same.fold((0, 0_u64), |(n, sum), (_, bytes)| (n + 1, sum.saturating_add(*bytes)));
+            match stack.get(depth) {
+                // The stack ends here.
+                None => {}
+                Some(number) if self.is_large(bytes) => {
+                    children.push(Child::Frame {
+                        number: *number,
+                        from: start,
+                        to: start + count,
+                        bytes,
+                    });
+                }
+                Some(_) => (places, small) = (places + 1, small.saturating_add(bytes)),
+            }
+            start += count;
+        }
+        children.sort_by_key(|child| std::cmp::Reverse(child.bytes()));
+        add_rest(&mut children, places, small);
+        children
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a threshold need not be exact")]
+    fn is_large(&self, bytes: u64) -> bool {
+        bytes as f64 * 100.0 >= self.threshold * self.bytes as f64
+    }
+
+    /// `0x1234: function (file.c:12)`, as massif has it.
+    fn label(&self, number: u32) -> String {
+        let frame = usize::try_from(number).ok().and_then(|at| self.recording.frames.get(at));
+        let Some(Frame { function, module, offset, line, .. }) = frame else {
+            return "0x0: ???".to_owned();
+        };
+        let function = function.as_deref().filter(|name| !name.is_empty()).unwrap_or("???");
+        let function = uncommented(function.as_bytes());
+        let place = match (line, module) {
+            (Some(line), _) => {
+                let file = line.file.rsplit('/').next().unwrap_or(&line.file);
+                format!(" ({}:{})", uncommented(file.as_bytes()), line.number)
+            }
+            (None, Some(module)) => format!(" (in {})", uncommented(module.as_bytes())),
+            (None, None) => String::new(),
+        };
+        format!("0x{offset:X}: {function}{place}")
+    }
+}
+
+impl Child {
+    fn bytes(&self) -> u64 {
+        match self {
+            Child::Frame { bytes, .. } | Child::Rest { bytes, .. } => *bytes,
+        }
+    }
+}
+
+/// Adds to what is too small to be written.
+fn add_rest(children: &mut Vec<Child>, more: u64, bytes: u64) {
+    if bytes == 0 {
+        return;
+    }
+    match children.iter_mut().find(|child| matches!(child, Child::Rest { .. })) {
+        Some(Child::Rest { places, bytes: rest }) => {
+            *places += more;
+            *rest = rest.saturating_add(bytes);
+        }
+        _ => children.push(Child::Rest { places: more, bytes }),
+    }
+}
+
+/// Words that cannot be taken for a comment: `ms_print` ends each line at `#`.
+fn uncommented(text: &[u8]) -> String {
+    plain(text).replace('#', ":")
+}

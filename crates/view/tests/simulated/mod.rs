@@ -1,0 +1,207 @@
+//! A program that allocates by chance, counted plainly: recordings with known answers.
+#![allow(clippy::unwrap_used, reason = "a part of tests")]
+#![allow(dead_code, reason = "each file of tests uses some of it")]
+
+use std::collections::BTreeMap;
+
+use pagewise_model::heap::*;
+use pagewise_model::traced::{Frame, Line};
+use pagewise_model::{Absent, Bytes, Name, PageSize, Pid};
+
+/// The functions; the place of a frame is that of its name.
+pub(crate) const FUNCTIONS: [&str; 5] = ["main", "read_all", "grow", "parse(char const*)", "leaf"];
+
+/// Call stacks, the allocation's first. Two have one function at different depths.
+pub(crate) const STACKS: [&[u32]; 6] =
+    [&[1, 0], &[2, 1, 0], &[2, 3, 0], &[4, 3, 0], &[4, 4, 3, 0], &[0]];
+
+/// A step of a program: of thread `thread`, which allocates so many bytes at a call stack, or frees a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Allocate { thread: u8, stack: u8, bytes: u16 },
+    Free { thread: u8, which: u16 },
+}
+
+/// What a call stack did, by plain counting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) allocations: u64,
+    pub(crate) temporary: u64,
+    pub(crate) peak: u64,
+    pub(crate) leaked: u64,
+}
+
+pub(crate) fn frame(number: u32, function: &str) -> Frame {
+    Frame {
+        function: Some(function.to_owned()),
+        module: Some("/usr/bin/chance".into()),
+        offset: 0x1100 + u64::from(number) * 16,
+        line: Some(Line { file: "/src/chance.c".into(), number: 10 + number }),
+        inlined: false,
+    }
+}
+
+pub(crate) fn empty() -> Recording {
+    let numbered = (0..).zip(FUNCTIONS);
+    Recording {
+        pid: Pid(4242),
+        command: vec!["./chance".into(), Name::new(b"two words")],
+        program: "/usr/bin/chance".into(),
+        allocator: "glibc 2.36".into(),
+        page_size: PageSize::new(4096).unwrap(),
+        began_ns: 1_700_000_000_000_000_000,
+        took_ns: 0,
+        every_bytes: None,
+        attached: false,
+        ending: Ending::Exited(0),
+        totals: Totals::default(),
+        peak_at_ns: Ok(0),
+        frames: numbered.map(|(number, name)| frame(number, name)).collect(),
+        stacks: STACKS.iter().map(|stack| stack.to_vec()).collect(),
+        sites: Vec::new(),
+        moments: Vec::new(),
+        sizes: vec![0; 65],
+        lifetimes: Vec::new(),
+        lifetimes_every: 0,
+        threads: Vec::new(),
+        lacks: Vec::new(),
+    }
+}
+
+/// Runs a program of a step each millisecond, with a moment every so many steps and a tree at each third of them.
+pub(crate) fn run(steps: &[Step], every: usize) -> Recording {
+    let mut recording = empty();
+    let mut sites: Vec<Site> = (0..)
+        .zip(STACKS)
+        .map(|(stack, _)| Site {
+            stack,
+            kind: Kind::Heap,
+            allocated: Amount::default(),
+            freed: Amount::default(),
+            temporary: 0,
+            at_peak: Amount::default(),
+            errors: None,
+        })
+        .collect();
+    let mut blocks: Vec<(usize, u64, u64)> = Vec::new();
+    let mut last: BTreeMap<u8, u64> = BTreeMap::new();
+    let mut live = Amount::default();
+    let mut totals = Totals::default();
+    for (at, step) in steps.iter().enumerate() {
+        let now = (at as u64 + 1) * 1_000_000;
+        match *step {
+            Step::Allocate { thread, stack, bytes } => {
+                let (site, bytes) = (usize::from(stack) % sites.len(), u64::from(bytes));
+                blocks.push((site, bytes, now));
+                last.insert(thread, now);
+                add(&mut sites[site].allocated, bytes);
+                add(&mut totals.allocated, bytes);
+                add(&mut live, bytes);
+                recording.sizes[64 - bytes.leading_zeros() as usize] += 1;
+                if live.bytes > totals.peak.bytes {
+                    totals.peak = live;
+                    recording.peak_at_ns = Ok(now);
+                    for (at, site) in sites.iter_mut().enumerate() {
+                        site.at_peak = of_site(&blocks, at);
+                    }
+                }
+            }
+            Step::Free { thread, which } => {
+                if blocks.is_empty() {
+                    continue;
+                }
+                let (site, bytes, made) = blocks.swap_remove(usize::from(which) % blocks.len());
+                add(&mut sites[site].freed, bytes);
+                add(&mut totals.freed, bytes);
+                live = Amount { bytes: live.bytes - bytes, blocks: live.blocks - 1 };
+                if last.get(&thread) == Some(&made) {
+                    sites[site].temporary += 1;
+                    totals.temporary += 1;
+                }
+            }
+        }
+        if (at + 1) % every == 0 {
+            let tree = ((at + 1) / every).is_multiple_of(3).then(|| tree(&blocks, sites.len()));
+            let held = Bytes(live.bytes + 10_000);
+            let resident =
+                Resident { anonymous: live.bytes + 50_000, file: 70_000, shmem: 0, swap: 0 };
+            let allocated = totals.allocated;
+            recording.moments.push(Moment {
+                time_ns: now,
+                live,
+                allocated,
+                held: if at < every {
+                    Err(Absent::NotCollected("not yet".into()))
+                } else {
+                    Ok(held)
+                },
+                resident: Ok(resident),
+                tree,
+            });
+        }
+        recording.took_ns = now;
+    }
+    totals.leaked = live;
+    recording.totals = totals;
+    recording.sites = sites;
+    recording
+}
+
+fn add(amount: &mut Amount, bytes: u64) {
+    amount.bytes += bytes;
+    amount.blocks += 1;
+}
+
+fn of_site(blocks: &[(usize, u64, u64)], site: usize) -> Amount {
+    let mut sum = Amount::default();
+    blocks.iter().filter(|block| block.0 == site).for_each(|block| add(&mut sum, block.1));
+    sum
+}
+
+/// All but the smallest.
+fn tree(blocks: &[(usize, u64, u64)], sites: usize) -> Tree {
+    let amounts = (0..).zip(0..sites).map(|(number, site)| (number, of_site(blocks, site)));
+    let mut amounts: Vec<(u32, Amount)> = amounts.filter(|(_, it)| it.blocks > 0).collect();
+    amounts.sort_by_key(|(_, amount)| std::cmp::Reverse(amount.bytes));
+    let others = if amounts.len() > 2 { amounts.pop().unwrap().1 } else { Amount::default() };
+    Tree { sites: amounts, others }
+}
+
+/// What each call stack did, by its functions from the outermost on.
+pub(crate) fn told(recording: &Recording) -> BTreeMap<String, Told> {
+    let mut told: BTreeMap<String, Told> = BTreeMap::new();
+    for site in &recording.sites {
+        let stack = &recording.stacks[site.stack as usize];
+        let names: Vec<&str> = stack.iter().rev().map(|at| FUNCTIONS[*at as usize]).collect();
+        let told = told.entry(names.join(";")).or_default();
+        told.allocations += site.allocated.blocks;
+        told.temporary += site.temporary;
+        told.peak += site.at_peak.bytes;
+        told.leaked += site.leaked().bytes;
+    }
+    told.retain(|_, it| it.allocations > 0);
+    told
+}
+
+/// Steps by a generator that always gives the same.
+pub(crate) fn steps(count: usize, seed: u64) -> Vec<Step> {
+    let mut state = seed | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u32
+    };
+    (0..count)
+        .map(|at| {
+            let thread = (next() % 3) as u8;
+            // More is allocated than freed in the first half, and the other way round in the second.
+            if next() % 10 < if at < count / 2 { 6 } else { 4 } {
+                let stack = (next() % 6) as u8;
+                Step::Allocate { thread, stack, bytes: (next() % 5000) as u16 }
+            } else {
+                Step::Free { thread, which: if next() % 3 == 0 { u16::MAX } else { next() as u16 } }
+            }
+        })
+        .collect()
+}
