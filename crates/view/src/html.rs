@@ -1,12 +1,15 @@
 //! HTML: one page that needs nothing else. Tables and the address map are there without
-//! JavaScript; with it tables can be sorted and filtered and the map can be zoomed.
+//! JavaScript; with it tables can be sorted and filtered and the map can be zoomed, and a heap can be looked into at any
+//! moment.
 
 mod address_map;
 mod chart;
+mod heap;
 mod table;
 
 use std::io::{self, Write};
 
+use pagewise_model::heap::Recording;
 use pagewise_model::lab::{Claim, Verdict};
 use pagewise_model::report::{
     Audience, Block, Fact, Facts, Finding, Findings, Paragraph, Report, Shape, Value,
@@ -31,22 +34,46 @@ const JS: &str = include_str!("html/page.js");
 /// # Errors
 /// What `out` returns.
 pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    write_page(report, None, out)
+}
+
+/// Writes the report of a heap, with the recording in it: a time line on which to pick a moment, and its call stacks.
+///
+/// # Errors
+/// What `out` returns.
+pub fn write_heap(report: &Report, recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+    write_page(report, Some(recording), out)
+}
+
+fn write_page(
+    report: &Report,
+    recording: Option<&Recording>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let mut page = Page { out, html: String::new(), parts: 0 };
     let title = escaped(&WORDING.sentence(&report.title));
     page.html.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.html.push_str(&format!(
         "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>{title}</title>\n<style>\n{CSS}</style>\n</head>\n<body>\n\
+         <title>{title}</title>\n<style>\n{CSS}{}</style>\n</head>\n<body>\n\
          <header><h1>{title}</h1>{}</header>\n<main>\n",
+        recording.map_or("", |_| heap::CSS),
         if has_more(report) { MORE } else { "" }
     ));
     page.contents(&report.blocks);
+    if let Some(recording) = recording {
+        page.heap(recording)?;
+    }
     for block in &report.blocks {
         page.block(block)?;
         page.flush()?;
     }
-    page.html.push_str(&format!("</main>\n<script>\n{JS}</script>\n</body>\n</html>\n"));
+    page.html.push_str(&format!("</main>\n<script>\n{JS}</script>\n"));
+    if recording.is_some() {
+        page.html.push_str(&format!("<script>\n{}</script>\n", heap::JS));
+    }
+    page.html.push_str("</body>\n</html>\n");
     page.flush()
 }
 
@@ -294,7 +321,11 @@ mod tests {
 
     #[test]
     fn what_is_embedded_cannot_end_its_element() {
-        assert!(!JS.to_lowercase().contains("</script") && !JS.contains("<!--"));
-        assert!(!CSS.to_lowercase().contains("</style"));
+        for script in [JS, heap::JS] {
+            assert!(!script.to_lowercase().contains("</script") && !script.contains("<!--"));
+        }
+        for style in [CSS, heap::CSS] {
+            assert!(!style.to_lowercase().contains("</style"));
+        }
     }
 }

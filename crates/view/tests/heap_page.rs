@@ -1,0 +1,194 @@
+//! The page of a heap, as a browser shows it.
+#![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+#![expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+
+#[allow(clippy::cast_possible_truncation, reason = "numbers of a test")]
+mod simulated;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use pagewise_model::heap::{Amount, Recording, Tree};
+use pagewise_model::report::Value;
+use pagewise_model::traced::Line;
+use pagewise_model::{Bytes, Name, Report};
+use pagewise_view::html;
+use simulated::{run, steps};
+
+fn page(recording: &Recording) -> String {
+    let title = vec![Value::text("Heap of "), Value::Name(recording.command[0].clone())];
+    let report = Report { schema: "pagewise.heap/1", title, blocks: Vec::new() };
+    let mut out = Vec::new();
+    html::write_heap(&report, recording, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+/// Writes a page where it can be looked at after the test.
+fn kept(name: &str, page: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, page).unwrap();
+    path
+}
+
+/// What is in the page when its script has run; none, with a word, where there is no browser.
+fn shown(path: &std::path::Path, hash: &str) -> Option<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}{hash}", path.display());
+    let browser = ["chromium", "chromium-browser", "google-chrome"].into_iter().find(|name| {
+        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+    });
+    let Some(browser) = browser else {
+        let required = std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|it| it == "1");
+        assert!(!required, "PAGEWISE_REQUIRE_TOOLS is set, but Chromium is not installed");
+        eprintln!("skipped: Chromium is not installed");
+        return None;
+    };
+    let output = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        .arg(format!("--user-data-dir={}", folder.path().display()))
+        .args(["--window-size=1200,900", "--virtual-time-budget=5000", "--dump-dom", &url])
+        .output()
+        .unwrap();
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The text of the elements of a class.
+fn texts(dom: &str, class: &str) -> Vec<String> {
+    let mark = format!("class=\"{class}\"");
+    let parts = dom.split(&mark).skip(1).map(|part| {
+        let inside = part.split_once('>').unwrap().1;
+        let mut text = String::new();
+        let mut depth = 0_i32;
+        for piece in inside.split('<') {
+            let (tag, words) = piece.split_once('>').unwrap_or(("", piece));
+            if tag.starts_with('/') {
+                depth -= 1;
+            } else if !tag.is_empty() {
+                depth += 1;
+            }
+            if depth < 0 {
+                break;
+            }
+            text.push_str(words);
+        }
+        text
+    });
+    parts.collect()
+}
+
+#[test]
+fn a_moment_is_shown_with_its_call_stacks() {
+    let recording = run(&steps(4000, 7), 40);
+    let path = kept("heap.html", &page(&recording));
+    let at = recording.moments.iter().rposition(|moment| moment.tree.is_some()).unwrap();
+    let Some(dom) = shown(&path, &format!("#moment={at}&way=up")) else { return };
+    let moment = &recording.moments[at];
+    let says = &texts(&dom, "says")[0];
+    let kib = format!(": {:.1}K", moment.live.bytes as f64 / 1024.0);
+    assert!(says.contains(&kib), "{says}, not {kib}");
+    assert!(says.contains(&format!("in {} blocks", moment.live.blocks)), "{says}");
+    // The sites of the tree by the function that allocated.
+    let mut by_function: std::collections::BTreeMap<&str, u64> = Default::default();
+    for (site, amount) in &moment.tree.as_ref().unwrap().sites {
+        let stack = &recording.stacks[recording.sites[*site as usize].stack as usize];
+        *by_function.entry(simulated::FUNCTIONS[stack[0] as usize]).or_default() += amount.bytes;
+    }
+    let roots: Vec<&str> = dom.split("role=\"treeitem\" aria-level=\"1\"").skip(1).collect();
+    assert!(roots.len() >= by_function.len(), "{dom}");
+    for (function, bytes) in by_function {
+        let is_it = |row: &&&str| {
+            row.split("role=\"treeitem\"").next().unwrap().contains(&format!("\">{function} <"))
+        };
+        let row = roots.iter().find(is_it);
+        let row = row.unwrap_or_else(|| panic!("no {function} in {roots:?}"));
+        let digits = bytes.to_string();
+        let exact = digits.as_bytes().rchunks(3).rev().map(|it| std::str::from_utf8(it).unwrap());
+        let exact = exact.collect::<Vec<_>>().join(",");
+        assert!(row.contains(&format!("title=\"{exact} bytes\"")), "{function} {bytes}: {row}");
+    }
+    let Some(dom) = shown(&path, "#moment=peak&way=down") else { return };
+    let says = &texts(&dom, "says")[0];
+    assert!(says.starts_with("The peak, at"), "{says}");
+    let cells = dom.matches("role=\"group\"").count();
+    assert!(cells == 1 && dom.contains("aria-label=\"main: "), "no flame graph");
+}
+
+#[test]
+fn names_that_end_scripts_are_only_names() {
+    let mut recording = run(&steps(400, 7), 40);
+    let evil = "</script><img src=x onerror=\"document.title='evil'\"><!--<script>";
+    recording.frames[0].function = Some(evil.to_owned());
+    recording.frames[2].function = Some("\u{1b}[2J\u{202e}\0\u{2028}".to_owned());
+    recording.frames[1].module = Some(Name::new(b"/tmp/\xff<b>\n"));
+    recording.frames[3].line = Some(Line { file: evil.to_owned(), number: 3 });
+    recording.command[0] = Name::new(evil.as_bytes());
+    let page = page(&recording);
+    assert_eq!(page.matches("</script>").count(), 3, "one of the data, two of scripts");
+    assert!(!page.contains("<img") && !page.contains('\u{1b}') && !page.contains('\u{202e}'));
+    let path = kept("heap-evil.html", &page);
+    let Some(dom) = shown(&path, "#moment=peak&way=down") else { return };
+    assert!(!dom.contains("<img") && !dom.contains("<title>evil"), "{dom}");
+    assert!(
+        dom.contains("aria-label=\"&lt;/script&gt;&lt;img")
+            || dom.contains("</script><img src=x onerror=&quot;")
+    );
+    assert!(texts(&dom, "says")[0].starts_with("The peak"), "{dom}");
+}
+
+#[test]
+fn a_recording_of_nothing_is_a_page() {
+    let path = kept("heap-empty.html", &page(&simulated::empty()));
+    let Some(dom) = shown(&path, "") else { return };
+    assert!(texts(&dom, "says")[0].contains("0 B"), "{dom}");
+}
+
+/// As large as cc1plus: a hundred thousand calls.
+#[test]
+fn a_hundred_thousand_nodes_are_drawn_at_once() {
+    let mut recording = run(&steps(400, 7), 40);
+    recording.frames =
+        (0..2000).map(|number| simulated::frame(number, &format!("function_{number}"))).collect();
+    let site = recording.sites[0];
+    (recording.stacks, recording.sites) = (Vec::new(), Vec::new());
+    let mut state = 88_172_645_463_325_252_u64;
+    for stack in 0..30_000_u32 {
+        let mut calls = vec![0];
+        for _ in 0..20 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            // Few at each place, so that stacks begin alike.
+            let callee = (u64::from(*calls.last().unwrap()) * 31 + state % 2 + 1) % 2000;
+            calls.push(u32::try_from(callee).unwrap());
+        }
+        calls.reverse();
+        recording.stacks.push(calls);
+        let bytes = state % 10_000;
+        let at_peak = Amount { bytes, blocks: 3 };
+        recording.sites.push(pagewise_model::heap::Site {
+            stack,
+            at_peak,
+            allocated: Amount { bytes: bytes * 5, blocks: 20 },
+            ..site
+        });
+    }
+    let listed = (0..30_000).map(|site| (site, Amount { bytes: 100, blocks: 1 })).collect();
+    recording.moments[3].tree = Some(Tree { sites: listed, others: Amount::default() });
+    for moment in &mut recording.moments {
+        moment.held = Ok(Bytes(moment.live.bytes * 2));
+    }
+    recording.totals.peak.bytes = recording.sites.iter().map(|site| site.at_peak.bytes).sum();
+    let page = page(&recording);
+    let nodes = page.split("\"parents\":[").nth(1).unwrap().split(']').next().unwrap();
+    assert!(nodes.split(',').count() > 100_000, "{}", nodes.split(',').count());
+    assert!(page.len() < 8 << 20, "{}", page.len());
+    let path = kept("heap-large.html", &page);
+    let begun = Instant::now();
+    let Some(dom) = shown(&path, "#moment=3&way=down") else { return };
+    // A bound for what hangs, not for what is slow.
+    assert!(begun.elapsed() < Duration::from_secs(120));
+    assert!(texts(&dom, "says")[0].starts_with("At "), "{}", texts(&dom, "says")[0]);
+    let cells = dom.matches("aria-label=\"function_").count();
+    assert!((100..3000).contains(&cells), "{cells}");
+}
