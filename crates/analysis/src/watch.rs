@@ -19,6 +19,8 @@ use crate::filter::{Bound, Datum, Error, Filter, Kind};
 pub struct Options {
     /// So many accesses, the last ones; all where there is no limit.
     pub limit: Option<usize>,
+    /// Whether people have seen each access as it came: see [`lines`].
+    pub told: bool,
 }
 
 /// Which accesses are wanted: `value == 0`, `value < 10 && old >= 10`.
@@ -76,14 +78,49 @@ pub fn watch(watched: &Watched, options: &Options) -> Report {
     if hidden > 0 {
         hits.note = format!("{hidden} earlier ones are not shown; --hits all shows them.").into();
     }
-    // A heading with nothing below it tells people nothing.
+    // A heading with nothing below it tells people nothing, and what they have seen nothing new.
     let is_empty = hits.rows() == 0;
-    hits.audience = if is_empty { Audience::Programs } else { hits.audience };
+    hits.audience = if is_empty || options.told { Audience::Programs } else { hits.audience };
     blocks.push(Block::Table(hits));
+    let frames = if options.told { sites } else { frames };
     blocks.extend((!is_empty).then(|| Block::Table(frames(watched))));
     blocks.push(Block::Table(stacks(watched)));
     blocks.extend(remarks(watched).into_iter().map(Block::Text));
     Report { schema: "pagewise.watch/1", title: title(watched), blocks }
+}
+
+/// An access as it comes, for people: a line, and one for each of its callers where its call stack was not told before.
+pub fn lines(hit: &Hit, stacks: &[Vec<Frame>], is_new: bool) -> Vec<Vec<Value>> {
+    let mut line = vec![
+        Value::Seconds(hit.time_ns),
+        Value::text("  "),
+        Value::Name(place(stacks, hit)),
+        Value::text(": "),
+    ];
+    line.extend(match hit.access {
+        Access::Read => vec![Value::text("reads "), words(hit, |hit| &hit.value)],
+        Access::Write | Access::Either => {
+            vec![words(hit, |hit| &hit.old), Value::text(" → "), words(hit, |hit| &hit.value)]
+        }
+    });
+    line.push(Value::text(match hit.known {
+        // The word for what is absent says so already.
+        Known::Not | Known::Unchanged => String::new(),
+        told => format!(", {}", known(told)),
+    }));
+    line.extend([
+        Value::text("; thread "),
+        Value::Name(with_number(hit)),
+        Value::text(format!(", stack {}", hit.stack)),
+    ]);
+    let frames = stacks.get(hit.stack as usize).filter(|_| is_new);
+    let frames = frames.into_iter().flatten().map(|frame| {
+        let module = frame.module.as_ref().filter(|_| frame.line.is_none());
+        let module = module.map(|module| format!(" in {}", String::from_utf8_lossy(module.base())));
+        let text = with_its_line(frame) + &module.unwrap_or_default();
+        vec![Value::text("        "), Value::Name(Name::new(text.as_bytes()))]
+    });
+    std::iter::once(line).chain(frames).collect()
 }
 
 fn title(watched: &Watched) -> Vec<Value> {
@@ -224,7 +261,7 @@ fn hits(watched: &Watched, hits: &[Hit]) -> Table {
     let labels = |label: fn(&Hit) -> Label| Cells::Labels(hits.iter().map(label).collect());
     let numbers = |number: fn(&Hit) -> u64| Cells::Counts(hits.iter().map(number).collect());
     let people = |column: Column| Column { audience: Audience::People, ..column };
-    let places = hits.iter().map(|hit| place(watched, hit)).collect();
+    let places = hits.iter().map(|hit| place(&watched.stacks, hit)).collect();
     let long = |column: Column| Column { audience: Audience::Long, ..column };
     let call = |hit: &Hit| match hit.kernel.as_ref().and_then(|kernel| kernel.call.clone()) {
         Some(call) => Value::Name(Name::new(call.as_bytes())),
@@ -313,8 +350,8 @@ fn known(known: Known) -> &'static str {
 }
 
 /// Where an access was made in a few words: the function and the line; where it has none, also the caller that has.
-fn place(watched: &Watched, hit: &Hit) -> Name {
-    let frames = watched.stacks.get(hit.stack as usize).map_or(&[][..], Vec::as_slice);
+fn place(stacks: &[Vec<Frame>], hit: &Hit) -> Name {
+    let frames = stacks.get(hit.stack as usize).map_or(&[][..], Vec::as_slice);
     let kernel = hit.kernel.as_ref().map(|kernel| match (&kernel.call, &kernel.function) {
         (Some(call), _) => format!("{call}(2)"),
         (None, Some(function)) => format!("the kernel ({function})"),
@@ -370,6 +407,21 @@ fn counted(watched: &Watched) -> Vec<(u32, u64)> {
 
 fn frames_of(watched: &Watched, stack: u32) -> &[Frame] {
     watched.stacks.get(stack as usize).map_or(&[], Vec::as_slice)
+}
+
+/// The call stacks, a row each, for people who have seen their frames.
+fn sites(watched: &Watched) -> Table {
+    let counted = counted(watched);
+    let first = |stack: u32| watched.hits.iter().find(|hit| hit.stack == stack);
+    let place =
+        |stack: u32| first(stack).map_or(Name::from("?"), |hit| place(&watched.stacks, hit));
+    let numbers = |number: fn(&(u32, u64)) -> u64| counted.iter().map(number).collect();
+    let columns = vec![
+        Column::new("stack", "STACK", Cells::Counts(numbers(|it| it.0.into()))),
+        Column::new("count", "HITS", Cells::Counts(numbers(|it| it.1))),
+        Column::new("place", "WHERE", Cells::Names(counted.iter().map(|it| place(it.0)).collect())),
+    ];
+    table("sites", "Call stacks", Audience::People, described(columns))
 }
 
 /// The call stacks, a row a frame.
@@ -534,6 +586,32 @@ mod tests {
         assert_eq!(text(&[0x1b]), "27 (0x1b)");
         assert_eq!(text(&[1, 2]), "513 (0x201)");
         assert_eq!(text(b"0123456789\x1b"), "303132333435363738391b 0123456789.");
+    }
+
+    #[test]
+    fn an_access_is_a_line_and_its_callers_follow_once() {
+        let frame = |function: &str, line: Option<u32>| Frame {
+            function: Some(function.to_owned()),
+            module: Some(Name::from("/lib/libc.so.6")),
+            line: line.map(|number| pagewise_model::traced::Line { file: "a/b.c".into(), number }),
+            offset: 0,
+            inlined: false,
+        };
+        let stacks = [vec![frame("sets", Some(7)), frame("start\u{1b}[2J", None)]];
+        let it = Hit { time_ns: 2_000_000, thread: "one".into(), ..hit(Some(&[5]), Some(&[6])) };
+        let told = |hit: &Hit, is_new| -> Vec<String> {
+            let lines = lines(hit, &stacks, is_new).into_iter();
+            lines.map(|pieces| format!("{pieces:?}")).collect()
+        };
+        assert_eq!(told(&it, false).len(), 1);
+        let lines = told(&it, true);
+        assert_eq!(lines.len(), 3);
+        for (line, words) in [(0, "\" → \""), (0, "1 one"), (1, "sets b.c:7"), (2, "in libc.so.6")]
+        {
+            assert!(lines[line].contains(words), "{words}: {}", lines[line]);
+        }
+        let unknown = hit(None, None);
+        assert!(told(&unknown, true)[0].contains("Vanished"));
     }
 
     #[test]

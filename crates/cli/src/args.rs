@@ -870,10 +870,11 @@ pub(crate) struct Watch {
     /// Tell those only for which this holds: `value == 0`, `value < 10 && old >= 10`; numbers without a sign
     #[arg(long, value_name = "CONDITION")]
     pub(crate) when: Option<String>,
-    /// How many hits to show, the last ones, or `all`; JSON has all
-    #[arg(long, value_name = "N", default_value = "100", value_parser = limit)]
-    pub(crate) hits: Limit,
-    /// Run this command and watch a variable of its program from before its first instruction on
+    /// Show so many hits at the end, the last ones, or `all`, and none as it comes; in files it is 100, and JSON has all
+    #[arg(long, value_name = "N", value_parser = limit)]
+    pub(crate) hits: Option<Limit>,
+    /// Run this command and watch a variable of its program from before its first instruction on, or one of a library
+    /// from before its own code runs
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]

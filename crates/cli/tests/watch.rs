@@ -286,9 +286,92 @@ fn a_command_is_watched_from_before_its_first_instruction_and_its_exit_status_is
     let Some((status, stdout, report)) = command(&["--at", "0x1000", "8"], &shell) else { return };
     assert_eq!((status.code(), stdout.as_str()), (Some(3), "out\n"));
     assert!(hits(&report).is_empty());
-    let failed = pagewise(&["watch", "--symbol", "nowhere", "--", "sh", "-c", "echo ran"]);
+    let failed = pagewise(&["watch", "--at", "0x1001", "8", "--", "sh", "-c", "echo ran"]);
     assert_eq!(failed.status.code(), Some(1));
     assert!(failed.stdout.is_empty(), "a command that cannot be watched is not run");
+    // A library that it loads might have had it.
+    let failed = pagewise(&["watch", "--symbol", "nowhere", "--", "sh", "-c", "echo ran"]);
+    let said = String::from_utf8(failed.stderr).unwrap();
+    assert_eq!(
+        (failed.status.code(), failed.stdout.as_slice()),
+        (Some(1), &b"ran\n"[..]),
+        "{said}"
+    );
+    assert!(said.contains("was not watched") && said.contains("nowhere"), "{said}");
+}
+
+#[test]
+fn a_variable_of_a_library_is_watched_from_before_its_code_runs_whenever_a_command_loads_it() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    // The one writes before main runs, and each time that it is loaded.
+    let library = "int in_library;\n__attribute__((constructor)) static void first(void) { in_library = 41; }\n\
+                   void set(int value) { in_library = value; }\n";
+    let user = "void set(int);\nint main(void) { set(1); set(2); return 7; }\n";
+    let later = "#include <dlfcn.h>\n#include <pthread.h>\n\
+                 static void *loads(void *path) {\n  void *it = dlopen(path, RTLD_NOW);\n  if (!it) return it;\n  \
+                 ((void (*)(int))dlsym(it, \"set\"))(5);\n  return path;\n}\n\
+                 int main(int n, char **words) {\n  pthread_t thread;\n  dlopen(\"libm.so.6\", RTLD_NOW);\n  \
+                 pthread_create(&thread, 0, loads, words[n - 1]);\n  pthread_join(thread, 0);\n  return 3;\n}\n";
+    for (name, text) in [("library.c", library), ("user.c", user), ("later.c", later)] {
+        fs::write(at(name), text).unwrap();
+    }
+    let cc = |args: &[&str]| {
+        assert!(Command::new("cc").args(args).current_dir(&folder).status().unwrap().success());
+    };
+    cc(&["-O1", "-g", "-shared", "-fPIC", "-o", "libwatched.so", "library.c"]);
+    cc(&["-O1", "-o", "user", "user.c", "-L.", "-lwatched", "-Wl,-rpath,$ORIGIN"]);
+    cc(&["-O1", "-pthread", "-o", "later", "later.c", "-ldl"]);
+    let symbol = &["--symbol", "in_library"];
+    let through_shell = format!("exec {}", at("user"));
+    for (words, expected, status) in [
+        (&[at("user").as_str()][..], &[41, 1, 2][..], 7),
+        (&["sh", "-c", &through_shell], &[41, 1, 2], 7),
+        (&[&at("later"), &at("libwatched.so")], &[41, 5], 3),
+    ] {
+        let Some((ended, _, report)) = command(symbol, words) else { return };
+        assert_eq!(
+            (values(&report).as_slice(), ended.code()),
+            (expected, Some(status)),
+            "{words:?}"
+        );
+        assert_eq!(frames(&report, &hits(&report)[0])[0].0, "first");
+    }
+}
+
+#[test]
+fn each_hit_is_told_as_it_comes_and_its_callers_once() {
+    let mut held = writers(&["3", "1"]);
+    let mut command = interruptible();
+    let command = command.args(["watch", &held.pid(), "counted"]).stdin(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    if said.contains("cannot watch") {
+        lacks(&said);
+        child.wait().unwrap();
+        return;
+    }
+    held.go();
+    assert_eq!(held.line(), "done");
+    // The program is still there, and so is who watches it.
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut next = || lines.next().unwrap();
+    let first = next();
+    assert!(first.contains("add_one") && first.contains(": 0 → 1, computed; thread "), "{first}");
+    let line = line_with("writers.c", "__atomic_fetch_add");
+    assert_eq!(next(), format!("        add_one writers.c:{line}"));
+    assert!(next().starts_with("        adds writers.c:"));
+    let rest: Vec<String> =
+        std::iter::from_fn(|| Some(next())).take_while(|it| !it.contains("2 → 3")).collect();
+    assert_eq!(rest.iter().filter(|line| line.contains("1 → 2")).count(), 1, "{rest:?}");
+    assert_eq!(rest.last().map(|line| line.starts_with(' ')), Some(false), "{rest:?}");
+    held.stdin.take();
+    assert!(held.child.wait().unwrap().success());
+    let report: Vec<String> = lines.collect();
+    assert!(child.wait().unwrap().success());
+    assert!(report.iter().any(|line| line.contains("hits 3")), "{report:?}");
+    assert!(!report.iter().any(|line| line.contains("KNOWN")), "{report:?}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Where a process has its global and static variables, by the symbol tables of the files that it maps.
+//! Where a process has its global and static variables, by the symbol tables of the files that it maps, and where its
+//! dynamic linker says that it has mapped more of them.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -19,6 +20,9 @@ use crate::{ProcRoot, root};
 /// No larger table is read: those of programs of some 100 MB of symbols are smaller, and a file may be all hole.
 const LARGEST: u64 = 1 << 30;
 
+/// Symbols of these types may be variables.
+const VARIABLES: &[u8] = &[elf::STT_OBJECT, elf::STT_TLS, elf::STT_NOTYPE, elf::STT_COMMON];
+
 /// A variable of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
@@ -34,11 +38,27 @@ pub struct Variable {
 
 /// All variables of a name, each once: several files may define one, and several parts of one a static one.
 pub fn find(root: &ProcRoot, pid: Pid, mappings: &[Mapping], name: &[u8]) -> Vec<Variable> {
+    let files = files(mappings);
+    files.flat_map(|first| of_file(root, pid, mappings, first, name, VARIABLES)).collect()
+}
+
+/// The function that the dynamic linker calls whenever it has mapped libraries, before code of theirs runs: there for
+/// debuggers, it does nothing. `None` where a program is linked statically, or the linker has no symbols.
+pub fn linker_tells(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<u64> {
+    // The name that glibc and musl have for `r_debug.r_brk`.
+    const NAME: &[u8] = b"_dl_debug_state";
+    const FUNCTION: &[u8] = &[elf::STT_FUNC];
+    let mut found =
+        files(mappings).flat_map(|first| of_file(root, pid, mappings, first, NAME, FUNCTION));
+    found.next().map(|function| function.address)
+}
+
+/// The first mapping of each file.
+fn files(mappings: &[Mapping]) -> impl Iterator<Item = &Mapping> {
     let mut seen = HashSet::new();
-    let files = mappings
+    mappings
         .iter()
-        .filter(|mapping| mapping.inode != 0 && seen.insert((mapping.device, mapping.inode)));
-    files.flat_map(|first| of_file(root, pid, mappings, first, name)).collect()
+        .filter(move |mapping| mapping.inode != 0 && seen.insert((mapping.device, mapping.inode)))
 }
 
 fn of_file(
@@ -47,16 +67,17 @@ fn of_file(
     mappings: &[Mapping],
     first: &Mapping,
     name: &[u8],
+    kinds: &[u8],
 ) -> Vec<Variable> {
     let Some(file) = open(root, pid, first) else { return Vec::new() };
     let cache = ReadCache::new(&file);
     let data = Pieces(&cache, LARGEST);
     let found = match data.read_bytes_at(0, 5) {
         Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]) => {
-            symbols::<elf::FileHeader64<Endianness>>(data, name)
+            symbols::<elf::FileHeader64<Endianness>>(data, name, kinds)
         }
         Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS32]) => {
-            symbols::<elf::FileHeader32<Endianness>>(data, name)
+            symbols::<elf::FileHeader32<Endianness>>(data, name, kinds)
         }
         _ => return Vec::new(),
     };
@@ -118,6 +139,7 @@ struct Symbol {
 fn symbols<'d, H: FileHeader<Endian = Endianness>>(
     data: Pieces<'d>,
     name: &[u8],
+    kinds: &[u8],
 ) -> object::read::Result<(Vec<Load>, Vec<Symbol>)> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
@@ -136,13 +158,10 @@ fn symbols<'d, H: FileHeader<Endian = Endianness>>(
         }
         let table = sections.symbols(endian, data, kind)?;
         for symbol in table.iter() {
-            let is_data = matches!(
-                symbol.st_type(),
-                elf::STT_OBJECT | elf::STT_TLS | elf::STT_NOTYPE | elf::STT_COMMON
-            );
+            let is_one = kinds.contains(&symbol.st_type());
             let is_defined = symbol.st_shndx(endian) != elf::SHN_UNDEF
                 && symbol.st_shndx(endian) != elf::SHN_ABS;
-            if is_data && is_defined && table.symbol_name(endian, symbol).is_ok_and(|it| it == name)
+            if is_one && is_defined && table.symbol_name(endian, symbol).is_ok_and(|it| it == name)
             {
                 found.push(Symbol {
                     value: symbol.st_value(endian).into(),

@@ -38,6 +38,13 @@ pub struct Event {
     pub accesses: u32,
 }
 
+/// `HW_BREAKPOINT_*` of `linux/hw_breakpoint.h`.
+mod access {
+    pub(super) const READ: u32 = 1;
+    pub(super) const WRITE: u32 = 2;
+    pub(super) const EXECUTE: u32 = 4;
+}
+
 impl Event {
     /// An event that `config` alone names.
     pub const fn new(kind: Kind, config: u64) -> Event {
@@ -46,10 +53,16 @@ impl Event {
 
     /// A write to any of 1, 2, 4 or 8 aligned bytes, or a read as well.
     pub const fn access(address: u64, length: u64, reads: bool) -> Event {
-        const READ: u32 = 1;
-        const WRITE: u32 = 2;
-        let accesses = if reads { READ | WRITE } else { WRITE };
+        let accesses = if reads { access::READ | access::WRITE } else { access::WRITE };
         Event { kind: Kind::BREAKPOINT, config: 0, config1: address, config2: length, accesses }
+    }
+
+    /// That an instruction is about to be executed.
+    pub const fn arrival(address: u64) -> Event {
+        // What the kernel wants as the length of an instruction.
+        let config2 = size_of::<std::ffi::c_long>() as u64;
+        let (kind, accesses) = (Kind::BREAKPOINT, access::EXECUTE);
+        Event { kind, config: 0, config1: address, config2, accesses }
     }
 }
 
@@ -166,6 +179,9 @@ mod flag {
     pub(super) const EXCLUDE_KERNEL: u64 = bit(5);
     pub(super) const EXCLUDE_HYPERVISOR: u64 = bit(6);
     pub(super) const ENABLE_ON_EXEC: u64 = bit(12);
+    pub(super) const INHERIT_THREAD: u64 = bit(35);
+    pub(super) const REMOVE_ON_EXEC: u64 = bit(36);
+    pub(super) const SIGTRAP: u64 = bit(37);
 }
 
 /// Bits of `read_format`: what comes before or beside a count.
@@ -245,6 +261,20 @@ impl Counter {
             ..Attributes::new(event, mode)
         };
         Counter::open_with(&attributes, whose, leader, group)
+    }
+
+    /// Has a process get a SIGTRAP whose code is `TRAP_PERF` (since Linux 5.13) in each thread that is about to execute an
+    /// instruction: in this one and in those that it makes. It ends with the counter, also where we are killed, and with
+    /// an `exec`.
+    ///
+    /// # Errors
+    /// As [`Counter::open`]; `EINVAL` before 5.13.
+    pub fn trap_at(thread: u32, address: u64) -> io::Result<Counter> {
+        let mode = Mode { inherit: true, exclude_kernel: true, ..Mode::default() };
+        let mut attributes = Attributes::new(Event::arrival(address), mode);
+        attributes.sample_period = 1;
+        attributes.flags |= flag::INHERIT_THREAD | flag::REMOVE_ON_EXEC | flag::SIGTRAP;
+        Counter::open_with(&attributes, Whose::Thread(thread), None, false)
     }
 
     pub(crate) fn open_with(

@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::io;
+use std::mem::MaybeUninit;
 use std::ptr;
 
 /// A thread id, or a process id: that of its main thread.
@@ -125,6 +126,19 @@ pub(crate) fn message(tid: Tid) -> io::Result<u64> {
         )
     };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(message) }
+}
+
+/// Whether a thread that stopped at a SIGTRAP got it from a counter: [`crate::perf_event::Counter::trap_at`].
+pub(crate) fn is_from_counter(tid: Tid) -> bool {
+    /// `TRAP_PERF` of `asm-generic/siginfo.h`.
+    const TRAP_PERF: c_int = 6;
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let no_data = ptr::null_mut::<libc::c_void>();
+    // SAFETY: this request writes one `siginfo_t` to its last argument, which points to one.
+    let done = unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, tid, no_data, info.as_mut_ptr()) };
+    // SAFETY: all its bytes are initialised, as zero or by the kernel, and any bytes are one.
+    let info = unsafe { info.assume_init() };
+    done != -1 && info.si_code == TRAP_PERF
 }
 
 /// Where a stopped thread is, in a system call or outside of one; `None` before Linux 5.3.

@@ -62,6 +62,10 @@ pub enum Stopped {
     AtExit,
     /// Every thread is stopped.
     AtTime,
+    /// It executes another program, and [`Traced::stop_on_the_way`] was wanted: the one thread that it has is stopped.
+    Executed,
+    /// A counter had a thread get a SIGTRAP, which stops here instead, and [`Traced::stop_on_the_way`] was wanted.
+    Trapped,
     /// The deadline passed and it runs on.
     TimeIsUp,
     /// It is gone: there is nothing left to read.
@@ -148,6 +152,8 @@ pub struct Traced {
     pid: Tid,
     threads: BTreeMap<Tid, Phase>,
     executes: bool,
+    /// Why it is to stop on its way, if it is; and why it did.
+    on_the_way: Option<Option<Stopped>>,
     ending: Option<Ending>,
     untraced: Option<Untraced>,
     signals: signals::Held,
@@ -181,6 +187,7 @@ impl Traced {
             pid: newborn.pid,
             threads: BTreeMap::new(),
             executes: false,
+            on_the_way: None,
             ending: None,
             untraced: gains_privilege.then_some(Untraced::GainsPrivilege),
             signals: signals::Held::hold(),
@@ -217,6 +224,12 @@ impl Traced {
         self.untraced
     }
 
+    /// Has [`Traced::run`] come back also where the command executes another program, and where a thread is at an
+    /// instruction of [`Counter::trap_at`](crate::perf_event::Counter::trap_at): that thread is stopped, others run.
+    pub fn stop_on_the_way(&mut self) {
+        self.on_the_way = Some(None);
+    }
+
     /// Lets every thread run on, until the command is about to end or the deadline passes.
     ///
     /// # Errors
@@ -227,6 +240,9 @@ impl Traced {
             self.take_changes()?;
             if self.ending.is_some() || self.is_ending() {
                 return self.freeze();
+            }
+            if let Some(stopped) = self.on_the_way.as_mut().and_then(Option::take) {
+                return Ok(stopped);
             }
             self.thaw();
             if !self.sleep(mark, deadline) {
@@ -403,10 +419,19 @@ impl Traced {
         }
         if self.threads.get(&tid) == Some(&Phase::Stranger) {
             self.threads.remove(&tid);
-            ptrace::detach(tid, if let Change::Signal(signal) = change { signal } else { 0 });
+            let signal = match change {
+                Change::Signal(_) if self.is_trapped(tid, change) => 0,
+                Change::Signal(signal) => signal,
+                _ => 0,
+            };
+            ptrace::detach(tid, signal);
             return;
         }
         let phase = match change {
+            Change::Signal(_) if self.is_trapped(tid, change) => {
+                self.on_the_way = Some(Some(Stopped::Trapped));
+                Phase::Held(Resume::Continue(0))
+            }
             Change::Signal(signal) => Phase::Held(Resume::Continue(signal)),
             Change::GroupStop => Phase::Held(Resume::Listen),
             Change::Cloned => {
@@ -417,6 +442,7 @@ impl Traced {
                 // The other threads are gone, and the one that executes has taken the main thread's id.
                 self.threads.clear();
                 self.executes = true;
+                self.on_the_way = self.on_the_way.map(|_| Some(Stopped::Executed));
                 Phase::Held(Resume::Continue(0))
             }
             Change::Exiting => Phase::Exiting(self.departure(tid)),
@@ -425,6 +451,13 @@ impl Traced {
             }
         };
         self.threads.insert(tid, phase);
+    }
+
+    /// Whether a counter made a thread stop, for us alone to see.
+    fn is_trapped(&self, tid: Tid, change: Change) -> bool {
+        self.on_the_way.is_some()
+            && matches!(change, Change::Signal(libc::SIGTRAP))
+            && ptrace::is_from_counter(tid)
     }
 
     /// Takes in what `maker` cloned: a thread of the command, or a process that is none of ours.

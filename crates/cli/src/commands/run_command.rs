@@ -100,7 +100,7 @@ impl Watch {
     fn at_exit(self, traced: &mut Traced) -> anyhow::Result<Option<Snapshot>> {
         match traced.run(None)? {
             Stopped::AtExit => self.capture(Moment::AtExit).map(Some),
-            Stopped::AtTime | Stopped::TimeIsUp | Stopped::Ended(_) => Ok(None),
+            _ => Ok(None),
         }
     }
 
@@ -115,7 +115,7 @@ impl Watch {
                 self.capture(Moment::After(nanos)).map(Some)
             }
             Stopped::AtExit => self.capture(Moment::AtExit).map(Some),
-            Stopped::TimeIsUp | Stopped::Ended(_) => Ok(None),
+            _ => Ok(None),
         }
     }
 
@@ -139,7 +139,8 @@ impl Watch {
                         rest = Instant::now() + begin.elapsed() * REST;
                     }
                 }
-                Stopped::TimeIsUp | Stopped::AtTime => {}
+                // It is never asked to stop on its way.
+                Stopped::TimeIsUp | Stopped::AtTime | Stopped::Executed | Stopped::Trapped => {}
                 Stopped::AtExit => {
                     let last = self.capture(Moment::AtExit)?;
                     let peak = sizes(&last).1.max(highest);

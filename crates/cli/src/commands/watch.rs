@@ -1,6 +1,9 @@
 //! `pagewise watch`: who writes some bytes of a process, or of a command from its first instruction on.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
+use std::fmt;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
@@ -15,35 +18,46 @@ use pagewise_model::{Name, Pid};
 use pagewise_proc::variables::{self, Variable};
 use pagewise_proc::{ProcRoot, maps, stat, target};
 use pagewise_sys::interrupt::Interrupts;
+use pagewise_sys::perf_event::Counter;
 use pagewise_sys::trace::{Ending, Stopped, Traced};
 use pagewise_trace::Watch;
-use pagewise_view::text::Units;
+use pagewise_view::text::{Units, inline};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::args;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
-use crate::output::{emit, emit_beside};
+use crate::output::{emit, emit_beside, to_stdout};
 use crate::plan::Usage;
 
 /// Between looks at whether the process is still there.
 const LOOK: Duration = Duration::from_millis(20);
 /// Accesses beyond are counted and not kept: some 100 MB.
 const MOST: usize = 1 << 18;
+/// Pages in files show so many at most, if nothing else is said.
+const FEW: usize = 100;
 
 /// Watches, reports, and passes on the exit code of a command that was run.
 pub(crate) fn run(args: &args::Watch, look: &Look, beside: &Look) -> anyhow::Result<ExitCode> {
     let asked = Asked::of(args)?;
-    let options = Options { limit: if args.output.json { None } else { args.hits.0 } };
+    let limit = args.hits.map_or(Some(FEW), |limit| limit.0);
+    let limit = if args.output.json { None } else { limit };
+    // Who waits for a file or says how many waits for the end.
+    let told = args.hits.is_none() && is_for_screen(&args.output);
+    let options = Options { limit, told };
     match args.command.split_first() {
         None => {
-            let watched = process(&asked)?;
+            let mut told = Told::new(told.then_some(To::Stdout));
+            let watched = process(&asked, &mut told)?;
+            told.end()?;
             emit(&watch::watch(&watched, &options), &args.output, look, Units::Human)?;
             Ok(ExitCode::SUCCESS)
         }
         Some((program, arguments)) => {
-            let (watched, exit) = command(&asked, program, arguments)?;
+            let mut told = Told::new(told.then_some(To::Stderr));
+            let (watched, exit) = command(&asked, program, arguments, &mut told)?;
+            told.end()?;
             emit_beside(&watch::watch(&watched, &options), &args.output, beside, Units::Human)?;
             Ok(exit)
         }
@@ -143,7 +157,7 @@ fn find(asked: &Asked<'_>, root: &ProcRoot, pid: Pid) -> anyhow::Result<Found> {
     let (address, size, symbol) = match asked.place {
         Where::At(address) => (address, 0, None),
         Where::Variable { name, offset } => {
-            let variable = variable(root, pid, &mappings, name, asked.target.is_none())?;
+            let variable = variable(root, pid, &mappings, name)?;
             if variable.size > 0 && offset >= variable.size {
                 bail!("{name} has {} bytes, none at {offset}", variable.size);
             }
@@ -172,7 +186,6 @@ fn variable(
     pid: Pid,
     mappings: &[Mapping],
     name: &str,
-    at_start: bool,
 ) -> anyhow::Result<Variable> {
     let found = variables::find(root, pid, mappings, name.as_bytes());
     let its_own: Vec<&Variable> = found
@@ -184,10 +197,10 @@ fn variable(
     }
     match its_own.as_slice() {
         [one] => Ok((*one).clone()),
-        [] if at_start => bail!(
-            "the program has no variable {name} with a symbol; its libraries are not there yet before it begins: watch the process once it runs"
-        ),
-        [] => bail!("no file that process {pid} maps has a variable {name} with a symbol"),
+        [] => Err(NoVariable(format!(
+            "no file that process {pid} maps has a variable {name} with a symbol"
+        ))
+        .into()),
         several => {
             let places: Vec<String> =
                 several.iter().map(|it| format!("{:#x} ({} bytes)", it.address, it.size)).collect();
@@ -204,6 +217,18 @@ fn module(variable: &Variable) -> String {
     String::from_utf8_lossy(variable.module.base()).into_owned()
 }
 
+/// That no file has a variable of a name, yet.
+#[derive(Debug)]
+struct NoVariable(String);
+
+impl fmt::Display for NoVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NoVariable {}
+
 /// What was seen so far.
 struct Seen<'a> {
     asked: &'a Asked<'a>,
@@ -211,11 +236,14 @@ struct Seen<'a> {
     fitting: u64,
     passed_over: u64,
     dropped: u64,
+    /// Those that came last, where people see each as it comes.
+    fresh: Option<Vec<Hit>>,
 }
 
 impl<'a> Seen<'a> {
-    fn new(asked: &'a Asked<'a>) -> Seen<'a> {
-        Seen { asked, hits: Vec::new(), fitting: 0, passed_over: 0, dropped: 0 }
+    fn new(asked: &'a Asked<'a>, told: &Told) -> Seen<'a> {
+        let fresh = told.to.map(|_| Vec::new());
+        Seen { asked, hits: Vec::new(), fitting: 0, passed_over: 0, dropped: 0, fresh }
     }
 
     fn take(&mut self, hit: Hit) {
@@ -227,6 +255,9 @@ impl<'a> Seen<'a> {
             return;
         }
         self.fitting += 1;
+        if let Some(fresh) = &mut self.fresh {
+            fresh.push(hit.clone());
+        }
         if self.hits.len() < MOST { self.hits.push(hit) } else { self.dropped += 1 }
     }
 
@@ -235,10 +266,66 @@ impl<'a> Seen<'a> {
     }
 }
 
+/// Where people see each access as it comes.
+#[derive(Clone, Copy)]
+enum To {
+    Stdout,
+    Stderr,
+}
+
+/// What people were told so far.
+struct Told {
+    to: Option<To>,
+    /// Call stacks that they have seen, by number.
+    stacks: HashSet<u32>,
+}
+
+impl Told {
+    fn new(to: Option<To>) -> Told {
+        Told { to, stacks: HashSet::new() }
+    }
+
+    /// Tells of accesses that just came.
+    fn tell(&mut self, seen: &mut Seen<'_>, watch: &mut Watch) -> anyhow::Result<()> {
+        let fresh = seen.fresh.as_mut().map(std::mem::take).unwrap_or_default();
+        let Some(to) = self.to.filter(|_| !fresh.is_empty()) else { return Ok(()) };
+        let (frames, mut text) = (watch.frames(), String::new());
+        for hit in fresh {
+            let is_new = self.stacks.insert(hit.stack);
+            for line in watch::lines(&hit, frames, is_new) {
+                text += &inline(&line);
+                text.push('\n');
+            }
+        }
+        write(to, &text)
+    }
+
+    /// Sets apart what follows.
+    fn end(&self) -> anyhow::Result<()> {
+        self.to.filter(|_| !self.stacks.is_empty()).map_or(Ok(()), |to| write(to, "\n"))
+    }
+}
+
+fn write(to: To, text: &str) -> anyhow::Result<()> {
+    match to {
+        To::Stdout => to_stdout(|out| out.write_all(text.as_bytes())),
+        To::Stderr => {
+            let written = std::io::stderr().lock().write_all(text.as_bytes());
+            written.context("cannot write to standard error")
+        }
+    }
+}
+
+/// Whether what is told goes to a terminal or a pipe, as text.
+fn is_for_screen(output: &args::Output) -> bool {
+    output.output.is_none() && output.html.is_none() && !output.json
+}
+
 /// Watches until something ends it; `gone` says whether the process has ended.
 fn observe(
     watch: &mut Watch,
     seen: &mut Seen<'_>,
+    people: &mut Told,
     mut gone: impl FnMut() -> anyhow::Result<Option<Ended>>,
 ) -> anyhow::Result<Ended> {
     let deadline = seen.asked.during.map(|during| Instant::now() + during);
@@ -253,11 +340,13 @@ fn observe(
         } else {
             watch.finish(&mut |hit| seen.take(hit));
         }
+        people.tell(seen, watch)?;
         if seen.is_enough() {
             return Ok(Ended::Enough);
         }
         if watch.told().executed {
             watch.finish(&mut |hit| seen.take(hit));
+            people.tell(seen, watch)?;
             return Ok(if seen.is_enough() { Ended::Enough } else { Ended::Executed });
         }
         match ended {
@@ -303,7 +392,7 @@ fn made(
 }
 
 #[expect(clippy::print_stderr, reason = "who waits for a hit wants to know when to begin")]
-fn process(asked: &Asked<'_>) -> anyhow::Result<Watched> {
+fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be watched from here");
@@ -328,8 +417,8 @@ fn process(asked: &Asked<'_>) -> anyhow::Result<Watched> {
         found.address,
         pagewise_model::name::escape(name.as_bytes()),
     );
-    let mut seen = Seen::new(asked);
-    let ended = observe(&mut watch, &mut seen, || {
+    let mut seen = Seen::new(asked, people);
+    let ended = observe(&mut watch, &mut seen, people, || {
         Ok(if interrupts.came() {
             Some(Ended::Interrupted)
         } else {
@@ -351,10 +440,55 @@ fn has_ended(process: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
+/// A command that ended before what was to be watched had come.
+struct Never {
+    error: anyhow::Error,
+}
+
+/// Finds the bytes in a command that is held before its first instruction, and watches them; where they are of a library,
+/// it runs until that is mapped and none of its code has run.
+fn on_the_way(
+    asked: &Asked<'_>,
+    root: &ProcRoot,
+    traced: &mut Traced,
+) -> anyhow::Result<Result<(Watch, Found), Never>> {
+    let pid = Pid(traced.pid());
+    let mut stop = None;
+    loop {
+        let missing = match find(asked, root, pid) {
+            Ok(found) => {
+                let watch = Watch::open(root, pid.0, found.address, found.length, asked.reads)?;
+                return Ok(Ok((watch, found)));
+            }
+            Err(error) if error.is::<NoVariable>() => error,
+            Err(error) => return Err(error),
+        };
+        if stop.is_none() {
+            let mappings = maps::parse(&root.read(pid, "maps")?).mappings;
+            let Some(address) = variables::linker_tells(root, pid, &mappings) else {
+                return Err(missing.context("it loads no libraries that could bring it"));
+            };
+            let counter = Counter::trap_at(pid.0, address);
+            stop = Some(counter.context("the kernel does not say when libraries are loaded")?);
+        }
+        traced.stop_on_the_way();
+        match traced.run(None)? {
+            Stopped::Trapped => {}
+            // Where the other program's linker is has to be found anew.
+            Stopped::Executed => stop = None,
+            Stopped::AtExit | Stopped::AtTime | Stopped::TimeIsUp | Stopped::Ended(_) => {
+                let error = missing.context("the command has ended, and was not watched");
+                return Ok(Err(Never { error }));
+            }
+        }
+    }
+}
+
 fn command(
     asked: &Asked<'_>,
     program: &OsString,
     arguments: &[OsString],
+    people: &mut Told,
 ) -> anyhow::Result<(Watched, ExitCode)> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
@@ -367,15 +501,13 @@ fn command(
     let pid = Pid(traced.pid());
     let opened = match traced.untraced() {
         Some(why) => Err(anyhow::anyhow!("the command cannot be held before it begins: {why}")),
-        None => find(asked, &root, pid).and_then(|found| {
-            let watch = Watch::open(&root, pid.0, found.address, found.length, asked.reads)?;
-            Ok((watch, found))
-        }),
+        None => on_the_way(asked, &root, &mut traced),
     };
     let (mut watch, found) = match opened {
-        Ok(opened) => opened,
+        Ok(Ok(opened)) => opened,
+        Ok(Err(never)) => return Err(never.error),
         Err(error) => {
-            // It has done nothing yet, and shall do nothing unwatched.
+            // It has done nothing that was to be seen yet, and shall do nothing unwatched.
             let number = rustix::process::Pid::from_raw(pid.0.cast_signed());
             let _ = number.map(|pid| kill_process(pid, Signal::KILL));
             // It stops once more on its way out.
@@ -385,8 +517,8 @@ fn command(
         }
     };
     traced.let_go();
-    let (mut seen, mut end) = (Seen::new(asked), None);
-    let ended = observe(&mut watch, &mut seen, || {
+    let (mut seen, mut end) = (Seen::new(asked, people), None);
+    let ended = observe(&mut watch, &mut seen, people, || {
         if let Stopped::Ended(ending) = traced.run(Some(Instant::now()))? {
             end = Some(ending);
         }
