@@ -97,15 +97,20 @@ pub fn lines(hit: &Hit, stacks: &[Vec<Frame>], is_new: bool) -> Vec<Vec<Value>> 
         Value::Name(place(stacks, hit)),
         Value::text(": "),
     ];
+    // Why a value is unknown is told once, at the end.
+    let side = |side: fn(&Hit) -> &Reading<Vec<u8>>| match side(hit) {
+        Ok(_) => words(hit, side),
+        Err(_) => Value::text("?"),
+    };
     line.extend(match hit.access {
-        Access::Read => vec![Value::text("reads "), words(hit, |hit| &hit.value)],
+        Access::Read => vec![Value::text("reads "), side(|hit| &hit.value)],
         Access::Write | Access::Either => {
-            vec![words(hit, |hit| &hit.old), Value::text(" → "), words(hit, |hit| &hit.value)]
+            vec![side(|hit| &hit.old), Value::text(" → "), side(|hit| &hit.value)]
         }
     });
     line.push(Value::text(match hit.known {
-        // The word for what is absent says so already.
-        Known::Not | Known::Unchanged => String::new(),
+        Known::Unchanged => String::new(),
+        Known::Not => ", not known".to_owned(),
         told => format!(", {}", known(told)),
     }));
     line.extend([
@@ -611,7 +616,7 @@ mod tests {
             assert!(lines[line].contains(words), "{words}: {}", lines[line]);
         }
         let unknown = hit(None, None);
-        assert!(told(&unknown, true)[0].contains("Vanished"));
+        assert_eq!(told(&unknown, true)[0].matches("\"?\"").count(), 2);
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub enum Known {
     Stored,
     /// The instruction made it from what was there before: as exact as that.
     Computed,
-    /// The kernel copied the memory as it told of the access.
+    /// The kernel copied the memory as it told of the access: some microseconds after it, and no other thread was near.
     Copied,
     /// It was read from memory after this access and before the next.
     Read,

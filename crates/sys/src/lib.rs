@@ -3,6 +3,7 @@
 //! One file an interface. Errors are what the kernel answered, as [`std::io::Error`].
 
 pub mod borrow;
+pub mod bpf;
 pub mod cache;
 pub mod chase;
 pub mod cpuid;

@@ -46,6 +46,9 @@ mod access {
 }
 
 impl Event {
+    /// `PERF_COUNT_SW_BPF_OUTPUT`: that a program of ours in the kernel has written something.
+    pub const OUTPUT: Event = Event::new(Kind::SOFTWARE, 10);
+
     /// An event that `config` alone names.
     pub const fn new(kind: Kind, config: u64) -> Event {
         Event { kind, config, config1: 0, config2: 0, accesses: 0 }

@@ -120,6 +120,18 @@ mod kind {
     pub(super) const LOST_SAMPLES: u32 = 13;
 }
 
+/// No record is of this kind.
+pub(crate) const NOTHING: u32 = 0;
+
+pub(crate) fn is_sample(header: Header) -> bool {
+    header.kind == kind::SAMPLE
+}
+
+/// Whether it says that records before it are missing.
+pub(crate) fn is_loss(header: Header) -> bool {
+    matches!(header.kind, kind::LOST | kind::LOST_SAMPLES)
+}
+
 /// `PERF_RECORD_MISC_COMM_EXEC`, `PERF_RECORD_MISC_MMAP_BUILD_ID`.
 const MISC_COMM_EXEC: u16 = 1 << 13;
 const MISC_MMAP_BUILD_ID: u16 = 1 << 14;

@@ -5,8 +5,9 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-use pagewise_sys::perf_event::{Counter, Whose};
-use pagewise_sys::perf_ring::{self, Header, Ring, Sampling};
+use pagewise_sys::bpf::Copies;
+use pagewise_sys::perf_event::{Counter, Event, Mode, Whose};
+use pagewise_sys::perf_ring::{self, Carries, Header, Ring, Sampling};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -42,8 +43,23 @@ struct Waiting {
     number: usize,
     header: Header,
     event: Carried,
+    /// Which ring it was in.
+    ring: usize,
     start: usize,
     end: usize,
+}
+
+/// The time of a copy whose sample has not been read yet.
+const NOT_YET: u64 = u64::MAX;
+
+impl Waiting {
+    /// What comes behind a copy: its sample, or anything where that was lost.
+    fn settle(&mut self, time: u64, is_its_sample: bool) {
+        self.time = time;
+        if !is_its_sample {
+            self.header.kind = record::NOTHING;
+        }
+    }
 }
 
 /// Events that the kernel writes into rings, one a CPU. Dropping it ends that.
@@ -54,6 +70,11 @@ pub struct Session {
     counters: Vec<Counter>,
     /// What is only counted: which event, on which CPU.
     counted: Vec<(usize, u32, Counter)>,
+    /// What programs in the kernel write.
+    outputs: Vec<Counter>,
+    copies: Option<Copies>,
+    /// Which event they are.
+    copied: Option<usize>,
     events: HashMap<u64, Carried>,
     /// Bytes of records that wait, and room for those that go on waiting.
     arena: Vec<u8>,
@@ -77,6 +98,9 @@ impl Session {
             rings: Vec::new(),
             counters: Vec::new(),
             counted: Vec::new(),
+            outputs: Vec::new(),
+            copies: None,
+            copied: None,
             events: HashMap::new(),
             arena: Vec::new(),
             spare: Vec::new(),
@@ -147,6 +171,40 @@ impl Session {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Has some bytes of memory copied at each sample, just before it, on the same CPU: as samples of an event with the
+    /// number `which`, which have them as `raw`.
+    ///
+    /// # Errors
+    /// What the kernel answers: this takes CAP_BPF, and Linux 5.5.
+    pub fn copy(&mut self, which: usize, address: u64, length: usize) -> io::Result<()> {
+        let cpus = cpus().map_err(|_| io::Error::from_raw_os_error(libc::ENOENT))?;
+        let highest = cpus.iter().copied().max().unwrap_or(0);
+        let copies = Copies::of(address, length, highest.saturating_add(1))?;
+        let carries = Carries { raw: true, ..Carries::default() };
+        let sampling = Sampling {
+            event: Event::OUTPUT,
+            every: 1,
+            carries,
+            mode: Mode::default(),
+            tasks: false,
+            wake_at: 1,
+        };
+        let mut outputs = Vec::new();
+        for (cpu, ring) in cpus.into_iter().zip(&self.counters[..self.rings.len()]) {
+            let output = perf_ring::open(&sampling, Whose::Cpu(cpu))?;
+            perf_ring::redirect(&output, ring)?;
+            copies.write_to(cpu, &output)?;
+            outputs.push((perf_ring::id(&output)?, output));
+        }
+        self.counters.iter().try_for_each(|counter| copies.run_at(counter))?;
+        for (id, output) in outputs {
+            self.events.insert(id, Carried { which, carries });
+            self.outputs.push(output);
+        }
+        (self.copies, self.copied) = (Some(copies), Some(which));
         Ok(())
     }
 
@@ -255,18 +313,32 @@ impl Session {
     }
 
     fn read(&mut self) {
-        let Session { rings, events, arena, waiting, torn, .. } = self;
-        for ring in rings {
+        let Session { rings, events, arena, waiting, torn, copied, .. } = self;
+        for (at, ring) in rings.iter_mut().enumerate() {
+            // Of a copy the sample comes next, as old as it or older: the kernel may have noted its time before.
+            let is_due = |it: &Waiting| it.ring == at && it.time == NOT_YET;
+            let mut due = waiting.iter().position(is_due);
             ring.drain(&mut |header, bytes| {
                 let stamp = record::stamp(header, bytes);
                 let known = stamp.and_then(|(time, id)| Some((time, *events.get(&id)?)));
-                let Some((time, event)) = known else {
+                let Some((mut time, event)) = known else {
                     *torn += 1;
                     return;
                 };
+                let (is_sample, is_loss) = (record::is_sample(header), record::is_loss(header));
+                if let Some(copy) = due.filter(|_| is_sample || is_loss) {
+                    let is_of_it = is_sample && *copied != Some(event.which);
+                    waiting[copy].settle(time, is_of_it);
+                    due = None;
+                }
+                if *copied == Some(event.which) && is_sample {
+                    due = Some(waiting.len());
+                    time = NOT_YET;
+                }
                 let (start, number) = (arena.len(), waiting.len());
                 arena.extend_from_slice(bytes);
-                waiting.push(Waiting { time, number, header, event, start, end: arena.len() });
+                let end = arena.len();
+                waiting.push(Waiting { time, number, header, event, ring: at, start, end });
             });
         }
         waiting.sort_unstable_by_key(|it| (it.time, it.number));

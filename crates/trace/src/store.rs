@@ -4,17 +4,20 @@
 //! instruction surely begins.
 
 use iced_x86::{
-    Decoder, DecoderOptions, Formatter, GasFormatter, Instruction, InstructionInfoFactory,
-    Mnemonic, OpAccess, OpKind, Register,
+    ConditionCode, Decoder, DecoderOptions, Formatter, GasFormatter, Instruction,
+    InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
 use pagewise_model::watched::Access;
 
 /// That which counts down where something is copied: cx.
 pub(crate) const COUNTER: u64 = if cfg!(target_arch = "x86_64") { 1 << 2 } else { 0 };
 
-/// Registers after an instruction.
+/// Conditions: flags.
+pub(crate) const FLAGS: u64 = if cfg!(target_arch = "x86_64") { 1 << 9 } else { 0 };
+
+/// Registers after an instruction, and the flags where they are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Registers([u64; 17]);
+pub(crate) struct Registers([u64; 17], Option<u64>);
 
 /// By place in the sample, as the unwinder has them carried.
 const ORDER: [Register; 17] = [
@@ -37,6 +40,9 @@ const ORDER: [Register; 17] = [
     Register::R15,
 ];
 const SP: usize = 7;
+/// Which bits of the flags say that something was equal, and that strings are gone through downwards.
+const ZERO: u32 = 6;
+const DIRECTION: u32 = 10;
 
 impl Registers {
     /// Of a sample; `None` where it has not all of them.
@@ -46,11 +52,51 @@ impl Registers {
         for register in &mut all {
             *register = registers.next()?;
         }
-        Some(Registers(all))
+        Some(Registers(all, None))
+    }
+
+    pub(crate) fn with_flags(self, flags: Option<u64>) -> Registers {
+        Registers(self.0, flags)
     }
 
     pub(crate) fn stack_pointer(&self) -> u64 {
         self.0[SP]
+    }
+
+    /// Whether a flag is set, by its bit.
+    fn flag(&self, bit: u32) -> Option<bool> {
+        self.1.map(|flags| flags >> bit & 1 == 1)
+    }
+
+    /// Whether a condition holds.
+    fn holds(&self, condition: ConditionCode) -> Option<bool> {
+        const CARRY: u32 = 0;
+        const PARITY: u32 = 2;
+        const SIGN: u32 = 7;
+        const OVERFLOW: u32 = 11;
+        let is_less = || Some(self.flag(SIGN)? != self.flag(OVERFLOW)?);
+        let is_below_or_equal = || Some(self.flag(CARRY)? || self.flag(ZERO)?);
+        let is_less_or_equal = || Some(is_less()? || self.flag(ZERO)?);
+        let not = |it: Option<bool>| it.map(|it| !it);
+        match condition {
+            ConditionCode::o => self.flag(OVERFLOW),
+            ConditionCode::no => not(self.flag(OVERFLOW)),
+            ConditionCode::b => self.flag(CARRY),
+            ConditionCode::ae => not(self.flag(CARRY)),
+            ConditionCode::e => self.flag(ZERO),
+            ConditionCode::ne => not(self.flag(ZERO)),
+            ConditionCode::be => is_below_or_equal(),
+            ConditionCode::a => not(is_below_or_equal()),
+            ConditionCode::s => self.flag(SIGN),
+            ConditionCode::ns => not(self.flag(SIGN)),
+            ConditionCode::p => self.flag(PARITY),
+            ConditionCode::np => not(self.flag(PARITY)),
+            ConditionCode::l => is_less(),
+            ConditionCode::ge => not(is_less()),
+            ConditionCode::le => is_less_or_equal(),
+            ConditionCode::g => not(is_less_or_equal()),
+            ConditionCode::None => None,
+        }
     }
 
     /// What a register holds, as wide as it is.
@@ -86,10 +132,18 @@ pub(crate) enum Change {
     Xor(u64),
     Negate,
     Not,
+    ShiftLeft(u32),
+    ShiftRight(u32),
+    /// With the sign.
+    ShiftSigned(u32),
+    RotateLeft(u32),
 }
 
 impl Change {
-    fn apply(self, old: u64) -> u64 {
+    /// What becomes of a number of so many bytes; what does not fit them is not its own.
+    fn apply(self, old: u64, size: usize) -> u64 {
+        let bits = u32::try_from(size * 8).unwrap_or(64);
+        let unused = 64 - bits;
         match self {
             Change::Set(value) => value,
             Change::Add(by) => old.wrapping_add(by),
@@ -99,6 +153,16 @@ impl Change {
             Change::Xor(with) => old ^ with,
             Change::Negate => old.wrapping_neg(),
             Change::Not => !old,
+            Change::ShiftLeft(by) => old.checked_shl(by).unwrap_or(0),
+            Change::ShiftRight(by) => old.checked_shr(by).unwrap_or(0),
+            Change::ShiftSigned(by) => {
+                let signed = (old << unused).cast_signed() >> unused;
+                (signed >> by.min(63)).cast_unsigned()
+            }
+            Change::RotateLeft(by) => match by % bits {
+                0 => old,
+                by => old << by | old >> (bits - by),
+            },
         }
     }
 }
@@ -139,7 +203,7 @@ impl Effect {
                 None => {}
             }
         }
-        let after = change.apply(u64::from_le_bytes(before)).to_le_bytes();
+        let after = change.apply(u64::from_le_bytes(before), size).to_le_bytes();
         for (at, byte) in (address..).zip(&after[..size]) {
             if let Some(at) = inside(at) {
                 value[at] = *byte;
@@ -192,6 +256,16 @@ impl Code {
         Code { instruction: last.filter(|it| it.next_ip() == ip), return_address }
     }
 
+    /// The instruction at which some code begins, where it is one that repeats itself: until it is done it is told of at
+    /// its start.
+    pub(crate) fn repeating(code: &[u8], ip: u64) -> Option<Code> {
+        let mut decoder = Decoder::with_ip(64, code, ip, DecoderOptions::NONE);
+        let instruction = decoder.decode();
+        let is_one = instruction.is_string_instruction()
+            && (instruction.has_rep_prefix() || instruction.has_repne_prefix());
+        is_one.then_some(Code { instruction: Some(instruction), return_address: None })
+    }
+
     /// As `objdump` writes it.
     pub(crate) fn text(&self) -> Option<String> {
         let mut text = String::new();
@@ -214,6 +288,9 @@ impl Code {
             register => registers.get(register),
         };
         let end = start + length as u64;
+        if let Some(size) = stored_size(instruction) {
+            return filled(size, registers, start, length);
+        }
         let mut infos = InstructionInfoFactory::new();
         let used = infos.info(instruction).used_memory();
         let mut found: Option<Access> = None;
@@ -259,6 +336,32 @@ impl Code {
     }
 }
 
+/// How much each turn of an instruction stores that fills memory.
+fn stored_size(instruction: &Instruction) -> Option<usize> {
+    match instruction.mnemonic() {
+        Mnemonic::Stosb => Some(1),
+        Mnemonic::Stosw => Some(2),
+        Mnemonic::Stosd => Some(4),
+        Mnemonic::Stosq => Some(8),
+        _ => None,
+    }
+}
+
+/// What an instruction has done that fills memory, and stands where it goes on: the bytes before that are ax again and again.
+fn filled(size: usize, registers: &Registers, start: u64, length: usize) -> Option<Effect> {
+    let (to, value) = (registers.get(Register::RDI)?, registers.get(Register::RAX)?);
+    let is_upwards = !registers.flag(DIRECTION).unwrap_or(false);
+    let end = start + length as u64;
+    // It goes on far behind where something else may have been told of; that it began before is not known of more bytes.
+    let is_behind = is_upwards && to >= end && to - end < size as u64;
+    if !is_behind || length > size {
+        let is_near = is_upwards && to > start && to - start <= (length + size) as u64;
+        return is_near.then_some(Effect { access: Access::Write, change: None });
+    }
+    let change = Change::Set(value & ones(size));
+    Some(Effect { access: Access::Write, change: Some((to - size as u64, size, change)) })
+}
+
 /// A register that a load has not overwritten.
 fn loaded_from(load: &Instruction, registers: &Registers, register: Register) -> Option<u64> {
     let is_gone = load.op0_register().full_register() == register.full_register();
@@ -290,7 +393,52 @@ fn change(instruction: &Instruction, registers: &Registers) -> Option<Change> {
         OpKind::Memory => None,
         _ => Some(instruction.immediate(1)),
     };
+    // By how much it shifts: of the count only so many bits are used.
+    let shift = || {
+        let is_wide = instruction.memory_size().size() == 8;
+        u32::try_from(operand()? & if is_wide { 63 } else { 31 }).ok()
+    };
+    // One bit; by a register it may be one far away.
+    let bit = || {
+        let at = operand()?;
+        let bits = instruction.memory_size().size() as u64 * 8;
+        let is_number = instruction.op1_kind() != OpKind::Register;
+        (is_number || at < bits).then(|| 1_u64 << (at % bits))
+    };
+    // What it was to be, where it was what it should be, else what it was: that ends up in ax.
+    let exchanged = |new: Option<u64>, old: Option<u64>| match registers.flag(ZERO)? {
+        true => new,
+        false => old,
+    };
+    if instruction.condition_code() != ConditionCode::None && instruction.op_count() == 1 {
+        return registers.holds(instruction.condition_code()).map(|it| Change::Set(it.into()));
+    }
     Some(match instruction.mnemonic() {
+        Mnemonic::Cmpxchg => {
+            let old = match instruction.memory_size().size() {
+                1 => Register::AL,
+                2 => Register::AX,
+                4 => Register::EAX,
+                _ => Register::RAX,
+            };
+            Change::Set(exchanged(operand(), registers.get(old))?)
+        }
+        Mnemonic::Cmpxchg8b => {
+            let pair = |high, low| Some(registers.get(high)? << 32 | registers.get(low)?);
+            let new = pair(Register::ECX, Register::EBX);
+            Change::Set(exchanged(new, pair(Register::EDX, Register::EAX))?)
+        }
+        Mnemonic::Shl | Mnemonic::Sal => Change::ShiftLeft(shift()?),
+        Mnemonic::Shr => Change::ShiftRight(shift()?),
+        Mnemonic::Sar => Change::ShiftSigned(shift()?),
+        Mnemonic::Rol => Change::RotateLeft(shift()?),
+        Mnemonic::Ror => {
+            let bits = u32::try_from(instruction.memory_size().size() * 8).ok()?;
+            Change::RotateLeft((bits - shift()? % bits) % bits)
+        }
+        Mnemonic::Bts => Change::Or(bit()?),
+        Mnemonic::Btr => Change::And(!bit()?),
+        Mnemonic::Btc => Change::Xor(bit()?),
         Mnemonic::Mov | Mnemonic::Movnti => Change::Set(operand()?),
         Mnemonic::Add => Change::Add(operand()?),
         Mnemonic::Sub => Change::Sub(operand()?),
@@ -366,6 +514,48 @@ mod tests {
         // Elsewhere, and by a register that is not known: mov %rax,%fs:(%rdi).
         assert_eq!(after(&[0x48, 0x89, 0x07], &[(RDI, 0x2000), (RAX, 77)]), None);
         assert_eq!(after(&[0x64, 0x48, 0x89, 0x07], &[at(RDI), (RAX, 77)]), None);
+    }
+
+    #[test]
+    fn exchanges_shifts_and_fills_are_computed_too() {
+        use Register::{RAX, RCX, RDI};
+        const EQUAL: u64 = 1 << ZERO;
+        let at = (RDI, 0x1000);
+        let with = |code: &[u8], values: &[(Register, u64)], flags: u64| {
+            let code = Code::read(code, 0x4000_0000 + code.len() as u64);
+            let registers = registers(values).with_flags(Some(flags));
+            let effect = code.effect(&registers, 0x1000, 8)?;
+            let (bytes, _) = effect.after(0x1000, Some(&5_u64.to_le_bytes()), 8)?;
+            Some(u64::from_le_bytes(bytes.try_into().unwrap()))
+        };
+        // lock cmpxchg %rcx,(%rdi): done, and not done, where ax has what was there.
+        let exchange = [0xf0, 0x48, 0x0f, 0xb1, 0x0f];
+        assert_eq!(with(&exchange, &[at, (RCX, 9), (RAX, 5)], EQUAL), Some(9));
+        assert_eq!(with(&exchange, &[at, (RCX, 9), (RAX, 5)], 0), Some(5));
+        // Without flags, and xchg %rcx,(%rdi), which leaves what it stored nowhere.
+        assert_eq!(after(&exchange, &[at, (RCX, 9), (RAX, 5)]), None);
+        assert_eq!(with(&[0x48, 0x87, 0x0f], &[at, (RCX, 9)], 0), None);
+        // sete (%rdi), setg (%rdi)
+        assert_eq!(with(&[0x0f, 0x94, 0x07], &[at], EQUAL), Some(1));
+        assert_eq!(with(&[0x0f, 0x9f, 0x07], &[at], EQUAL), Some(0));
+        // shlq $2,(%rdi); shrq %cl,(%rdi); sarb $1,(%rdi); rorq $1,(%rdi); rolb $1,(%rdi)
+        assert_eq!(with(&[0x48, 0xc1, 0x27, 2], &[at], 0), Some(20));
+        assert_eq!(with(&[0x48, 0xd3, 0x2f], &[at, (RCX, 65)], 0), Some(2));
+        assert_eq!(with(&[0xd0, 0x3f], &[at], 0), Some(2));
+        assert_eq!(with(&[0x48, 0xd1, 0x0f], &[at], 0), Some(1 << 63 | 2));
+        assert_eq!(with(&[0xd0, 0x07], &[at], 0), Some(10));
+        // lock btsq $3,(%rdi); btrq %rcx,(%rdi), of this word and of one far away
+        assert_eq!(with(&[0xf0, 0x48, 0x0f, 0xba, 0x2f, 3], &[at], 0), Some(13));
+        assert_eq!(with(&[0x48, 0x0f, 0xb3, 0x0f], &[at, (RCX, 2)], 0), Some(1));
+        assert_eq!(with(&[0x48, 0x0f, 0xb3, 0x0f], &[at, (RCX, 640)], 0), None);
+        // rep stos %rax,(%rdi): behind the word, in the next, and far behind.
+        let fill = [0xf3, 0x48, 0xab];
+        assert_eq!(with(&fill, &[(RDI, 0x1008), (RAX, 7)], 0), Some(7));
+        assert_eq!(with(&fill, &[(RDI, 0x1018), (RAX, 7)], 0), None);
+        assert_eq!(with(&fill, &[(RDI, 0x1008), (RAX, 7)], 1 << DIRECTION), None);
+        let repeating = Code::repeating(&[0xf3, 0xaa, 0x90, 0x90], 0x1000).unwrap();
+        assert_eq!(repeating.text().unwrap(), "rep stos %al,(%rdi)");
+        assert!(Code::repeating(&[0xaa, 0x90], 0).is_none() && Code::repeating(&[], 0).is_none());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Accesses to some bytes of a process: a breakpoint of the CPU on each of its threads tells of them, and it is never stopped.
 //!
 //! The kernel does not say what was written. The instruction that did so is behind us, with its registers: most stores can
-//! be computed from them, whatever became of the memory since. For others the memory is read, and what was read is an
-//! access's own where it was after the access and before the next:
+//! be computed from them, whatever became of the memory since. For others a program of ours in the kernel copies the memory as
+//! it tells of the access, where that is allowed. Else the memory is read, and what was read is an access's own where it was
+//! after the access and before the next:
 //!
 //! ```text
 //!   hit        hit              hit    hit
@@ -27,7 +28,7 @@ use pagewise_sys::remote;
 use crate::code::Codes;
 use crate::kernel::Functions;
 use crate::session::now;
-use crate::store::{COUNTER, Code, Effect, Registers, ends_with_call};
+use crate::store::{COUNTER, Code, Effect, FLAGS, Registers, ends_with_call};
 use crate::{
     Error, Record, Sample, Session, Spaces, StackId, Stacks, Symbols, Target, Unwinder, Wanted,
 };
@@ -62,8 +63,10 @@ struct Pending {
     which: u32,
     registers: Option<Registers>,
     effect: Option<Effect>,
-    /// The bytes as the kernel copied them.
+    /// The bytes as the kernel copied them with the stack, which is the access's own CPU's doing.
     copied: Option<Vec<u8>>,
+    /// The bytes as our program in the kernel found them, some microseconds after the access.
+    found: Option<Vec<u8>>,
     instruction: Option<Rc<str>>,
     kernel: Option<InKernel>,
     stack: StackId,
@@ -85,6 +88,8 @@ struct Before {
     text: Option<Rc<str>>,
     /// Whether the address is where a function begins.
     begins: bool,
+    /// The instruction at the address, where it is one that repeats itself.
+    repeats: Option<(Code, Option<Rc<str>>)>,
 }
 
 /// What becomes known besides the accesses.
@@ -123,6 +128,9 @@ struct Observer {
     length: usize,
     reads: bool,
     shared: bool,
+    /// Which event carries copies of the memory, and what the last of each thread said.
+    copies: Option<usize>,
+    copied: HashMap<u32, Vec<u8>>,
     began: u64,
     last: Option<Vec<u8>>,
     /// What the last access had left, where something else was found since.
@@ -196,7 +204,7 @@ impl Watch {
                     every: 1,
                     carries: Carries {
                         kernel: !exclude_kernel,
-                        registers_there: if exclude_kernel { 0 } else { COUNTER },
+                        registers_there: if exclude_kernel { FLAGS } else { FLAGS | COUNTER },
                         ..carries
                     },
                     mode: Mode { exclude_kernel, ..Mode::default() },
@@ -210,7 +218,7 @@ impl Watch {
         let large = (RINGS / cpus).next_power_of_two().max(1 << 20);
         let target = Target::Process(pid);
         let (mut kernel, mut size) = (Ok(()), large);
-        let session = loop {
+        let mut session = loop {
             match Session::open(target, &wanted(kernel.is_err()), size) {
                 Err(Error::NotWatched { error, .. })
                     if error.kind() == io::ErrorKind::PermissionDenied
@@ -230,6 +238,8 @@ impl Watch {
         spaces.read(root, pid);
         let shared = spaces.find(pid, start).is_some_and(|region| region.shared);
         let length = usize::try_from(length).expect("a few bytes");
+        // Where that may not be, values follow from the code, or are read later.
+        let copies = session.copy(pieces.len(), start, length).is_ok();
         let began = now();
         session.enable()?;
         let first = read(pid, start, length);
@@ -237,6 +247,7 @@ impl Watch {
         observer.names.extend(name(pid, pid).map(|name| (pid, name)));
         observer.last = first.as_ref().ok().cloned();
         (observer.spaces, observer.shared, observer.began) = (spaces, shared, began);
+        observer.copies = copies.then_some(pieces.len());
         Ok(Watch { session, kernel, first, horizon: began, observer })
     }
 
@@ -315,6 +326,8 @@ impl Observer {
             length,
             reads,
             shared: false,
+            copies: None,
+            copied: HashMap::new(),
             began: 0,
             last: None,
             surprise: None,
@@ -376,11 +389,21 @@ impl Observer {
             self.told.in_copies += 1;
             return;
         }
-        let registers = Registers::of(sample.registers());
-        if self.is_known(sample, registers) {
+        if self.copies == Some(sample.which) {
+            // Its sample comes next.
+            let bytes = sample.raw.get(..self.length).map(<[u8]>::to_vec);
+            self.copied.extend(bytes.map(|bytes| (sample.tid, bytes)));
             return;
         }
-        self.needs_reading = true;
+        let found = self.copied.remove(&sample.tid);
+        // The last of those that were asked for; in the kernel they are its own.
+        let flags =
+            sample.registers_there().last().filter(|_| FLAGS != 0 && !sample.is_in_kernel());
+        let registers = Registers::of(sample.registers()).map(|it| it.with_flags(flags));
+        if self.is_known(sample, registers, found.as_deref()) {
+            return;
+        }
+        self.needs_reading = found.is_none();
         let (start, length) = (self.start, self.length);
         let stack_pointer = registers.map_or(u64::MAX, |it| it.stack_pointer());
         let copied = usize::try_from(start.wrapping_sub(stack_pointer)).ok();
@@ -388,12 +411,18 @@ impl Observer {
             copied.and_then(|at| sample.stack.get(at..)?.get(..length)).map(<[u8]>::to_vec);
         let mut addresses = std::mem::take(&mut self.callers(sample, stack_pointer));
         let (mut effect, mut instruction, mut kernel) = (None, None, None);
+        let mut goes_on = false;
         if sample.is_in_kernel() {
             kernel = Some(self.in_kernel(sample));
         } else if let (Some(registers), Some(place)) = (registers, addresses.first().copied()) {
             let before = self.before(sample.pid, place);
             effect = before.code.effect(&registers, start, length);
             instruction = before.text.clone().filter(|_| effect.is_some());
+            if let Some((code, text)) = before.repeats.as_ref().filter(|_| effect.is_none()) {
+                effect = code.effect(&registers, start, length);
+                instruction = effect.and(text.clone());
+                goes_on = effect.is_some();
+            }
             if before.begins && (start..start + length as u64).contains(&stack_pointer) {
                 // The return address that a call has left: the caller is who wrote.
                 instruction = Some("call".into());
@@ -401,7 +430,7 @@ impl Observer {
             }
         }
         // What an access is told behind of ends one byte before, as calls do before where they return to.
-        if let Some(first) = addresses.first_mut() {
+        if let Some(first) = addresses.first_mut().filter(|_| !goes_on) {
             *first = first.saturating_sub(1);
         }
         let stack = self.stacks.number(&self.spaces, sample.pid, addresses.into_iter());
@@ -418,6 +447,7 @@ impl Observer {
             registers,
             effect,
             copied,
+            found,
             instruction,
             kernel,
             stack,
@@ -427,7 +457,12 @@ impl Observer {
 
     /// Whether it is an access that was told of before: by another breakpoint, the same in all but that; or a copy by the
     /// kernel that goes on, which counts down what is left.
-    fn is_known(&mut self, sample: &Sample<'_>, registers: Option<Registers>) -> bool {
+    fn is_known(
+        &mut self,
+        sample: &Sample<'_>,
+        registers: Option<Registers>,
+        found: Option<&[u8]>,
+    ) -> bool {
         let bit = 1 << sample.which;
         let left = left(sample);
         let recent = self.pending.iter_mut().rev();
@@ -443,6 +478,7 @@ impl Observer {
         (it.until, it.left) = (sample.time, left);
         // What was there at first is not what it left.
         it.copied = None;
+        it.found = found.map(<[u8]>::to_vec);
         true
     }
 
@@ -515,9 +551,20 @@ impl Observer {
         let begins = bytes.as_ref().is_some_and(Vec::is_empty);
         let code = bytes.map_or_else(Code::default, |bytes| Code::read(&bytes, address));
         let text = code.text().map(Rc::from);
-        let before = Rc::new(Before { code, text, begins });
+        let repeats = self.repeating(pid, address);
+        let before = Rc::new(Before { code, text, begins, repeats });
         self.codes.insert(key, Rc::clone(&before));
         before
+    }
+
+    fn repeating(&mut self, pid: u32, address: u64) -> Option<(Code, Option<Rc<str>>)> {
+        /// Prefixes and all: `rep movsq` has 3 bytes, with a size of addresses 4.
+        const LONGEST: u64 = 4;
+        let end = address.checked_add(LONGEST)?;
+        let bytes = self.code.before(&self.spaces, pid, end, LONGEST)?;
+        let code = Code::repeating(&bytes, address)?;
+        let text = code.text().map(Rc::from);
+        Some((code, text))
     }
 
     fn in_kernel(&mut self, sample: &Sample<'_>) -> InKernel {
@@ -546,7 +593,11 @@ impl Observer {
             if next.is_none() && handed_on.is_some() && first.is_none() {
                 break;
             }
-            let Some(pending) = self.pending.pop_front() else { break };
+            // What another thread left at the same time may be what was found.
+            let mut soon = self.pending.iter().take_while(|it| it.time < time + MARGIN);
+            let is_alone = soon.all(|it| it.tid == front.tid);
+            let Some(mut pending) = self.pending.pop_front() else { break };
+            pending.found = pending.found.filter(|_| is_alone);
             let hit = self.make(pending, first, last);
             self.held.retain(|held| held.from > time);
             each(hit);
@@ -595,13 +646,16 @@ impl Observer {
         let after = it.effect.and_then(|it| it.after(self.start, old.as_deref(), self.length));
         let (value, known) = match (access, after, it.copied, first) {
             (Access::Read, loaded, ..) => {
-                (loaded.map(|it| it.0).or_else(|| old.clone()), Known::Unchanged)
+                (loaded.map(|it| it.0).or_else(|| old.clone()).or(it.found), Known::Unchanged)
             }
             (_, Some((value, false)), ..) => (Some(value), Known::Stored),
             (_, _, Some(value), _) => (Some(value), Known::Copied),
             (_, Some((value, true)), ..) => (Some(value), Known::Computed),
-            (_, None, None, Some(value)) => (Some(value), Known::Read),
-            (_, None, None, None) => (None, Known::Not),
+            (_, None, None, first) => match (it.found, first) {
+                (Some(value), _) => (Some(value), Known::Copied),
+                (None, Some(value)) => (Some(value), Known::Read),
+                (None, None) => (None, Known::Not),
+            },
         };
         if access == Access::Read {
             old.clone_from(&value);
@@ -696,10 +750,17 @@ mod tests {
             registers: None,
             effect: change.map(|change| Effect { access: Access::Write, change: Some(change) }),
             copied: None,
+            found: None,
             instruction: None,
             kernel: None,
             stack: StackId(0),
             thread: Name::default(),
+        }
+    }
+
+    impl Pending {
+        fn at(self, time: u64) -> Pending {
+            Pending { time, until: time, ..self }
         }
     }
 
@@ -736,6 +797,22 @@ mod tests {
         // A store may be seen before the kernel tells of it.
         let accesses = vec![access(10, Some(5)), access(20, Some(6))];
         assert_eq!(told(accesses, vec![held(15, 6)]), (expected, 0));
+    }
+
+    #[test]
+    fn what_was_found_at_once_is_told_unless_another_thread_was_there_too() {
+        let found = |at: u64, tid, value| {
+            Pending { found: Some(vec![value]), tid, ..access(0, None) }.at(at)
+        };
+        // Of one thread the next access is made when the one before has been told of.
+        let expected = vec![[Some(1), Some(5)], [Some(5), Some(6)]];
+        assert_eq!(told(vec![found(MS, 7, 5), found(MS + 10_000, 7, 6)], vec![]), (expected, 0));
+        let accesses = vec![found(MS, 7, 5), found(MS + 10_000, 8, 6), found(9 * MS, 7, 7)];
+        let expected = vec![[Some(1), None], [None, Some(6)], [Some(6), Some(7)]];
+        assert_eq!(told(accesses, vec![]), (expected, 0));
+        // What the instruction says is its own.
+        let stored = Pending { found: Some(vec![9]), ..access(1, Some(5)) };
+        assert_eq!(told(vec![stored], vec![]), (vec![[Some(1), Some(5)]], 0));
     }
 
     #[test]

@@ -1,0 +1,231 @@
+//! `bpf`: one small program, which the kernel runs as an event happens and which copies some bytes of memory into the event's
+//! ring. It reads what no sample carries: what an instruction left in memory, before the next one can change it.
+
+use std::ffi::{CStr, c_long};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::perf_event::Counter;
+
+/// So many bytes can be copied: as many as four breakpoints watch.
+pub const MOST: usize = 4 * 8;
+/// The same as the program counts it, downwards from the stack's end.
+const ROOM: i32 = -4 * 8;
+
+/// The two that the program uses are given to programs under the GPL only; as part of this project it is under both
+/// of the project's licences, and here under this one too.
+const LICENSE: &CStr = c"Dual MIT/GPL";
+
+/// `enum bpf_cmd`.
+const MAP_CREATE: c_long = 0;
+const MAP_UPDATE_ELEM: c_long = 2;
+const PROG_LOAD: c_long = 5;
+/// `BPF_MAP_TYPE_PERF_EVENT_ARRAY`, `BPF_PROG_TYPE_PERF_EVENT`.
+const PERF_EVENT_ARRAY: u32 = 4;
+const PERF_EVENT: u32 = 7;
+/// The size of a map's keys and values.
+const WORD: u32 = 4;
+/// `_IOW('$', 8, __u32)`.
+const IOC_SET_BPF: libc::Ioctl = 0x4004_2408;
+
+/// What of `union bpf_attr` makes a map.
+#[repr(C)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+}
+
+/// What of it changes an element of one.
+#[repr(C)]
+struct MapUpdate<'a> {
+    map: u32,
+    pad: u32,
+    key: &'a u32,
+    value: &'a u32,
+    flags: u64,
+}
+
+/// What of it loads a program.
+#[repr(C)]
+struct ProgLoad {
+    kind: u32,
+    count: u32,
+    instructions: *const u64,
+    license: *const std::ffi::c_char,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    version: u32,
+    flags: u32,
+}
+
+/// A program that copies some bytes of whichever process an event happens in, and where it writes them: that is forgotten
+/// when this is dropped.
+#[derive(Debug)]
+pub struct Copies {
+    program: OwnedFd,
+    outputs: OwnedFd,
+}
+
+impl Copies {
+    /// Of so many bytes, at most [`MOST`], from an address on; for CPUs with lower numbers than `cpus`.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_BPF and CAP_PERFMON, `ENOSYS`, `EINVAL` before Linux 5.5 and for more bytes.
+    pub fn of(address: u64, length: usize, cpus: u32) -> io::Result<Copies> {
+        let size = i32::try_from(length).ok().filter(|_| (1..=MOST).contains(&length));
+        let size = size.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let map = MapCreate {
+            map_type: PERF_EVENT_ARRAY,
+            key_size: WORD,
+            value_size: WORD,
+            max_entries: cpus,
+        };
+        // SAFETY: a map of numbers is made, and nothing of ours is kept.
+        let outputs = unsafe { bpf(MAP_CREATE, &map) }?;
+        let code = program(address, size, outputs.as_raw_fd());
+        let load = ProgLoad {
+            kind: PERF_EVENT,
+            count: u32::try_from(code.len()).expect("it has some twenty"),
+            instructions: code.as_ptr(),
+            license: LICENSE.as_ptr(),
+            log_level: 0,
+            log_size: 0,
+            log: 0,
+            version: 0,
+            flags: 0,
+        };
+        // SAFETY: `instructions` points to `count` words and `license` to a string, which the kernel copies.
+        let program = unsafe { bpf(PROG_LOAD, &load) }?;
+        Ok(Copies { program, outputs })
+    }
+
+    /// Has what is copied on a CPU written by this event, which is [`Event::OUTPUT`](crate::perf_event::Event::OUTPUT) of
+    /// all that runs there.
+    ///
+    /// # Errors
+    /// Those of `bpf`.
+    pub fn write_to(&self, cpu: u32, output: &Counter) -> io::Result<()> {
+        let value = output.as_fd().as_raw_fd().unsigned_abs();
+        let map = self.outputs.as_raw_fd().unsigned_abs();
+        let update = MapUpdate { map, pad: 0, key: &cpu, value: &value, flags: 0 };
+        // SAFETY: both references are to numbers of the size that the map was made for.
+        unsafe { raw_bpf(MAP_UPDATE_ELEM, &update) }.map(|_| ())
+    }
+
+    /// Runs the program at each event of a sampled counter and of those that inherit from it, before its sample.
+    ///
+    /// # Errors
+    /// Those of `ioctl`.
+    pub fn run_at(&self, counter: &Counter) -> io::Result<()> {
+        let program = self.program.as_raw_fd().unsigned_abs();
+        counter.control(IOC_SET_BPF, program.into())
+    }
+}
+
+/// Registers of the machine: arguments in 1 to 5, results in 0, those from 6 on outlive calls, 10 is the stack's end.
+const STACK: u8 = 10;
+
+/// An instruction: what it does, to which register, with which, how far it jumps, a number.
+const fn step(code: u8, to: u8, from: u8, jump: i16, number: i32) -> u64 {
+    let [a, b] = jump.to_le_bytes();
+    let [c, d, e, f] = number.to_le_bytes();
+    u64::from_ne_bytes([code, registers(to, from), a, b, c, d, e, f])
+}
+
+/// Two fields of 4 bits, the first in the lower ones where bytes are little-endian.
+const fn registers(to: u8, from: u8) -> u8 {
+    if cfg!(target_endian = "little") { to | from << 4 } else { to << 4 | from }
+}
+
+/// `if bpf_probe_read_user(stack, length, address) == 0 { bpf_perf_event_output(context, outputs, this CPU, stack, length) }; 1`
+fn program(address: u64, length: i32, outputs: RawFd) -> Vec<u64> {
+    const MOVE: u8 = 0xbf;
+    const NUMBER: u8 = 0xb7;
+    const SHORT_NUMBER: u8 = 0xb4;
+    const ADD: u8 = 0x07;
+    const LONG_NUMBER: u8 = 0x18;
+    const CALL: u8 = 0x85;
+    const UNLESS_EQUAL: u8 = 0x55;
+    const EXIT: u8 = 0x95;
+    const READ_USER: i32 = 112;
+    const OUTPUT: i32 = 25;
+    /// `BPF_PSEUDO_MAP_FD`: the number is a map's descriptor.
+    const MAP: u8 = 1;
+    let half = |bytes: [u8; 4]| i32::from_ne_bytes(bytes);
+    let [a, b, c, d, e, f, g, h] = address.to_le_bytes();
+    let (low, high) = (
+        half(u32::from_le_bytes([a, b, c, d]).to_ne_bytes()),
+        half(u32::from_le_bytes([e, f, g, h]).to_ne_bytes()),
+    );
+    vec![
+        step(MOVE, 6, 1, 0, 0),
+        step(MOVE, 1, STACK, 0, 0),
+        step(ADD, 1, 0, 0, ROOM),
+        step(NUMBER, 2, 0, 0, length),
+        step(LONG_NUMBER, 3, 0, 0, low),
+        step(0, 0, 0, 0, high),
+        step(CALL, 0, 0, 0, READ_USER),
+        step(UNLESS_EQUAL, 0, 0, 8, 0),
+        step(MOVE, 1, 6, 0, 0),
+        step(LONG_NUMBER, 2, MAP, 0, outputs),
+        step(0, 0, 0, 0, 0),
+        // `BPF_F_CURRENT_CPU`: 32 ones.
+        step(SHORT_NUMBER, 3, 0, 0, -1),
+        step(MOVE, 4, STACK, 0, 0),
+        step(ADD, 4, 0, 0, ROOM),
+        step(NUMBER, 5, 0, 0, length),
+        step(CALL, 0, 0, 0, OUTPUT),
+        // 0 would have the kernel leave the sample out.
+        step(NUMBER, 0, 0, 0, 1),
+        step(EXIT, 0, 0, 0, 0),
+    ]
+}
+
+/// A call that answers with a new descriptor.
+///
+/// # Safety
+/// As of [`raw_bpf`].
+unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
+    // SAFETY: the caller promises what it needs.
+    let fd = unsafe { raw_bpf(command, attributes) }?;
+    // SAFETY: the kernel has just made this descriptor for us; it closes at `exec` by itself.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// # Safety
+/// What the attributes point to must be what the command takes.
+unsafe fn raw_bpf<T>(command: c_long, attributes: &T) -> io::Result<RawFd> {
+    // SAFETY: the call reads as many bytes as its last argument says from the struct, which has as many; the caller vouches for
+    // what that points to.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of::<T>()) };
+    match RawFd::try_from(result) {
+        Ok(fd @ 0..) => Ok(fd),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jumps_over_the_output_land_on_the_answer() {
+        let code = program(0x1234_5678_9abc_def0, 8, 7);
+        let at = code.iter().position(|step| step.to_ne_bytes()[0] == 0x55).unwrap();
+        assert_eq!(code[at + 1 + 8].to_ne_bytes()[0], 0xb7);
+        assert_eq!(code[at + 1 + 8].to_ne_bytes()[4..], 1_i32.to_ne_bytes());
+        assert_eq!(code[4].to_ne_bytes()[4..], 0x9abc_def0_u32.to_ne_bytes());
+        assert_eq!(code[5].to_ne_bytes()[4..], 0x1234_5678_u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn more_than_has_room_is_refused() {
+        for length in [0, MOST + 1, usize::MAX] {
+            assert!(Copies::of(0x1000, length, 1).is_err());
+        }
+    }
+}
