@@ -4,6 +4,12 @@
 //! a [`pagewise_model::heap::Recording`] with functions and lines.
 #![forbid(unsafe_code)]
 
+mod collector;
+mod error;
+mod memory;
 mod resolve;
+mod tables;
 
+pub use collector::{Collector, Finished, Request, library};
+pub use error::Error;
 pub use resolve::resolve;

@@ -121,6 +121,8 @@ pub mod header {
 
     /// Odd while records move from one chunk to another: who looks on begins anew when it has changed.
     pub const CHANGES: usize = 22;
+    /// Bytes in mappings of their own that the C library made for blocks that are live.
+    pub const MAPPED: usize = 23;
 
     // A line of the processor's cache each.
     /// The epochs: of peaks (low half, written by the recorder), of moments (high half, written by who looks on).

@@ -246,6 +246,11 @@ pub(crate) fn room(address: u64) -> u64 {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { real::glibc_room(address) } else { 0 }
 }
 
+/// How long a block's mapping is, if it has one of its own.
+pub(crate) fn mapped(address: u64) -> Option<u64> {
+    if IS_GLIBC.load(Ordering::Relaxed) != 0 { real::glibc_mapped(address) } else { None }
+}
+
 /// How much to ask for: blocks of other allocators are to lie 16 bytes apart.
 #[inline(always)]
 pub(crate) fn size(size: usize) -> usize {

@@ -209,15 +209,30 @@ pub(crate) fn free(block: *mut c_void) {
     unsafe { function(block) }
 }
 
+/// Bits in the size that stands before a block of the C library's.
+const FLAGS: u64 = 7;
+/// The block has a mapping of its own.
+const MAPPED: u64 = 2;
+
+/// The word before a block.
+#[inline(always)]
+fn glibc_size(address: u64) -> u64 {
+    let header: *const u64 = std::ptr::with_exposed_provenance(address as usize - 8);
+    // SAFETY: the word before a live block is its header.
+    unsafe { header.read_volatile() }
+}
+
+/// How long the mapping is that a block has of its own.
+pub(crate) fn glibc_mapped(address: u64) -> Option<u64> {
+    let size = glibc_size(address);
+    (size & MAPPED != 0).then_some(size & !FLAGS)
+}
+
 /// How many bytes the allocator gave for a block of the C library's: its header says, as it has for twenty years
 /// (`malloc_chunk`); [`has_headers`] has tried it.
 #[inline(always)]
 pub(crate) fn glibc_room(address: u64) -> u64 {
-    const FLAGS: u64 = 7;
-    const MAPPED: u64 = 2;
-    let header: *const u64 = std::ptr::with_exposed_provenance(address as usize - 8);
-    // SAFETY: the word before a live block is its header.
-    let size = unsafe { header.read_volatile() };
+    let size = glibc_size(address);
     (size & !FLAGS) - if size & MAPPED == 0 { 8 } else { 16 }
 }
 

@@ -50,6 +50,8 @@ const ON: u64 = 0x0070_6167_6577_6973;
 pub(crate) const TIMED_EVERY: u32 = 128;
 /// Chunks that one of several threads has before it empties them.
 const MOST_CHUNKS: u32 = 512;
+/// No smaller block has a mapping of its own, unless the program asks for it (`M_MMAP_THRESHOLD`).
+const LARGE: u64 = 64 << 10;
 /// Slots of ended threads are used again when there are more.
 const MANY_SLOTS: u64 = (THREADS.room / 2) as u64;
 
@@ -445,6 +447,9 @@ impl Thread {
         self.until_timed.set(until);
         let timed = until == 0 && self.time(address);
         live::put(address, Block { site, size, timed }, begin::room(address));
+        if size >= LARGE {
+            count_mapped(address, false);
+        }
         peak::more(self, size);
     }
 
@@ -471,7 +476,11 @@ impl Thread {
     /// Takes a block out of those that are live, without counting it.
     #[inline(always)]
     pub(crate) fn take(&self, address: u64) -> Option<Block> {
-        live::take(address, || real::glibc_room(address))
+        let block = live::take(address, || real::glibc_room(address))?;
+        if block.size >= LARGE {
+            count_mapped(address, true);
+        }
+        Some(block)
     }
 
     /// Counts that a block was freed.
@@ -545,6 +554,19 @@ impl Thread {
     pub(crate) fn begins_sampling(&self) -> bool {
         self.samples.replace(1) == 0
     }
+}
+
+/// Counts a large block, if it has a mapping of its own.
+#[cold]
+#[inline(never)]
+fn count_mapped(address: u64, gone: bool) {
+    let Some(bytes) = begin::mapped(address) else { return };
+    let mapped = head(header::MAPPED);
+    if gone {
+        mapped.fetch_sub(bytes, Relaxed)
+    } else {
+        mapped.fetch_add(bytes, Relaxed)
+    };
 }
 
 /// How often code has gone.

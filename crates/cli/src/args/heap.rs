@@ -1,5 +1,6 @@
 //! The options of `pagewise heap`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -9,6 +10,15 @@ use super::{Limit, Output, limit};
 /// What to do with recordings of heaps.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Heap {
+    /// Run a command and record its heap, with every call of malloc and free by call stack
+    ///
+    /// Its standard streams, its exit code and a Ctrl-C are its own. The recording is small; `pagewise heap report` reads it.
+    ///
+    /// Examples:
+    ///   pagewise heap run -- ./server --test
+    ///   pagewise heap run -o heap.pwh --sample 512k -- ./server
+    #[command(verbatim_doc_comment)]
+    Run(HeapRun),
     /// Say what was on the heap when most was, what was never freed, and who allocates most
     ///
     /// Examples:
@@ -24,6 +34,22 @@ pub(crate) enum Heap {
     ///   pagewise heap diff before.pwh after.pwh --by leaked
     #[command(verbatim_doc_comment)]
     Diff(HeapDiff),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HeapRun {
+    /// The file to write; `PROGRAM.PID.pwh` by default
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Take samples, one in so many bytes in the mean, instead of every call: for production
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) sample: Option<u64>,
+    /// Record the command's children too, each into a file of its own: `FILE.PID`
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// The command and its arguments
+    #[arg(value_name = "CMD", last = true, required = true)]
+    pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -110,6 +136,19 @@ pub(crate) enum Grown {
     Allocated,
     /// Allocations
     Calls,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        _ => return Err("a number of bytes, KiB or MiB: `512k`".into()),
+    };
+    let number: Option<u64> = digits.parse().ok();
+    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "a number above 0: `512k`".into())
 }
 
 fn percent(text: &str) -> Result<f64, String> {

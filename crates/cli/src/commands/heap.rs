@@ -1,5 +1,7 @@
 //! `pagewise heap`: recordings of heaps, and what they say.
 
+mod record;
+
 use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,6 +27,7 @@ const ROWS_IN_JSON: usize = 10_000;
 /// Does what was asked for.
 pub(crate) fn run(args: &Heap, look: &Look) -> anyhow::Result<ExitCode> {
     match args {
+        Heap::Run(args) => return record::run(args),
         Heap::Report(args) => report(args, look)?,
         Heap::Diff(args) => diff(args, look)?,
     }

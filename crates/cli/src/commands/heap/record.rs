@@ -1,0 +1,102 @@
+//! `pagewise heap run`: records the heap of a command until it ends.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use pagewise_heap::{Collector, Finished, Request, library};
+use pagewise_heaplog::recording::Ending;
+use pagewise_proc::ProcRoot;
+use pagewise_sys::interrupt::Interrupts;
+use pagewise_sys::launch::{Launcher, Outcome, Running};
+use pagewise_sys::trace;
+
+use crate::args::heap::HeapRun;
+use crate::commands::run_command::{NotRun, exit_code};
+
+/// Between looks at whether the command has ended.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Runs the command, and passes on its exit code.
+pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
+    if !ProcRoot::live().has_our_ids() {
+        bail!("/proc is not of this pid namespace: a command run here would not be found in it");
+    }
+    let (program, arguments) = args.command.split_first().context("no command was given")?;
+    let library = library().context(
+        "libpagewise_preload.so was not found beside this program or in its ../lib: `cargo build --release -p \
+         pagewise-preload` makes it, `cargo xtask install` puts it there, PAGEWISE_PRELOAD says where it is",
+    )?;
+    let not_run = |error| NotRun::new(program, error);
+    // A Ctrl-C is for the command.
+    let _interrupts = Interrupts::note();
+    let file = args.output.clone().unwrap_or_default();
+    let request = Request { file, every_bytes: args.sample, follow: args.follow, library };
+    let mut collector = Collector::open(request)?;
+    let environment = collector.environment();
+    let mut launcher =
+        Launcher::start_with(program, arguments, None, &environment).map_err(not_run)?;
+    let running = launcher.launch(|pid| -> io::Result<()> {
+        let name = args.output.clone().unwrap_or_else(|| usual_name(Path::new(program), pid));
+        collector.expect(pid, name);
+        Ok(())
+    })?;
+    let outcome = wait(running, &mut collector, not_run)?;
+    let (greeted, refused) = collector.greeted();
+    let finished = collector.finish(match outcome.ending {
+        trace::Ending::Exited(status) => Ending::Exited(status),
+        trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
+    })?;
+    tell(&finished, greeted, refused);
+    Ok(exit_code(outcome.ending))
+}
+
+fn usual_name(program: &Path, pid: u32) -> PathBuf {
+    let mut name = program.file_name().unwrap_or(program.as_os_str()).to_owned();
+    name.push(format!(".{pid}.pwh"));
+    name.into()
+}
+
+fn wait(
+    mut running: Running<'_>,
+    collector: &mut Collector,
+    not_run: impl Fn(io::Error) -> NotRun,
+) -> anyhow::Result<Outcome> {
+    loop {
+        let next = collector.step()?.min(LOOK);
+        match running.wait(Some(Instant::now() + next)) {
+            Ok(Some(outcome)) => return Ok(outcome),
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                bail!("what started the command was killed")
+            }
+            Err(error) => return Err(not_run(error).into()),
+        }
+    }
+}
+
+/// Says on standard error where the recordings are.
+#[expect(clippy::print_stderr, reason = "standard output is the command's")]
+fn tell(finished: &[Finished], greeted: usize, refused: usize) {
+    for recording in finished {
+        let file = recording.file.display();
+        if recording.without_memory {
+            eprintln!("pagewise: {file} is empty: there was no memory for the recorder's tables");
+        } else {
+            eprintln!("pagewise: see `pagewise heap report {file}`");
+        }
+    }
+    if finished.is_empty() {
+        let why = if greeted == refused && greeted > 0 {
+            "only children of the command loaded the recorder: see --follow"
+        } else {
+            "the command did not load the recorder: it is linked statically, has a malloc of its own, or gains privileges \
+             as it starts"
+        };
+        eprintln!("pagewise: nothing was recorded: {why}");
+    } else if refused > 0 {
+        eprintln!("pagewise: {refused} children were not recorded: see --follow");
+    }
+}

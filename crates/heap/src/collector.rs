@@ -1,0 +1,491 @@
+//! Collects what recorders in programs count, and writes it into files.
+//!
+//! A recorder connects to a socket and hands over the file that its tables are in. From then on nothing is asked of the
+//! program: whatever ends it, its tables stay until they are read here a last time.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagewise_heaplog::recording::{Amount, Begin, End, Ending, Moment, Tree};
+use pagewise_heaplog::tables::{greeting, header};
+use pagewise_heaplog::writer::Writer;
+use pagewise_model::Pid;
+use pagewise_proc::ProcRoot;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::error::Error;
+use crate::memory;
+use crate::tables::{State, Tables};
+
+/// What is wanted of a recording.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The file that is written; see [`Collector::expect`].
+    pub file: PathBuf,
+    /// The mean number of bytes between samples; none for every call.
+    pub every_bytes: Option<u64>,
+    /// Whether children are recorded too, each into a file of its own.
+    pub follow: bool,
+    /// The recorder: `libpagewise_preload.so`.
+    pub library: PathBuf,
+}
+
+/// Awaits recorders, and collects what they count.
+#[derive(Debug)]
+pub struct Collector {
+    request: Request,
+    folder: PathBuf,
+    listener: UnixListener,
+    root: ProcRoot,
+    /// The process that the recording is of; the others are its children.
+    first: Option<u32>,
+    running: Vec<Recorded>,
+    finished: Vec<Finished>,
+    greeted: usize,
+    refused: usize,
+}
+
+/// A recording that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// The process.
+    pub pid: u32,
+    /// Its recording.
+    pub file: PathBuf,
+    /// How many bytes the file has.
+    pub bytes: u64,
+    /// How it ended.
+    pub how: Ending,
+    /// All that it allocated.
+    pub allocated: Amount,
+    /// What was live when most was.
+    pub peak: Amount,
+    /// What was live at the end.
+    pub live: Amount,
+    /// The recorder had no memory for its tables: nothing was recorded.
+    pub without_memory: bool,
+}
+
+/// How long a recorder that has connected may take to say who it is.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The time between moments, at first; it doubles whenever there are [`MOMENTS`] more.
+const FIRST: Duration = Duration::from_millis(5);
+const MOMENTS: u32 = 40;
+/// Looking takes no more than one of so many parts of the time.
+const SHARE: u32 = 100;
+/// Trees name so many sites at most, and none of less than one of so many parts.
+const SITES: usize = 1000;
+const SMALLEST: u64 = 2000;
+
+impl Collector {
+    /// Awaits recorders.
+    ///
+    /// # Errors
+    /// Where no socket can be made.
+    pub fn open(request: Request) -> Result<Collector, Error> {
+        let folder = folder().map_err(Error::Socket)?;
+        let listen = || -> io::Result<UnixListener> {
+            let listener = UnixListener::bind(folder.join("s"))?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        let listener = listen().map_err(|error| {
+            let _ = fs::remove_dir_all(&folder);
+            Error::Socket(error)
+        })?;
+        Ok(Collector {
+            request,
+            folder,
+            listener,
+            root: ProcRoot::live(),
+            first: None,
+            running: Vec::new(),
+            finished: Vec::new(),
+            greeted: 0,
+            refused: 0,
+        })
+    }
+
+    /// The variables that a program is to have in its environment to be recorded, beside ours.
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        let mut preload = self.request.library.clone().into_os_string();
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        let every = self.request.every_bytes.unwrap_or(0);
+        let follow = u8::from(self.request.follow);
+        let mut settings = OsString::from(format!("every={every},follow={follow},socket="));
+        settings.push(self.folder.join("s"));
+        vec![("LD_PRELOAD".into(), preload), (greeting::VARIABLE.into(), settings)]
+    }
+
+    /// Says which process the recording is of, and the file that it goes into.
+    pub fn expect(&mut self, pid: u32, file: PathBuf) {
+        self.first = Some(pid);
+        self.request.file = file;
+    }
+
+    /// Something that is readable once a recorder asks for attention.
+    pub fn attention(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// How many recorders were answered, and how many of these were told not to record.
+    pub fn greeted(&self) -> (usize, usize) {
+        (self.greeted, self.refused)
+    }
+
+    /// Greets who asks for it, and looks at those whose time has come. How long until the next look.
+    ///
+    /// # Errors
+    /// Where a file cannot be written, or tables cannot be read.
+    pub fn step(&mut self) -> Result<Duration, Error> {
+        while let Ok((stream, _)) = self.listener.accept() {
+            // Who does not say who it is is none of ours.
+            let _ = self.greet(&stream)?;
+        }
+        let mut next = Duration::from_millis(200);
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        for (index, recorded) in self.running.iter_mut().enumerate() {
+            if Some(recorded.pid) != self.first && !lives(&self.root, recorded.pid) {
+                gone.push(index);
+                continue;
+            }
+            if recorded.next <= now {
+                recorded.look(&self.root)?;
+            }
+            next = next.min(recorded.next.saturating_duration_since(now));
+        }
+        for index in gone.into_iter().rev() {
+            let recorded = self.running.swap_remove(index);
+            self.finished.push(recorded.finish(Ending::Gone)?);
+        }
+        Ok(next)
+    }
+
+    fn greet(&mut self, stream: &UnixStream) -> Result<Option<()>, Error> {
+        let Ok(Some((pid, parent, file))) = hear(stream) else { return Ok(None) };
+        self.greeted += 1;
+        let is_first = self.first.is_none_or(|first| first == pid);
+        if !is_first && !self.request.follow {
+            self.refused += 1;
+            let _ = (&*stream).write_all(&[greeting::NO]);
+            return Ok(None);
+        }
+        // Who has the number of one that is recorded has taken its place by `execve`.
+        if let Some(index) = self.running.iter().position(|recorded| recorded.pid == pid) {
+            let recorded = self.running.swap_remove(index);
+            let finished = recorded.finish(Ending::Replaced)?;
+            if self.request.follow {
+                self.keep_replaced(finished)?;
+            }
+        }
+        let path = if is_first { self.request.file.clone() } else { self.beside(pid) };
+        let tables = |source| Error::Tables { pid, source };
+        let recorded = Recorded::begin(pid, parent, path, file, &self.root).map_err(tables)?;
+        self.running.push(recorded?);
+        let _ = (&*stream).write_all(&[greeting::YES]);
+        Ok(Some(()))
+    }
+
+    /// A file for another process.
+    fn beside(&self, pid: u32) -> PathBuf {
+        let mut path = self.request.file.clone().into_os_string();
+        path.push(format!(".{pid}"));
+        let taken = |path: &OsString| self.finished.iter().any(|finished| finished.file == **path);
+        let mut number = 1;
+        let mut free = path.clone();
+        while taken(&free) {
+            number += 1;
+            free = path.clone();
+            free.push(format!(".{number}"));
+        }
+        free.into()
+    }
+
+    /// What a program recorded before it became another gets a name of its own.
+    fn keep_replaced(&mut self, mut finished: Finished) -> Result<(), Error> {
+        let path = self.beside(finished.pid);
+        fs::rename(&finished.file, &path)
+            .map_err(|source| Error::File { path: path.clone(), source })?;
+        finished.file = path;
+        self.finished.push(finished);
+        Ok(())
+    }
+
+    /// Ends all recordings: the first process has ended so. What was recorded, the first process's first.
+    ///
+    /// # Errors
+    /// Where a file cannot be written, or tables cannot be read.
+    pub fn finish(mut self, how: Ending) -> Result<Vec<Finished>, Error> {
+        self.step()?;
+        let first = self.first;
+        for recorded in std::mem::take(&mut self.running) {
+            let ending = if Some(recorded.pid) == first {
+                how
+            } else if lives(&self.root, recorded.pid) {
+                Ending::Detached
+            } else {
+                Ending::Gone
+            };
+            let finished = recorded.finish(ending)?;
+            self.finished.push(finished);
+        }
+        let mut finished = std::mem::take(&mut self.finished);
+        finished.sort_by_key(|finished| finished.file != self.request.file);
+        Ok(finished)
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A folder that nobody else can look into.
+fn folder() -> io::Result<PathBuf> {
+    let base = std::env::temp_dir();
+    let pid = std::process::id();
+    let mut number = 0_u32;
+    loop {
+        let path = base.join(format!("pagewise-heap-{pid}-{number}"));
+        match fs::DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => {
+                number += 1
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Whether a process has not ended.
+fn lives(root: &ProcRoot, pid: u32) -> bool {
+    let stat =
+        root.read(Pid(pid), "stat").ok().and_then(|text| pagewise_proc::stat::parse(&text).ok());
+    stat.is_some_and(|stat| !stat.has_ended())
+}
+
+/// What a recorder says when it connects: its process, the parent, and the file of its tables.
+fn hear(stream: &UnixStream) -> io::Result<Option<(u32, u32, File)>> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut hello = [0; 16];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received =
+        recvmsg(stream, &mut [IoSliceMut::new(&mut hello)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let file: Option<OwnedFd> = files.flatten().next();
+    if received.bytes != hello.len() || hello[..8] != greeting::HELLO {
+        return Ok(None);
+    }
+    let number = |at: usize| hello[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+    Ok(file.map(|file| (number(8), number(12), file.into())))
+}
+
+/// A process that is recorded.
+#[derive(Debug)]
+struct Recorded {
+    pid: u32,
+    path: PathBuf,
+    program: Vec<u8>,
+    tables: Tables,
+    writer: Writer<BufWriter<File>>,
+    began: Instant,
+    /// When to look next, and how much later after that.
+    next: Instant,
+    step: Duration,
+    moments: u32,
+    /// When everything that is counted is written down again.
+    checkpoint: Duration,
+    peak: u32,
+    peak_at_ns: Option<u64>,
+}
+
+impl Recorded {
+    /// Begins; the outer result is of the tables, the inner one of the file.
+    fn begin(
+        pid: u32,
+        parent: u32,
+        path: PathBuf,
+        file: File,
+        root: &ProcRoot,
+    ) -> io::Result<Result<Recorded, Error>> {
+        let tables = Tables::open(file)?;
+        let program = fs::read_link(root.file(Pid(pid), "exe"))
+            .map(|path| path.into_os_string().into_vec())
+            .unwrap_or_default();
+        let command = root.read(Pid(pid), "cmdline").unwrap_or_default();
+        let command = command.strip_suffix(b"\0").unwrap_or(&command);
+        let begin = Begin {
+            pid,
+            parent,
+            began_ns: tables.head(header::BEGAN)?,
+            page_size: rustix::param::page_size() as u64,
+            every_bytes: tables.head(header::EVERY_BYTES)?,
+            command: command.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect(),
+            program: program.clone(),
+            allocator: tables.allocator()?,
+            lifetimes_every: u32::try_from(tables.head(header::LIFETIMES_EVERY)?).unwrap_or(0),
+            attached: false,
+        };
+        let create = || Writer::create(BufWriter::new(File::create(&path)?), &begin);
+        let writer = match create() {
+            Ok(writer) => writer,
+            Err(source) => return Ok(Err(Error::File { path, source })),
+        };
+        let now = Instant::now();
+        Ok(Ok(Recorded {
+            pid,
+            path,
+            program,
+            tables,
+            writer,
+            began: now,
+            next: now + FIRST,
+            step: FIRST,
+            moments: 0,
+            checkpoint: Duration::from_secs(1),
+            peak: 0,
+            peak_at_ns: None,
+        }))
+    }
+
+    fn error(&self, source: io::Error) -> Error {
+        Error::Tables { pid: self.pid, source }
+    }
+
+    /// Takes down how it is now.
+    fn look(&mut self, root: &ProcRoot) -> Result<(), Error> {
+        let before = Instant::now();
+        let time = before.duration_since(self.began);
+        let state = self.tables.state(true).map_err(|source| self.error(source))?;
+        let memory = memory::read(root, Pid(self.pid), &self.tables, state.mapped);
+        self.add(&state, time, &memory)?;
+        if time >= self.checkpoint {
+            self.checkpoint = time * 2;
+            self.counts(state, time)?;
+        }
+        self.moments += 1;
+        if self.moments.is_multiple_of(MOMENTS) {
+            self.step *= 2;
+        }
+        let took = before.elapsed();
+        self.next = before + self.step.max(took * SHARE);
+        Ok(())
+    }
+
+    /// Writes down a moment.
+    fn add(&mut self, state: &State, time: Duration, memory: &memory::Memory) -> Result<(), Error> {
+        let time_ns = nanoseconds(time);
+        if state.peak != self.peak {
+            self.peak = state.peak;
+            self.peak_at_ns = Some(time_ns);
+        }
+        let new = self.tables.news(&self.program).map_err(|source| self.error(source))?;
+        let moment = Moment {
+            time_ns,
+            live: state.all_live(),
+            allocated: state.all_allocated(),
+            held: memory.held,
+            resident: memory.resident,
+            tree: Some(tree(&state.live)),
+        };
+        let writer = &mut self.writer;
+        let mut write = || -> io::Result<()> {
+            writer.modules(&new.modules)?;
+            writer.places(&new.places)?;
+            writer.nodes(&new.nodes)?;
+            writer.sites(&new.sites)?;
+            writer.moment(&moment)
+        };
+        write().map_err(|source| Error::File { path: self.path.clone(), source })
+    }
+
+    fn counts(&mut self, state: State, time: Duration) -> Result<(), Error> {
+        let mut counts = state.counts;
+        counts.time_ns = nanoseconds(time);
+        counts.peak_at_ns = self.peak_at_ns;
+        self.writer
+            .counts(&counts)
+            .map_err(|source| Error::File { path: self.path.clone(), source })
+    }
+
+    /// Takes down how it was at the end.
+    fn finish(mut self, how: Ending) -> Result<Finished, Error> {
+        let time = self.began.elapsed();
+        let runs_on = how == Ending::Detached;
+        let state = self.tables.state(runs_on).map_err(|source| self.error(source))?;
+        let trouble = self.tables.head(header::TROUBLE).map_err(|source| self.error(source))?;
+        self.add(&state, time, &memory::Memory::default())?;
+        let (allocated, peak, live) = (state.all_allocated(), state.counts.peak, state.all_live());
+        self.counts(state, time)?;
+        let Recorded { pid, path, writer, .. } = self;
+        let bytes = writer.written();
+        let end = || -> io::Result<()> {
+            let file = writer.end(&End { time_ns: nanoseconds(time), how })?;
+            file.into_inner().map_err(io::IntoInnerError::into_error)?.flush()
+        };
+        end().map_err(|source| Error::File { path: path.clone(), source })?;
+        let bytes = fs::metadata(&path).map_or(bytes, |file| file.len());
+        let without_memory = trouble != 0;
+        Ok(Finished { pid, file: path, bytes, how, allocated, peak, live, without_memory })
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What is live by site, of those that matter.
+fn tree(live: &[Amount]) -> Tree {
+    let all: u64 = live.iter().map(|amount| amount.bytes).sum();
+    let least = (all / SMALLEST).max(1);
+    let numbered = (0_u32..).zip(live.iter().copied());
+    let mut sites: Vec<_> = numbered.filter(|(_, amount)| amount.bytes >= least).collect();
+    sites.sort_by_key(|&(site, amount)| (std::cmp::Reverse(amount.bytes), site));
+    sites.truncate(SITES);
+    let mut others = Amount { bytes: all, blocks: live.iter().map(|amount| amount.blocks).sum() };
+    for (_, amount) in &sites {
+        others.bytes -= amount.bytes;
+        others.blocks = others.blocks.saturating_sub(amount.blocks);
+    }
+    Tree { sites, others }
+}
+
+/// Where the recorder lies: beside this program, in the library folder beside its own, or where a variable says.
+pub fn library() -> Option<PathBuf> {
+    const NAME: &str = "libpagewise_preload.so";
+    if let Some(path) = std::env::var_os("PAGEWISE_PRELOAD") {
+        return Some(path.into());
+    }
+    let program = std::env::current_exe().ok()?;
+    let folder = program.parent()?;
+    let places = [
+        folder.join(NAME),
+        folder.join("../lib").join(NAME),
+        folder.join("../lib/pagewise").join(NAME),
+    ];
+    let found = places.into_iter().find(|path| path.exists())?;
+    // The variable separates its paths by colons and blanks.
+    let path = found.canonicalize().ok()?;
+    let plain =
+        |path: &Path| !path.as_os_str().as_bytes().iter().any(|&byte| byte == b':' || byte == b' ');
+    plain(&path).then_some(path)
+}

@@ -1,0 +1,66 @@
+//! What a process has in RAM, and what its allocator holds.
+
+use pagewise_heaplog::recording::Resident;
+use pagewise_model::{Bytes, Mapping, Name, Pid};
+use pagewise_proc::{ProcRoot, maps, status};
+
+use crate::tables::Tables;
+
+/// Memory at one moment; what could not be read is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Memory {
+    pub held: Option<u64>,
+    pub resident: Option<Resident>,
+}
+
+/// Reads it. `mapped` are the bytes in blocks with mappings of their own.
+pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &Tables, mapped: u64) -> Memory {
+    let maps = root.read(pid, "maps").ok().map(|text| maps::parse(&text));
+    let held = maps.filter(|maps| maps.torn.is_none()).map(|maps| held(&maps.mappings, mapped));
+    Memory { held, resident: resident(root, pid, tables) }
+}
+
+fn resident(root: &ProcRoot, pid: Pid, tables: &Tables) -> Option<Resident> {
+    let status = status::parse(&root.read(pid, "status").ok()?).status;
+    let bytes =
+        |reading: &pagewise_model::Reading<Bytes>| reading.as_ref().ok().map(|bytes| bytes.0);
+    let ours = tables.resident().ok()?;
+    Some(Resident {
+        anonymous: bytes(&status.rss_anon)?,
+        file: bytes(&status.rss_file)?,
+        shmem: bytes(&status.rss_shmem)?.saturating_sub(ours),
+        swap: bytes(&status.vm_swap)?,
+        recorder: None,
+    })
+}
+
+/// What glibc's malloc holds: the heap that `brk` made, its further arenas, and large blocks.
+fn held(mappings: &[Mapping], mapped: u64) -> u64 {
+    let heap = mappings.iter().filter(|mapping| mapping.name == Name::new(b"[heap]"));
+    let heap: u64 = heap.map(|mapping| mapping.range.len().0).sum();
+    heap + arenas(mappings) + mapped
+}
+
+/// HEAP_MAX_SIZE of glibc on machines of 64 bits: an arena's heap starts at a multiple and reserves as much.
+const ARENA: u64 = 64 << 20;
+
+/// The used parts of further arenas: they begin at a multiple of their size and are followed by what is reserved.
+fn arenas(mappings: &[Mapping]) -> u64 {
+    let is_used = |mapping: &Mapping| {
+        mapping.range.start.is_multiple_of(ARENA)
+            && mapping.inode == 0
+            && mapping.name == Name::new(b"")
+            && mapping.prot.write
+    };
+    let mut sum = 0;
+    for (mapping, next) in mappings.iter().zip(mappings.iter().skip(1)) {
+        let length = mapping.range.len().0;
+        let reserved = next.range.start == mapping.range.end
+            && !next.prot.read
+            && length + next.range.len().0 >= ARENA;
+        if is_used(mapping) && (reserved || length == ARENA) {
+            sum += length;
+        }
+    }
+    sum
+}

@@ -1,0 +1,437 @@
+//! The tables that a recorder shares, read from outside.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use pagewise_heaplog::recording::{
+    Amount, Counted, Counts, Kind, Module, Node, Place, ROOT, Site, Thread,
+};
+use pagewise_heaplog::tables::{
+    self, CELLS, CHUNKS, CREDIT, HEADER, MAGIC, MODULES, NODES, OWNERS, PLACES, RECORDS, SITES,
+    STRINGS, THREADS, Table, header, kind, module, record, thread,
+};
+
+/// Pieces in which tables are read.
+const PIECE: usize = 1 << 20;
+/// How often records are read again that moved meanwhile.
+const TRIES: usize = 5;
+
+/// Tables of a process, which may be gone: they stay as it left them.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    file: File,
+    known: Known,
+    moment: u32,
+    bytes: Vec<u8>,
+}
+
+/// How many entries of each table were handed out.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    modules: usize,
+    places: usize,
+    nodes: usize,
+    sites: usize,
+}
+
+/// What came to be known since the last time.
+#[derive(Debug, Default)]
+pub(crate) struct New {
+    pub modules: Vec<Module>,
+    pub places: Vec<Place>,
+    pub nodes: Vec<Node>,
+    pub sites: Vec<Site>,
+}
+
+/// What is counted now.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// Everything since the beginning.
+    pub counts: Counts,
+    /// What is live by site, at one moment.
+    pub live: Vec<Amount>,
+    /// The epoch of the last peak.
+    pub peak: u32,
+    /// Bytes in mappings of their own that the allocator made for large blocks.
+    pub mapped: u64,
+}
+
+impl State {
+    /// All that is live.
+    pub(crate) fn all_live(&self) -> Amount {
+        sum(self.live.iter().copied())
+    }
+
+    /// All that was ever allocated.
+    pub(crate) fn all_allocated(&self) -> Amount {
+        sum(self.counts.sites.iter().map(|site| site.allocated))
+    }
+}
+
+fn sum(amounts: impl Iterator<Item = Amount>) -> Amount {
+    amounts.fold(Amount::default(), |sum, one| Amount {
+        bytes: sum.bytes.wrapping_add(one.bytes),
+        blocks: sum.blocks.wrapping_add(one.blocks),
+    })
+}
+
+/// Sums of a site's records, each of which means nothing alone.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    allocated: Amount,
+    freed: Amount,
+    temporary: u64,
+    at_peak: Amount,
+    at_moment: Amount,
+    variances: (f64, f64),
+}
+
+fn less(more: Amount, less: Amount) -> Amount {
+    Amount {
+        bytes: more.bytes.wrapping_sub(less.bytes),
+        blocks: more.blocks.wrapping_sub(less.blocks),
+    }
+}
+
+fn add(to: &mut Amount, more: Amount) {
+    to.bytes = to.bytes.wrapping_add(more.bytes);
+    to.blocks = to.blocks.wrapping_add(more.blocks);
+}
+
+/// A sum that is below zero, as one can be that was read while blocks were freed, is nothing.
+fn settled(amount: Amount) -> Amount {
+    let settle = |value: u64| if value.cast_signed() < 0 { 0 } else { value };
+    Amount { bytes: settle(amount.bytes), blocks: settle(amount.blocks) }
+}
+
+impl Tables {
+    /// Tables in a file that a recorder has sent.
+    ///
+    /// # Errors
+    /// Where they are not of this version, or cannot be read.
+    pub(crate) fn open(file: File) -> io::Result<Tables> {
+        let tables = Tables { file, known: Known::default(), moment: 1, bytes: Vec::new() };
+        let length = tables.file.metadata()?.len();
+        if length != tables::LENGTH as u64 || tables.head(header::MAGIC)? != MAGIC {
+            let words = "the recorder in the program is of another version";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, words));
+        }
+        Ok(tables)
+    }
+
+    /// A word of the header.
+    pub(crate) fn head(&self, number: usize) -> io::Result<u64> {
+        let mut word = [0; 8];
+        self.file.read_exact_at(&mut word, (HEADER.at + number * 8) as u64)?;
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    fn count(&self, number: usize, table: &Table) -> io::Result<usize> {
+        let count = usize::try_from(self.head(number)?).unwrap_or(usize::MAX);
+        Ok(count.min(table.room))
+    }
+
+    /// Bytes of RAM that the tables take.
+    pub(crate) fn resident(&self) -> io::Result<u64> {
+        // Blocks of 512 bytes, whatever the file system's are.
+        Ok(self.file.metadata()?.blocks() * 512)
+    }
+
+    /// What provides `malloc`, by the path of its file.
+    pub(crate) fn allocator(&self) -> io::Result<Vec<u8>> {
+        let word = self.head(header::ALLOCATOR_NAME)?;
+        self.string(word & u64::from(u32::MAX), word >> 32)
+    }
+
+    fn string(&self, at: u64, length: u64) -> io::Result<Vec<u8>> {
+        let room = STRINGS.room as u64;
+        if at > room || length > room - at {
+            return Ok(Vec::new());
+        }
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+        self.file.read_exact_at(&mut bytes, STRINGS.at as u64 + at)?;
+        Ok(bytes)
+    }
+
+    /// Entries of a table from `first` up to `end`, each in words of eight bytes.
+    fn entries(&mut self, table: &Table, first: usize, end: usize) -> io::Result<&[u8]> {
+        let length = (end.saturating_sub(first)) * table.entry;
+        self.bytes.resize(length, 0);
+        self.file.read_exact_at(&mut self.bytes, table.place(first) as u64)?;
+        Ok(&self.bytes)
+    }
+
+    /// What came to be known since the last call. `program` is the path of what has none.
+    pub(crate) fn news(&mut self, program: &[u8]) -> io::Result<New> {
+        // Who comes later names who came before, so they are counted first.
+        let sites = self.count(header::SITES, &SITES)?;
+        let nodes = self.count(header::NODES, &NODES)?;
+        let places = self.count(header::PLACES, &PLACES)?;
+        let modules = self.count(header::MODULES, &MODULES)?;
+        let mut new = New::default();
+        let known = self.known;
+        let rows: Vec<[u64; 8]> =
+            self.entries(&MODULES, known.modules, modules)?.chunks_exact(64).map(words).collect();
+        for row in rows {
+            let path = self.string(row[module::PATH], row[module::PATH_LENGTH])?;
+            new.modules.push(Module {
+                path: if path.is_empty() { program.to_vec() } else { path },
+                build_id: self.string(row[module::BUILD_ID], row[module::BUILD_ID_LENGTH])?,
+                start: row[module::START],
+                end: row[module::END],
+                bias: row[module::BIAS],
+            });
+        }
+        let all_modules = modules as u64;
+        let places_read = self.entries(&PLACES, known.places, places)?.chunks_exact(16);
+        new.places.extend(places_read.map(|entry| {
+            let [address, module] = words(entry);
+            let module = module.checked_sub(1).filter(|&module| module < all_modules);
+            Place { address, module: module.and_then(|module| u32::try_from(module).ok()) }
+        }));
+        let nodes_read = self.entries(&NODES, known.nodes, nodes)?.chunks_exact(8);
+        new.nodes.extend(nodes_read.map(|entry| {
+            let [parent, place] = halves(entry);
+            Node { parent, place }
+        }));
+        let sites_read = self.entries(&SITES, known.sites, sites)?.chunks_exact(8);
+        new.sites.extend(sites_read.map(|entry| {
+            let [node, number] = halves(entry);
+            let kind = match number {
+                kind::MAPPING => Kind::Mapping,
+                kind::POOL => Kind::Pool,
+                _ => Kind::Heap,
+            };
+            Site { node, kind }
+        }));
+        self.known = Known { modules, places, nodes, sites };
+        check(&new, known, self.known)?;
+        Ok(new)
+    }
+
+    /// Everything that is counted. With `mark` the recorder keeps what is live at this moment, so that all sites are as they
+    /// were at one time; without, the process must have ended.
+    pub(crate) fn state(&mut self, mark: bool) -> io::Result<State> {
+        if mark {
+            self.moment = self.moment.wrapping_add(1);
+            let at = HEADER.place(header::EPOCHS) + 4;
+            self.file.write_all_at(&self.moment.to_ne_bytes(), at as u64)?;
+        }
+        let mut tries = 0;
+        loop {
+            let changes = self.head(header::CHANGES)?;
+            let state = self.read()?;
+            tries += 1;
+            let moved = changes % 2 == 1 || self.head(header::CHANGES)? != changes;
+            if !moved || !mark || tries == TRIES {
+                return Ok(state);
+            }
+        }
+    }
+
+    fn read(&mut self) -> io::Result<State> {
+        let epochs = self.head(header::EPOCHS)?;
+        let peak = low(epochs);
+        let used = self.count(header::CHUNKS, &CHUNKS)?;
+        let owners: Vec<[u32; 2]> =
+            self.entries(&OWNERS, 0, used)?.chunks_exact(8).map(halves).collect();
+        let slots = self.count(header::THREADS, &THREADS)?;
+        let mut sums: Vec<Sum> = Vec::new();
+        let mut by_thread = vec![(Amount::default(), Amount::default()); slots];
+        let moment = self.moment;
+        let step = PIECE / CHUNKS.entry;
+        for first in (0..used).step_by(step) {
+            let end = used.min(first + step);
+            let bytes = self.entries(&CHUNKS, first, end)?;
+            for (chunk, owner) in bytes.chunks_exact(CHUNKS.entry).zip(&owners[first..end]) {
+                let Some(sites) = owner[0].checked_sub(1) else { continue };
+                let begin = (sites as usize).saturating_mul(RECORDS);
+                if begin >= SITES.room {
+                    continue;
+                }
+                if sums.len() < begin + RECORDS {
+                    sums.resize(begin + RECORDS, Sum::default());
+                }
+                let mut both = (Amount::default(), Amount::default());
+                for (record, sum) in chunk.chunks_exact(record::SIZE).zip(&mut sums[begin..]) {
+                    let one = one(&words(record), peak, moment);
+                    add(&mut both.0, one.allocated);
+                    add(&mut both.1, one.freed);
+                    sum.add(&one);
+                }
+                if let Some(thread) = by_thread.get_mut(owner[1] as usize) {
+                    add(&mut thread.0, both.0);
+                    add(&mut thread.1, both.1);
+                }
+            }
+        }
+        sums.truncate(self.count(header::SITES, &SITES)?);
+        self.finish(&sums, by_thread, peak)
+    }
+
+    fn finish(
+        &mut self,
+        sums: &[Sum],
+        by_thread: Vec<(Amount, Amount)>,
+        peak: u32,
+    ) -> io::Result<State> {
+        let most = self.head(header::MOST_THREADS)?;
+        let mut counts = Counts {
+            sites: sums.iter().map(Sum::counted).collect(),
+            peak: sum(sums.iter().map(|sum| settled(sum.at_peak))),
+            // One thread is watched at each step; several take and give back this much at a time.
+            peak_within: if most > 1 { most * 2 * CREDIT } else { 0 },
+            unknown_frees: self.head(header::UNKNOWN_FREES)?,
+            cut_stacks: self.head(header::CUT_STACKS)?,
+            sizes: vec![0; CELLS],
+            lifetimes: vec![0; CELLS],
+            ..Counts::default()
+        };
+        let slots = by_thread.len();
+        let words = THREADS.entry / 8;
+        let read = self.entries(&THREADS, 0, slots)?.to_vec();
+        for (index, (slot, (allocated, freed))) in
+            read.chunks_exact(THREADS.entry).zip(by_thread).enumerate()
+        {
+            let slot: Vec<u64> = slot.chunks_exact(8).take(words).map(word).collect();
+            for (sum, value) in counts.sizes.iter_mut().zip(&slot[thread::SIZES..]) {
+                *sum += value;
+            }
+            for (sum, value) in counts.lifetimes.iter_mut().zip(&slot[thread::LIFETIMES..]) {
+                *sum += value;
+            }
+            let mut told = Thread {
+                tid: u32::try_from(slot[thread::TID]).unwrap_or(0),
+                name: name(&slot[thread::NAME..thread::NAME + 2]),
+                allocated: Amount {
+                    bytes: slot[thread::ALLOCATED],
+                    blocks: slot[thread::ALLOCATED + 1],
+                },
+                freed: Amount { bytes: slot[thread::FREED], blocks: slot[thread::FREED + 1] },
+            };
+            // What the first slot's chunks have was counted by threads that have told of it.
+            if index > 0 {
+                add(&mut told.allocated, allocated);
+                add(&mut told.freed, freed);
+            } else {
+                let told_of = self.told(&read);
+                told.allocated = less(allocated, told_of.0);
+                told.freed = less(freed, told_of.1);
+            }
+            if told.allocated != Amount::default() || told.freed != Amount::default() {
+                counts.threads.push(told);
+            }
+        }
+        trim(&mut counts.sizes);
+        trim(&mut counts.lifetimes);
+        let mapped = self.head(header::MAPPED)?;
+        let live = sums.iter().map(|sum| settled(sum.at_moment)).collect();
+        Ok(State { counts, live, peak, mapped })
+    }
+
+    /// What the slots of threads say that those handed over.
+    fn told(&self, slots: &[u8]) -> (Amount, Amount) {
+        let mut both = (Amount::default(), Amount::default());
+        for slot in slots.chunks_exact(THREADS.entry).skip(1) {
+            let at = |number: usize| word(&slot[number * 8..number * 8 + 8]);
+            let amount = |number| Amount { bytes: at(number), blocks: at(number + 1) };
+            add(&mut both.0, amount(thread::ALLOCATED));
+            add(&mut both.1, amount(thread::FREED));
+        }
+        both
+    }
+}
+
+impl Sum {
+    fn add(&mut self, one: &Sum) {
+        add(&mut self.allocated, one.allocated);
+        add(&mut self.freed, one.freed);
+        add(&mut self.at_peak, one.at_peak);
+        add(&mut self.at_moment, one.at_moment);
+        self.temporary = self.temporary.wrapping_add(one.temporary);
+        self.variances.0 += one.variances.0;
+        self.variances.1 += one.variances.1;
+    }
+
+    fn counted(&self) -> Counted {
+        Counted {
+            allocated: self.allocated,
+            freed: self.freed,
+            temporary: self.temporary,
+            at_peak: settled(self.at_peak),
+            errors: (self.variances.0.max(0.0).sqrt(), self.variances.1.max(0.0).sqrt()),
+        }
+    }
+}
+
+/// What a record says.
+fn one(record: &[u64; record::SIZE / 8], peak: u32, moment: u32) -> Sum {
+    let amount =
+        |bytes: usize, blocks: usize| Amount { bytes: record[bytes], blocks: record[blocks] };
+    let allocated = amount(record::ALLOCATED, record::ALLOCATIONS);
+    let freed = amount(record::FREED, record::FREES);
+    let live = less(allocated, freed);
+    let epochs = record[record::EPOCHS];
+    let kept = |number: usize| amount(number, number + 1);
+    Sum {
+        allocated,
+        freed,
+        temporary: record[record::TEMPORARY],
+        at_peak: if low(epochs) == peak { kept(record::AT_PEAK) } else { live },
+        at_moment: if low(epochs >> 32) == moment { kept(record::AT_MOMENT) } else { live },
+        variances: (
+            f64::from_bits(record[record::VARIANCE]),
+            f64::from_bits(record[record::LIVE_VARIANCE]),
+        ),
+    }
+}
+
+/// Numbers that name nothing would make a file that nobody can read.
+fn check(new: &New, known: Known, all: Known) -> io::Result<()> {
+    let wrong = |what: &str| {
+        let words = format!("the program has written into the recorder's tables: {what}");
+        Err(io::Error::new(io::ErrorKind::InvalidData, words))
+    };
+    for (number, node) in (known.nodes..).zip(&new.nodes) {
+        let parent = node.parent == ROOT || (node.parent as usize) < number;
+        if !parent || node.place as usize >= all.places {
+            return wrong("a call without a caller");
+        }
+    }
+    if new.sites.iter().any(|site| site.node != ROOT && site.node as usize >= all.nodes) {
+        return wrong("an allocation without a call");
+    }
+    Ok(())
+}
+
+fn trim(cells: &mut Vec<u64>) {
+    let used = cells.iter().rposition(|&count| count != 0).map_or(0, |last| last + 1);
+    cells.truncate(used);
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_ne_bytes)
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let mut words = [0; N];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = self::word(bytes);
+    }
+    words
+}
+
+/// The lower half of a word.
+fn low(word: u64) -> u32 {
+    u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0)
+}
+
+fn halves(bytes: &[u8]) -> [u32; 2] {
+    let [both] = words(bytes);
+    [low(both), low(both >> 32)]
+}
+
+fn name(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|&byte| byte != 0).collect()
+}
