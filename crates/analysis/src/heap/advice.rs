@@ -119,7 +119,9 @@ fn growth(sites: &Sites<'_>) -> Option<Finding> {
         claim: vec![
             text("What is live grew all the time, and "),
             Value::Bytes(leaked.bytes),
-            text(" were live at the end: it looks like a leak, or a cache without a bound."),
+            text(
+                " were live at the end: a leak, a cache without a bound, or work that needs more the longer it goes on.",
+            ),
         ],
         evidence,
         next_step: vec![text(

@@ -70,13 +70,62 @@ pub(super) fn name(frame: &Frame) -> Name {
     }
 }
 
+/// What of a name says which function it is: without its parameters, and without long arguments of templates.
+fn short(name: &str) -> String {
+    let name = name.strip_suffix(" const").unwrap_or(name);
+    let whole = name.strip_suffix(')').and_then(|inner| {
+        let mut open = 1;
+        let mut from_end = inner.char_indices().rev();
+        let start = from_end.find_map(|(at, c)| {
+            open += i32::from(c == ')') - i32::from(c == '(');
+            (open == 0).then_some(at)
+        });
+        // `operator()` and `(anonymous namespace)` are no parameters.
+        let before = &inner[..start?];
+        let is_list =
+            !before.is_empty() && !before.ends_with("operator") && !before.ends_with("::");
+        is_list.then_some(before)
+    });
+    let mut text = String::new();
+    let (mut open, mut inner) = (0_u32, String::new());
+    for c in whole.unwrap_or(name).chars() {
+        let is_list = open > 0
+            || text.ends_with(|last: char| last.is_alphanumeric() || last == '_' || last == ':')
+                && !text.ends_with("operator");
+        match c {
+            '<' if is_list => open += 1,
+            // An arrow is no bracket.
+            '>' if open > 0 && !inner.ends_with('-') => open -= 1,
+            c if open == 0 => {
+                text.push(c);
+                continue;
+            }
+            _ => {}
+        }
+        inner.push(c);
+        if open == 0 {
+            /// Shorter ones say more than that they are left out.
+            const SHORT: usize = 16;
+            text.push_str(if inner.chars().count() <= SHORT { &inner } else { "<…>" });
+            inner.clear();
+        }
+    }
+    text.push_str(&inner);
+    text
+}
+
+/// A function as people read it where there is little room.
+fn short_name(frame: &Frame) -> Name {
+    frame.function.as_deref().map_or_else(|| name(frame), |it| Name::new(short(it).as_bytes()))
+}
+
 /// With the line, without the folders.
 pub(super) fn brief(frame: &Frame) -> Name {
-    let Some(line) = &frame.line else { return name(frame) };
+    let Some(line) = &frame.line else { return short_name(frame) };
     let base = line.file.rsplit('/').next().unwrap_or_default();
     let place =
         if line.number == 0 { format!(" ({base})") } else { format!(" ({base}:{})", line.number) };
-    Name::new(&[name(frame).as_bytes(), place.as_bytes()].concat())
+    Name::new(&[short_name(frame).as_bytes(), place.as_bytes()].concat())
 }
 
 /// With the line and its whole path, for programs.
@@ -148,7 +197,7 @@ impl<'a> Sites<'a> {
             }
             let Some(frame) = self.frame(*number) else { continue };
             // The line of who asks is what is looked for; those of callers would take its room.
-            let called = if depth == 0 { brief(frame) } else { name(frame) };
+            let called = if depth == 0 { brief(frame) } else { short_name(frame) };
             words.extend_from_slice(called.as_bytes());
         }
         Name::new(&words)
@@ -204,5 +253,35 @@ impl Sum {
         let (allocated, live) = site.errors.unwrap_or_default();
         // Errors of what is independent add up as squares.
         self.errors = (self.errors.0.hypot(allocated), self.errors.1.hypot(live));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short;
+
+    #[test]
+    fn a_short_name_is_that_of_the_function() {
+        let names = [
+            ("main", "main"),
+            ("make_node(tree_code)", "make_node"),
+            ("a::b(std::vector<int, std::allocator<int> > const&) const", "a::b"),
+            ("(anonymous namespace)::f(int)", "(anonymous namespace)::f"),
+            ("f(void (*)(int))", "f"),
+            ("a::operator()(int) const", "a::operator()"),
+            ("a::operator()", "a::operator()"),
+            ("a::operator<(b)", "a::operator<"),
+            ("std::map<int, char>::f()", "std::map<int, char>::f"),
+            ("std::map<int, std::vector<std::string> >::f()", "std::map<…>::f"),
+            ("<T as core::fmt::Display>::fmt", "<T as core::fmt::Display>::fmt"),
+            ("core::ptr::drop_in_place::<alloc::vec::Vec<u8>>", "core::ptr::drop_in_place::<…>"),
+            ("f<a->b, c, d, e, f, g, h>", "f<…>"),
+            ("f<a", "f<a"),
+            (")", ")"),
+            ("", ""),
+        ];
+        for (name, expected) in names {
+            assert_eq!(short(name), expected, "{name}");
+        }
     }
 }

@@ -15,6 +15,8 @@ use crate::explain::fact;
 
 /// No more calls below each other than so many are shown: programs that read JSON nest no deeper than some hundred.
 const DEEPEST: usize = 48;
+/// After so many lone callers below each other, the others are counted.
+const RUN: usize = 4;
 /// As many lines of a tree for each row of other tables.
 const LINES: usize = 4;
 
@@ -176,23 +178,29 @@ impl<'a> Tree<'a> {
         ]
     }
 
-    fn rows(&self, threshold: f64, direction: Direction) -> Vec<Row> {
-        let mut rows = Vec::new();
-        self.draw(0, (0, 0), threshold, direction, &mut rows);
-        rows
+    /// The lines of the tree, at most so many: where there are more, branches have to be larger to be shown. With how large
+    /// they had to be.
+    fn rows(&self, options: &Options) -> (Vec<Row>, f64) {
+        let draw = |threshold: f64| {
+            let mut drawn = Drawn { threshold, rows: Vec::new(), options: *options };
+            self.draw(0, (0, 0), 0, &mut drawn);
+            drawn.rows
+        };
+        let most = options.limit.map_or(usize::MAX, |limit| limit.saturating_mul(LINES));
+        let mut threshold = options.threshold;
+        let mut rows = draw(threshold);
+        while rows.len() > most && threshold < 0.5 {
+            threshold = (threshold * 1.5).max(0.001);
+            rows = draw(threshold);
+        }
+        rows.truncate(most);
+        (rows, threshold)
     }
 
-    fn draw(
-        &self,
-        at: u32,
-        (depth, indent): (usize, usize),
-        threshold: f64,
-        direction: Direction,
-        rows: &mut Vec<Row>,
-    ) {
-        let (large, small, left_out) = self.branches(at, threshold);
+    fn draw(&self, at: u32, (depth, indent): (usize, usize), run: usize, drawn: &mut Drawn) {
+        let (large, small, left_out) = self.branches(at, drawn.threshold);
         let here = self.nodes[at as usize].sum;
-        let arrow = match (depth, direction) {
+        let arrow = match (depth, drawn.options.tree) {
             (0, _) => "",
             (_, Direction::BottomUp) => "← ",
             (_, Direction::TopDown) => "→ ",
@@ -203,22 +211,57 @@ impl<'a> Tree<'a> {
         for child in large {
             let Node { call, sum } = self.nodes[*child as usize];
             // A lone caller has its callee's numbers, and stands below it.
-            let is_alone = depth > 0 && sum == here;
-            let words = self.words(call);
-            let what = format!("{}{arrow}{}", "  ".repeat(indent), escape(words.as_bytes()));
-            rows.push(Row { sum: (!is_alone).then_some(sum), what });
+            let is_same = depth > 0 && sum == here;
+            let is_alone = depth > 0 && large.len() == 1;
+            let run = if is_same { run + 1 } else { 0 };
             let deeper = if is_alone { indent } else { indent + 1 };
-            self.draw(*child, (depth + 1, deeper), threshold, direction, rows);
+            if run > RUN
+                && drawn.options.limit.is_some()
+                && let Some((last, skipped)) = self.end_of_run(*child, drawn.threshold)
+            {
+                drawn.line(indent, arrow, &format!("… {skipped} more calls …"), None);
+                self.draw(last, (depth + skipped, deeper), 0, drawn);
+                continue;
+            }
+            let words = self.words(call);
+            drawn.line(indent, arrow, &escape(words.as_bytes()), (!is_same).then_some(sum));
+            self.draw(*child, (depth + 1, deeper), run, drawn);
         }
-        if left_out != Amount::default() && (at == 0 || !large.is_empty()) {
+        let is_large = super::real(left_out.bytes) >= super::real(self.all()) * drawn.threshold;
+        if left_out != Amount::default() && is_large && (at == 0 || !large.is_empty()) {
             let what = match small {
                 0 => "in places that are too small to be listed".to_owned(),
                 1 => "in 1 other place".to_owned(),
                 small => format!("in {small} other places"),
             };
-            let what = format!("{}{arrow}{what}", "  ".repeat(indent));
-            rows.push(Row { sum: Some(left_out), what });
+            drawn.line(indent, arrow, &what, Some(left_out));
         }
+    }
+
+    /// The last of calls each of which has one caller alone, and how many they are; none where there is just this one.
+    fn end_of_run(&self, start: u32, threshold: f64) -> Option<(u32, usize)> {
+        let (mut at, mut count) = (start, 1);
+        while let ([only], _, _) = self.branches(at, threshold)
+            && self.nodes[*only as usize].sum == self.nodes[at as usize].sum
+        {
+            at = *only;
+            count += 1;
+        }
+        (count > 1).then_some((at, count))
+    }
+}
+
+/// Lines of a tree as they are drawn.
+struct Drawn {
+    threshold: f64,
+    options: Options,
+    rows: Vec<Row>,
+}
+
+impl Drawn {
+    fn line(&mut self, indent: usize, arrow: &str, what: &str, sum: Option<Amount>) {
+        let what = format!("{}{arrow}{what}", "  ".repeat(indent));
+        self.rows.push(Row { sum, what });
     }
 }
 
@@ -294,10 +337,7 @@ pub(super) fn blocks(sites: &Sites<'_>, options: &Options) -> Vec<Block> {
 }
 
 fn people(tree: &Tree<'_>, chosen: &Chosen, options: &Options) -> Table {
-    let mut rows = tree.rows(options.threshold, options.tree);
-    let most = options.limit.unwrap_or(usize::MAX).saturating_mul(LINES);
-    let more = rows.len().saturating_sub(most);
-    rows.truncate(most);
+    let (rows, threshold) = tree.rows(options);
     let counts_calls = matches!(options.by, By::Calls | By::Temporary);
     let value = |pick: &dyn Fn(Amount) -> Value| {
         let each = rows.iter().map(|row| row.sum.map_or(Value::None, pick));
@@ -318,14 +358,16 @@ fn people(tree: &Tree<'_>, chosen: &Chosen, options: &Options) -> Table {
     };
     let pictures = rows.iter().map(|row| Value::Picture(row.what.clone().into()));
     columns.push(Column::new("function", label, Cells::Values(pictures.collect())));
-    let note = match more {
-        0 if options.threshold > 0.0 => format!(
-            "Below {:.3} % of all: added up. --threshold 0 lists all.",
-            options.threshold * 100.0
-        )
-        .replace(".000 %", " %"),
-        0 => String::new(),
-        more => format!("{more} more lines: --top all, or a higher --threshold."),
+    let percent = format!("{:.1}", threshold * 100.0);
+    let percent = percent.trim_end_matches(".0");
+    let note = match threshold {
+        0.0 => String::new(),
+        _ if threshold > options.threshold => {
+            format!(
+                "Left out: what is below {percent} % of all. --top all shows all from --threshold on."
+            )
+        }
+        _ => format!("Left out: what is below {percent} % of all (--threshold)."),
     };
     let audience = if rows.is_empty() { Audience::Programs } else { Audience::People };
     if rows.is_empty() {
