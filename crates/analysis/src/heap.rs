@@ -10,7 +10,7 @@ mod tests;
 mod time_line;
 mod tree;
 
-use pagewise_model::heap::{Amount, Ending, Kind, Recording};
+use pagewise_model::heap::{Ending, Kind, Recording};
 use pagewise_model::report::{
     Audience, Block, Fact, Facts, Findings, Paragraph, Report, Shape, Value,
 };
@@ -172,7 +172,7 @@ fn about(recording: &Recording) -> Facts {
             fact("seconds", "after", Value::Seconds(recording.took_ns), ""),
             fact("attached", "attached", Value::Flag(recording.attached), "")
                 .hidden_if(!recording.attached),
-            fact("sample_bytes", "a sample every", Value::Bytes(sampled.unwrap_or(0)), "")
+            fact("sample_bytes", "a sample every", sampled.map_or(Value::None, Value::Bytes), "")
                 .hidden_if(sampled.is_none()),
             fact("page_size", "page", Value::Bytes(recording.page_size.bytes()), "").for_programs(),
             fact("began_ns", "began", Value::Count(recording.began_ns), "").for_programs(),
@@ -279,7 +279,7 @@ fn peak(sites: &Sites<'_>, options: &Options) -> Facts {
         .enumerate()
         .map(|(at, site)| (at, site.at_peak.bytes, site.at_peak.blocks))
         .collect();
-    let tree = tree::Tree::of(sites, &by_site, Amount::default(), options.tree);
+    let tree = tree::Tree::of(sites, &by_site, tree::missing_at_peak(recording), options.tree);
     let facts = vec![
         meant("time", "AT", time),
         meant("bytes", "BYTES", Value::Bytes(totals.peak.bytes)),
@@ -312,7 +312,11 @@ fn remarks(recording: &Recording) -> Vec<Paragraph> {
             "The recording was cut off: what is shown as not freed may have been freed later.",
         )]);
     }
-    remarks.extend(recording.lacks.iter().map(|lack| vec![text(format!("Unknown: {lack}."))]));
+    let unknown = |lack: &Absent| match lack {
+        Absent::NotCollected(what) => format!("Not known: {what}."),
+        lack => format!("Not known: {lack}."),
+    };
+    remarks.extend(recording.lacks.iter().map(|lack| vec![text(unknown(lack))]));
     remarks.into_iter().map(paragraph).collect()
 }
 

@@ -50,11 +50,14 @@ pub fn resolve(
         lacks.push(lack(&format!("what follows after byte {}: {}", cut.offset, cut.why)));
     }
     let last_moment = recording.moments.last().map_or(0, |moment| moment.time_ns);
+    let mut totals = totals(counts, &sites, is_sampled);
+    let mut peak_at_ns = counts.peak_at_ns;
     if recording.end.is_none() && counts.time_ns < last_moment {
         lacks.push(lack(&format!(
-            "what was counted by call stack in the last {:.3} s",
+            "what each call stack did in the last {:.3} s",
             seconds(last_moment - counts.time_ns)
         )));
+        catch_up(recording, &numbers.of_sites, &mut totals, &mut peak_at_ns, &mut sites);
     }
     if counts.cut_stacks > 0 {
         lacks.push(lack(&format!("the whole call stack of {} allocations", counts.cut_stacks)));
@@ -75,8 +78,8 @@ pub fn resolve(
         every_bytes: is_sampled.then_some(begin.every_bytes),
         attached: begin.attached,
         ending: recording.end.map_or(Ending::CutOff, |end| ending(end.how)),
-        totals: totals(counts, &sites, is_sampled),
-        peak_at_ns: counts.peak_at_ns.ok_or_else(|| lack("when most was live")),
+        totals,
+        peak_at_ns: peak_at_ns.ok_or_else(|| lack("when most was live")),
         frames: frames.all,
         stacks: stacks.all,
         moments: recording.moments.iter().map(|it| moment(it, &numbers.of_sites)).collect(),
@@ -313,6 +316,34 @@ fn totals(counts: &raw::Counts, sites: &[Site], is_sampled: bool) -> Totals {
         }
     }
     totals
+}
+
+/// Of a recording that was cut off, moments may be later than what was last counted: then they say what happened in all, and
+/// what was live when most was.
+fn catch_up(
+    recording: &Recording,
+    of_sites: &[u32],
+    totals: &mut Totals,
+    peak_at_ns: &mut Option<u64>,
+    sites: &mut [Site],
+) {
+    let Some(last) = recording.moments.last() else { return };
+    totals.allocated = amount(last.allocated);
+    totals.leaked = amount(last.live);
+    totals.freed = Amount {
+        bytes: last.allocated.bytes.saturating_sub(last.live.bytes),
+        blocks: last.allocated.blocks.saturating_sub(last.live.blocks),
+    };
+    let most = recording.moments.iter().max_by_key(|moment| moment.live.bytes);
+    let Some(most) = most.filter(|moment| moment.live.bytes > totals.peak.bytes) else { return };
+    totals.peak = amount(most.live);
+    *peak_at_ns = Some(most.time_ns);
+    sites.iter_mut().for_each(|site| site.at_peak = Amount::default());
+    for (site, amount) in most.tree.iter().flat_map(|tree| merged(tree, of_sites).sites) {
+        if let Some(site) = sites.get_mut(site as usize) {
+            site.at_peak = amount;
+        }
+    }
 }
 
 fn moment(raw: &raw::Moment, of_sites: &[u32]) -> Moment {

@@ -9,7 +9,7 @@ use pagewise_model::report::{
     Audience, Block, Cells, Column, Fact, Facts, Label, Paragraph, Report, Shape, Table, Value,
 };
 
-use super::frames::{Sites, Sum, name};
+use super::frames::{Sites, Sum, name, short};
 use super::{kind_word, text, within};
 use crate::blocks::{facts_of, first, for_programs, table};
 use crate::explain::{fact, meaning};
@@ -73,6 +73,12 @@ impl Functions {
         kind.into_iter().chain(names)
     }
 
+    /// Who asks for memory.
+    fn first(&self, key: &Key) -> Name {
+        let first = self.words(key).next();
+        first.map_or_else(|| self.brief(key), |word| Name::new(short(&word.escaped()).as_bytes()))
+    }
+
     fn brief(&self, key: &Key) -> Name {
         /// With more a line does not say more.
         const SHOWN: usize = 4;
@@ -80,8 +86,8 @@ impl Functions {
         if words.is_empty() {
             return Name::new(b"[unknown callers]");
         }
-        let words: Vec<&[u8]> = words.iter().map(Name::as_bytes).collect();
-        Name::new(&words.join(" ← ".as_bytes()))
+        let words: Vec<String> = words.iter().map(|word| short(&word.escaped())).collect();
+        Name::new(words.join(" ← ").as_bytes())
     }
 }
 
@@ -193,7 +199,7 @@ fn summary(
     if let Some((key, pair)) = grown.filter(|(_, pair)| change(Changed::Peak, pair) > 0) {
         pieces.extend([
             text(" Most grew in "),
-            Value::Name(functions.words(key).next().unwrap_or_else(|| functions.brief(key))),
+            Value::Name(functions.first(key)),
             text(": by "),
             Value::Bytes(change(Changed::Peak, pair).unsigned_abs()),
             text(" at the peak."),

@@ -70,8 +70,14 @@ pub(super) fn name(frame: &Frame) -> Name {
     }
 }
 
+/// A function for programs; none where it is not known.
+pub(super) fn function(frame: &Frame) -> Value {
+    let name = frame.function.as_ref();
+    name.map_or(Value::None, |name| Value::Name(Name::new(name.as_bytes())))
+}
+
 /// What of a name says which function it is: without its parameters, and without long arguments of templates.
-fn short(name: &str) -> String {
+pub(super) fn short(name: &str) -> String {
     let name = name.strip_suffix(" const").unwrap_or(name);
     let whole = name.strip_suffix(')').and_then(|inner| {
         let mut open = 1;

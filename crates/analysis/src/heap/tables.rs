@@ -159,7 +159,7 @@ fn places_table(
         for_programs(Column::new(
             "function",
             "FUNCTION",
-            value(&|frame| Some(Value::Name(super::frames::name(frame)))),
+            value(&|frame| Some(super::frames::function(frame))),
         )),
         for_programs(Column::new(
             "file",
@@ -175,6 +175,11 @@ fn places_table(
             "module",
             "MODULE",
             value(&|frame| Some(Value::Name(frame.module.clone()?))),
+        )),
+        for_programs(Column::new(
+            "offset",
+            "OFFSET",
+            value(&|frame| Some(Value::Count(frame.offset))),
         )),
         Column {
             audience: Audience::People,

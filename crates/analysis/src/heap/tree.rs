@@ -8,7 +8,7 @@ use pagewise_model::heap::{Amount, Kind};
 use pagewise_model::name::escape;
 use pagewise_model::report::{Audience, Block, Cells, Column, Fact, Facts, Shape, Table, Value};
 
-use super::frames::{Sites, name, plus};
+use super::frames::{Sites, function, plus};
 use super::{At, By, Direction, Options, kind_word, no_tree, share, text};
 use crate::blocks::{facts_of, table};
 use crate::explain::fact;
@@ -168,13 +168,14 @@ impl<'a> Tree<'a> {
         };
         let line = frame.line.as_ref();
         vec![
-            ("function".into(), Value::Name(name(frame))),
+            ("function".into(), function(frame)),
             (
                 "file".into(),
                 line.map_or(Value::None, |it| Value::Name(Name::new(it.file.as_bytes()))),
             ),
             ("line".into(), line.map_or(Value::None, |it| Value::Count(it.number.into()))),
             ("module".into(), frame.module.clone().map_or(Value::None, Value::Name)),
+            ("offset".into(), Value::Count(frame.offset)),
         ]
     }
 
@@ -230,7 +231,7 @@ impl<'a> Tree<'a> {
         let is_large = super::real(left_out.bytes) >= super::real(self.all()) * drawn.threshold;
         if left_out != Amount::default() && is_large && (at == 0 || !large.is_empty()) {
             let what = match small {
-                0 => "in places that are too small to be listed".to_owned(),
+                0 => "in places that were not taken down one by one".to_owned(),
                 1 => "in 1 other place".to_owned(),
                 small => format!("in {small} other places"),
             };
@@ -287,7 +288,11 @@ fn chosen(sites: &Sites<'_>, options: &Options) -> Option<Chosen> {
     };
     let of = |amount: Amount| (amount.bytes, amount.blocks);
     let (amounts, title) = match (options.by, options.at) {
-        (By::Live, At::Peak) => (by(&|it| of(it.at_peak)), "Live at the peak"),
+        (By::Live, At::Peak) => {
+            let others = missing_at_peak(recording);
+            let (amounts, title) = (by(&|it| of(it.at_peak)), "Live at the peak".to_owned());
+            return Some(Chosen { amounts, others, title, time_ns: None });
+        }
         (By::Live, At::End) => (by(&|it| of(it.leaked())), "Live at the end"),
         (By::Allocated, _) => (by(&|it| of(it.allocated)), "All that was allocated"),
         (By::Calls, _) => (by(&|it| (it.allocated.blocks, it.allocated.blocks)), "All allocations"),
@@ -308,18 +313,26 @@ fn chosen(sites: &Sites<'_>, options: &Options) -> Option<Chosen> {
             });
         }
     };
-    let time_ns = match (options.by, options.at) {
-        (By::Live, At::Peak) => recording.peak_at_ns.clone().ok(),
-        _ => Some(recording.took_ns),
-    };
+    let time_ns = Some(recording.took_ns);
     Some(Chosen { amounts, others: Amount::default(), title: title.to_owned(), time_ns })
+}
+
+/// What of the peak is at no site: where threads allocate at the same time, or the recording was cut off.
+pub(super) fn missing_at_peak(recording: &pagewise_model::heap::Recording) -> Amount {
+    let mut sum = Amount::default();
+    recording.sites.iter().for_each(|site| plus(&mut sum, site.at_peak));
+    let peak = recording.totals.peak;
+    Amount {
+        bytes: peak.bytes.saturating_sub(sum.bytes),
+        blocks: peak.blocks.saturating_sub(sum.blocks),
+    }
 }
 
 /// The tree that was chosen, for people; and for programs, where it is not the one of the peak.
 pub(super) fn blocks(sites: &Sites<'_>, options: &Options) -> Vec<Block> {
     let is_usual = (options.by, options.at) == (By::Live, At::Peak);
     let Some(chosen) = chosen(sites, options) else {
-        let absent = fact("tree", "tree", Value::Absent(no_tree()), "");
+        let absent = fact("tree", "call stacks then", Value::Absent(no_tree()), "");
         return vec![Block::Facts(facts_of("selected", "", Shape::Line, vec![absent]))];
     };
     let tree = Tree::of(sites, &chosen.amounts, chosen.others, options.tree);

@@ -63,9 +63,10 @@ pub(crate) struct HeapReport {
     /// Add up branches of trees with less than this many per cent of all
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent)]
     pub(crate) threshold: f64,
-    /// Show what was live at this time after the beginning (`500ms`, `2s`), at the `peak`, or at the `end`
-    #[arg(long, value_name = "TIME|peak|end", default_value = "peak", value_parser = moment)]
-    pub(crate) at: Moment,
+    /// Show what was live at this time after the beginning (`500ms`, `2s`), at the `peak`, or at the `end`; the peak by
+    /// default
+    #[arg(long, value_name = "TIME|peak|end", value_parser = moment)]
+    pub(crate) at: Option<Moment>,
     /// Where trees begin
     #[arg(long, value_enum, value_name = "WAY", default_value_t = Way::BottomUp)]
     pub(crate) tree: Way,

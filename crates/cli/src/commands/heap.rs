@@ -18,6 +18,7 @@ use crate::args::heap::{Grown, Heap, HeapDiff, HeapReport, Moment, Way, What};
 use crate::args::{Limit, Output};
 use crate::look::Look;
 use crate::output::emit;
+use crate::plan::Usage;
 
 /// Rows that people read, and that programs do: stacks of some dozen calls each.
 const ROWS: usize = 10;
@@ -47,14 +48,19 @@ fn rows(wanted: Option<Limit>, output: &Output, usual: usize) -> Option<usize> {
 }
 
 fn report(args: &HeapReport, look: &Look) -> anyhow::Result<()> {
+    if args.at.is_some() && !matches!(args.by, What::Live) {
+        let words =
+            "--at is for what is live: --by allocated, calls and temporary are of all the time";
+        return Err(Usage(words.to_owned()).into());
+    }
     let recording = open(&args.file)?;
     let options = Options {
         limit: rows(args.top, &args.output, ROWS),
         threshold: args.threshold / 100.0,
         at: match args.at {
-            Moment::Peak => At::Peak,
-            Moment::End => At::End,
-            Moment::Time(time) => At::Time(time),
+            None | Some(Moment::Peak) => At::Peak,
+            Some(Moment::End) => At::End,
+            Some(Moment::Time(time)) => At::Time(time),
         },
         by: match args.by {
             What::Live => By::Live,
