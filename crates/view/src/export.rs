@@ -27,8 +27,10 @@ pub mod pprof;
 mod snapshots;
 
 use std::borrow::Cow;
-use std::io;
+use std::io::{self, Write};
 
+use flate2::{Compression, GzBuilder};
+use pagewise_model::Name;
 use pagewise_model::name::escape;
 use pagewise_model::traced::{Counted, Frame, Profile};
 
@@ -77,10 +79,25 @@ fn string(text: &str) -> Vec<u8> {
 const NONE: [char; 2] = ['\u{fffe}', '\u{ffff}'];
 
 /// What a frame is called: the function, else the file that it is in.
-fn called(frame: &Frame) -> String {
-    match (&frame.function, &frame.module) {
+fn called(function: Option<&str>, module: Option<&Name>) -> String {
+    match (function, module) {
         (Some(function), _) if !function.is_empty() => plain(function.as_bytes()).into_owned(),
         (_, Some(module)) => format!("[{}]", plain(module.base())),
         _ => "[unknown]".to_owned(),
     }
+}
+
+/// Packs what is written by gzip, as readers of [`heaptrack`] expect of files whose names end in `.gz`.
+///
+/// # Errors
+/// What `write` and `out` return.
+pub fn packed<T>(
+    out: &mut dyn Write,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<T>,
+) -> io::Result<T> {
+    // No moment and no name of a file: the same makes the same bytes.
+    let mut gzip = GzBuilder::new().write(out, Compression::default());
+    let written = write(&mut gzip)?;
+    gzip.finish()?;
+    Ok(written)
 }

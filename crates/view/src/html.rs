@@ -62,12 +62,20 @@ fn write_page(
         if has_more(report) { MORE } else { "" }
     ));
     page.contents(&report.blocks);
-    if let Some(recording) = recording {
-        page.heap(recording)?;
-    }
+    let mut waiting = recording;
     for block in &report.blocks {
+        // What can be looked into stands for the chart, which is there where no script runs.
+        if let Block::Chart(chart) = block
+            && let Some(recording) = waiting.take()
+        {
+            page.heap(recording, Some(chart))?;
+            continue;
+        }
         page.block(block)?;
         page.flush()?;
+    }
+    if let Some(recording) = waiting {
+        page.heap(recording, None)?;
     }
     page.html.push_str(&format!("</main>\n<script>\n{JS}</script>\n"));
     if recording.is_some() {

@@ -55,6 +55,15 @@ impl Kind {
             Kind::Pool => "pool",
         }
     }
+
+    /// What stands where a function stands that allocated it, but for `malloc` and its kin.
+    pub const fn called(self) -> Option<&'static str> {
+        match self {
+            Kind::Heap => None,
+            Kind::Mapping => Some("[mmap, brk]"),
+            Kind::Pool => Some("[pool]"),
+        }
+    }
 }
 
 impl Recording {

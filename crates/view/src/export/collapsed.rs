@@ -64,7 +64,7 @@ impl<'p> Stacks<'p> {
         checked(profile)?;
         let mut stacks = Stacks::default();
         for counted in &profile.samples {
-            stacks.add(frames(profile, counted).iter().rev(), counted.count);
+            stacks.add(frames(profile, counted).iter().rev(), None, counted.count);
         }
         Ok(stacks)
     }
@@ -73,27 +73,34 @@ impl<'p> Stacks<'p> {
         addable(recording.sites.iter().map(|site| of.number(site)))?;
         let mut stacks = Stacks::default();
         for site in &recording.sites {
-            stacks.add(recording.frames_of(site).rev(), of.number(site));
+            stacks.add(recording.frames_of(site).rev(), site.kind.called(), of.number(site));
         }
         Ok(stacks)
     }
 
-    fn add(&mut self, frames: impl Iterator<Item = &'p Frame>, count: u64) {
+    /// Counts a stack of frames, and of what they called, where that has no frame.
+    fn add(
+        &mut self,
+        frames: impl Iterator<Item = &'p Frame>,
+        last: Option<&'static str>,
+        count: u64,
+    ) {
         if count == 0 {
             return;
         }
-        let mut stack: Vec<usize> = frames.map(|frame| self.number(Some(frame))).collect();
+        let frames = frames.map(|it| (it.function.as_deref(), it.module.as_ref()));
+        let mut stack: Vec<usize> = frames.map(|called| self.number(called)).collect();
         if stack.is_empty() {
-            stack.push(self.number(None));
+            stack.push(self.number((None, None)));
         }
+        stack.extend(last.map(|last| self.number((Some(last), None))));
         *self.counts.entry(stack).or_insert(0) += count;
     }
 
-    fn number(&mut self, frame: Option<&'p Frame>) -> usize {
+    fn number(&mut self, called: Called<'p>) -> usize {
         let names = &mut self.names;
-        let called = frame.map_or((None, None), |it| (it.function.as_deref(), it.module.as_ref()));
         *self.numbers.entry(called).or_insert_with(|| {
-            names.push(frame.map_or_else(|| UNKNOWN.to_owned(), name));
+            names.push(name(called));
             names.len() - 1
         })
     }
@@ -123,8 +130,8 @@ impl<'p> Stacks<'p> {
 }
 
 /// A frame in words that cannot be taken for anything else in a line.
-fn name(frame: &Frame) -> String {
-    let name = called(frame).replace(';', ":");
+fn name((function, module): Called<'_>) -> String {
+    let name = called(function, module).replace(';', ":");
     let mut name = name.trim().to_owned();
     let is_number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     while let Some(at) = name.rfind(' ').filter(|at| is_number(&name[at + 1..])) {

@@ -123,9 +123,10 @@ impl Slice<'_> {
                 out.write_all(b"}}")
             }
             Slice::Frame { thread, start, count, frame } => {
+                let called = called(frame.function.as_deref(), frame.module.as_ref());
                 let name = match &frame.function {
-                    Some(_) => called(frame),
-                    None => format!("{}+{:#x}", called(frame), frame.offset),
+                    Some(_) => called,
+                    None => format!("{called}+{:#x}", frame.offset),
                 };
                 let module = frame.module.as_ref().map(|name| plain(name.as_bytes()).into_owned());
                 let source =

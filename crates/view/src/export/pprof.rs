@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::io::{self, Write};
 
-use flate2::{Compression, GzBuilder};
 use pagewise_model::Name;
 use pagewise_model::heap::{Kind, Recording};
 use pagewise_model::traced::{Frame, Profile};
 
-use super::{addable, frames, plain};
+use super::{addable, frames, packed, plain};
 
 /// Writes a profile. Values of each sample are the count, in units of what was counted, and, where it is known of any, the
 /// time in nanoseconds; where it is not known of one, a label says `time: unknown`, since the format knows no absence.
@@ -114,10 +113,7 @@ impl<'p> Sheet<'p> {
         for at in 0..self.types.len() {
             addable(self.rows.iter().filter_map(|row| row.values.get(at).copied()))?;
         }
-        // No moment and no name of a file: the same profile makes the same bytes.
-        let mut gzip = GzBuilder::new().write(out, Compression::default());
-        gzip.write_all(&self.encoded())?;
-        gzip.finish().map(drop)
+        packed(out, |out| out.write_all(&self.encoded()))
     }
 
     fn encoded(&self) -> Vec<u8> {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::io;
 
 use pagewise_model::heap::{Amount, Moment, Recording, Resident, Site};
-use pagewise_model::report::Audience;
+use pagewise_model::report::{Audience, Chart};
 use pagewise_model::traced::Frame;
 
 use super::Page;
@@ -20,13 +20,16 @@ pub(super) const JS: &str = include_str!("heap.js");
 const NONE: i64 = -1;
 
 impl Page<'_> {
-    /// What can be looked into. Without a script it says that the rest of the page has all numbers.
-    pub(super) fn heap(&mut self, recording: &Recording) -> io::Result<()> {
-        self.section("The heap over time", Audience::Everyone);
+    /// What can be looked into; without a script, a chart.
+    pub(super) fn heap(&mut self, recording: &Recording, chart: Option<&Chart>) -> io::Result<()> {
+        self.html.push_str("<noscript>\n");
+        chart.into_iter().for_each(|chart| self.chart(chart));
         self.html.push_str(
-            "<noscript><p>The time line and the call stacks are drawn by a script, which does not run here. The tables \
-             below need none.</p></noscript>\n<div id=\"heap\"></div>\n",
+            "<p>Moments and their call stacks are shown by a script, which does not run here. The tables need none.</p>\n\
+             </noscript>\n",
         );
+        self.section("The heap over time", Audience::Everyone);
+        self.html.push_str("<div id=\"heap\"></div>\n");
         self.html.push_str("<script type=\"application/json\" id=\"heap-data\">\n{");
         self.moments(&recording.moments)?;
         let tree = Tree::of(recording);
