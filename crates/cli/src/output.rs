@@ -24,8 +24,19 @@ pub(crate) fn emit(
     look: &Look,
     usual: Units,
 ) -> anyhow::Result<()> {
+    emit_with_page(report, output, look, usual, |out| html::write(report, out))
+}
+
+/// [`emit`] for reports whose page has more in it than the report.
+pub(crate) fn emit_with_page(
+    report: &Report,
+    output: &args::Output,
+    look: &Look,
+    usual: Units,
+    page: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> anyhow::Result<()> {
     if let Some(path) = &output.html {
-        into_file(path, |out| html::write(report, out))?;
+        into_file(path, page)?;
     }
     let draw = |out: &mut dyn Write, look: &Look| {
         if output.json {

@@ -1,9 +1,13 @@
 //! The options of `pagewise heap`.
 
+mod export;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+
+pub(crate) use export::{HeapExport, OfArg};
 
 use super::{Limit, Output, limit};
 
@@ -34,6 +38,15 @@ pub(crate) enum Heap {
     ///   pagewise heap diff before.pwh after.pwh --by leaked
     #[command(verbatim_doc_comment)]
     Diff(HeapDiff),
+    /// Write a recording for other tools: massif's, heaptrack's, pprof, flame graphs, Perfetto
+    ///
+    /// Examples:
+    ///   pagewise heap export heap.pwh --massif massif.out
+    ///   pagewise heap export heap.pwh --heaptrack heaptrack.gz --pprof heap.pb.gz
+    ///   pagewise heap export heap.pwh --flamegraph leaks.svg --of leaked
+    ///   pagewise heap export heap.pwh --collapsed --of temporary | sort -k2
+    #[command(verbatim_doc_comment)]
+    Export(HeapExport),
 }
 
 #[derive(Debug, Args)]

@@ -1,8 +1,10 @@
 //! `pagewise heap`: recordings of heaps, and what they say.
 
+mod export;
 mod record;
 
 use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -12,12 +14,13 @@ use pagewise_heap::resolve;
 use pagewise_heaplog::reader;
 use pagewise_model::heap::Recording;
 use pagewise_trace::FileSymbols;
+use pagewise_view::html;
 use pagewise_view::text::Units;
 
 use crate::args::heap::{Grown, Heap, HeapDiff, HeapReport, Moment, Way, What};
 use crate::args::{Limit, Output};
 use crate::look::Look;
-use crate::output::emit;
+use crate::output::{emit, emit_with_page};
 use crate::plan::Usage;
 
 /// Rows that people read, and that programs do: stacks of some dozen calls each.
@@ -31,6 +34,7 @@ pub(crate) fn run(args: &Heap, look: &Look) -> anyhow::Result<ExitCode> {
         Heap::Run(args) => return record::run(args),
         Heap::Report(args) => report(args, look)?,
         Heap::Diff(args) => diff(args, look)?,
+        Heap::Export(args) => export::run(args)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -73,7 +77,9 @@ fn report(args: &HeapReport, look: &Look) -> anyhow::Result<()> {
             Way::TopDown => Direction::TopDown,
         },
     };
-    emit(&heap::report(&recording, &options), &args.output, look, Units::Human)
+    let report = heap::report(&recording, &options);
+    let page = |out: &mut dyn Write| html::write_heap(&report, &recording, out);
+    emit_with_page(&report, &args.output, look, Units::Human, page)
 }
 
 fn diff(args: &HeapDiff, look: &Look) -> anyhow::Result<()> {

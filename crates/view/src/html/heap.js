@@ -248,6 +248,11 @@
     label.style.setProperty("--hue", (210 + at * 137) % 360);
     lineBox.append(label);
   });
+  // The peak is between moments.
+  const before = data.times.findIndex((time) => time >= peakTime);
+  const place = before < 0 ? data.times.length : before;
+  const withPeak = (list, value) => [...list.slice(0, place), value, ...list.slice(place)];
+  const course = { times: withPeak(data.times, peakTime), values: withPeak(data.live, data.peak[0]) };
   const pointed = make("output", { class: "says soft" });
   let plot;
 
@@ -279,7 +284,8 @@
     }
     names.forEach((name) => {
       const hue = (210 + LINES.indexOf(name) * 137) % 360;
-      const [path, area] = pathOf(data[name], x, y);
+      const [times, values] = name === "live" ? [course.times, course.values] : [data.times, data[name]];
+      const [path, area] = pathOf(times, values, x, y);
       if (name === "live" && area) parts.push(svgMake("path", { class: "area", d: area, style: `--hue:${hue}` }));
       parts.push(svgMake("path", { d: path, style: `--hue:${hue}` }));
     });
@@ -298,7 +304,7 @@
   }
 
   // A path with gaps where nothing is known. Of the moments in one column of pixels the highest is drawn, and the last.
-  function pathOf(values, x, y) {
+  function pathOf(times, values, x, y) {
     let path = "";
     let area = "";
     let from = null;
@@ -318,7 +324,7 @@
         from = null;
         return;
       }
-      const [px, py] = [x(data.times[at]), y(value)];
+      const [px, py] = [x(times[at]), y(value)];
       if (column && Math.floor(column.px) === Math.floor(px)) {
         column.top = Math.min(column.top, py);
         Object.assign(column, { px, py });

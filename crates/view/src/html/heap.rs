@@ -186,15 +186,14 @@ struct Tree {
 
 impl Tree {
     fn of(recording: &Recording) -> Tree {
-        let stack = |site: &Site| {
-            let at = usize::try_from(site.stack).ok();
+        let stack = |site: usize| {
+            let at = recording.sites.get(site).and_then(|site| usize::try_from(site.stack).ok());
             let stack = at.and_then(|at| recording.stacks.get(at)).map_or(&[][..], Vec::as_slice);
             let known = |at: &u32| usize::try_from(*at).is_ok_and(|at| at < recording.frames.len());
-            stack.iter().rev().copied().filter(known).collect::<Vec<u32>>()
+            stack.iter().rev().copied().filter(known)
         };
-        let mut order: Vec<(Vec<u32>, usize)> =
-            recording.sites.iter().map(stack).zip(0..).collect();
-        order.sort_unstable();
+        let mut order: Vec<usize> = (0..recording.sites.len()).collect();
+        order.sort_unstable_by(|a, b| stack(*a).cmp(stack(*b)));
         let mut tree = Tree {
             parents: Vec::new(),
             frames: Vec::new(),
@@ -202,14 +201,15 @@ impl Tree {
         };
         // Nodes of the path before this one, the outermost first.
         let mut path: Vec<usize> = Vec::new();
-        for (stack, site) in order {
-            let same = path.iter().zip(&stack).take_while(|(node, at)| tree.frames[**node] == **at);
-            path.truncate(same.count());
-            for at in stack.iter().skip(path.len()) {
+        for site in order {
+            let same = path.iter().zip(stack(site));
+            let same = same.take_while(|(node, at)| tree.frames[**node] == *at).count();
+            path.truncate(same);
+            for at in stack(site).skip(same) {
                 let node = tree.frames.len();
                 let back = path.last().map_or(0, |parent| node - parent);
                 tree.parents.push(i64::try_from(back).unwrap_or(0));
-                tree.frames.push(*at);
+                tree.frames.push(at);
                 path.push(node);
             }
             let leaf = path.last().map_or(NONE, |node| i64::try_from(*node).unwrap_or(NONE));

@@ -1,0 +1,188 @@
+//! `heap export` and the page of `heap report`: a file with known counts, as the tools and the browser that read them see it.
+//! Which numbers each format has is tested beside the formats.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use pagewise_heaplog::Writer;
+use pagewise_heaplog::recording::{
+    Amount, Begin, Counted, Counts, End, Ending, Kind, Module, Moment, Node, Place, ROOT, Resident,
+    Site, Thread, Tree,
+};
+use tempfile::TempDir;
+
+use fixture::{pagewise, program, tool};
+
+const MIB: u64 = 1 << 20;
+
+fn amount(bytes: u64, blocks: u64) -> Amount {
+    Amount { bytes, blocks }
+}
+
+/// The addresses of a program's functions, by `nm`.
+fn functions(path: &Path) -> Option<BTreeMap<String, u64>> {
+    let listed = tool("nm", &[path.to_str().unwrap()])?;
+    let function = |line: &str| {
+        let mut words = line.split_whitespace();
+        let address = u64::from_str_radix(words.next()?, 16).ok()?;
+        matches!(words.next()?, "t" | "T").then_some(())?;
+        Some((words.next()?.to_owned(), address))
+    };
+    Some(listed.lines().filter_map(function).collect())
+}
+
+/// A recording of `main`, which allocates in `touch_three` and `touch_one`: 3 MiB in 3 blocks each second for 8 seconds, of
+/// which it frees two thirds from the fourth on; 100 temporary blocks a second of 1000 bytes; 1 MiB once, never freed.
+fn recorded() -> Option<(TempDir, String)> {
+    let path = program("faults");
+    let known = functions(&path)?;
+    let begin = Begin {
+        pid: 4242,
+        parent: 1,
+        // After the program was built: a file that is newer than a recording is another.
+        began_ns: 4_000_000_000_000_000_000,
+        page_size: 4096,
+        command: vec![b"./faults".to_vec(), b"ratio".to_vec()],
+        program: path.as_os_str().as_bytes().to_vec(),
+        allocator: b"glibc 2.36".to_vec(),
+        ..Begin::default()
+    };
+    let file = path.as_os_str().as_bytes().to_vec();
+    let module = Module { path: file, build_id: Vec::new(), start: 0, end: 1 << 40, bias: 0 };
+    let mut writer = Writer::create(Vec::new(), &begin).unwrap();
+    writer.modules(&[module]).unwrap();
+    let place = |name: &str| Place { address: known[name] + 5, module: Some(0) };
+    writer.places(&["main", "touch_three", "touch_one"].map(place)).unwrap();
+    let node = |parent, place| Node { parent, place };
+    writer.nodes(&[node(ROOT, 0), node(0, 1), node(0, 2)]).unwrap();
+    let site = |node| Site { node, kind: Kind::Heap };
+    writer.sites(&[site(1), site(2), site(0)]).unwrap();
+    let mut counts = Counts { sizes: vec![0; 65], lifetimes: vec![0; 65], ..Counts::default() };
+    counts.sites = vec![Counted::default(); 3];
+    let add = |to: &mut Amount, bytes: u64, blocks: u64| {
+        *to = amount(to.bytes + bytes, to.blocks + blocks);
+    };
+    for second in 1..=8 {
+        let [three, one, main] = &mut counts.sites[..] else { unreachable!() };
+        if second == 1 {
+            add(&mut main.allocated, MIB, 1);
+        }
+        add(&mut three.allocated, 3 * MIB, 3);
+        add(&mut one.allocated, 100_000, 100);
+        add(&mut one.freed, 100_000, 100);
+        one.temporary += 100;
+        if second == 4 {
+            three.at_peak = three.allocated;
+            main.at_peak = main.allocated;
+            counts.peak = amount(13 * MIB, 13);
+            counts.peak_at_ns = Some(4_000_000_000);
+            add(&mut three.freed, 8 * MIB, 8);
+        } else if second > 4 {
+            add(&mut three.freed, 2 * MIB, 2);
+        }
+        let live = amount(
+            three.allocated.bytes - three.freed.bytes + MIB,
+            three.allocated.blocks - three.freed.blocks + 1,
+        );
+        let tree = vec![(0, amount(live.bytes - MIB, live.blocks - 1)), (2, amount(MIB, 1))];
+        let moment = Moment {
+            time_ns: second * 1_000_000_000,
+            live,
+            allocated: amount(
+                three.allocated.bytes + one.allocated.bytes + MIB,
+                three.allocated.blocks + one.allocated.blocks + 1,
+            ),
+            held: Some(live.bytes.max(13 * MIB * u64::from(second > 3)) + MIB),
+            resident: Some(Resident {
+                anonymous: live.bytes + 2 * MIB,
+                file: 3 * MIB,
+                ..Resident::default()
+            }),
+            tree: Some(Tree { sites: tree, others: Amount::default() }),
+        };
+        writer.moment(&moment).unwrap();
+        counts.time_ns = moment.time_ns;
+    }
+    (counts.sizes[21], counts.sizes[10]) = (25, 800);
+    let [three, one, main] = &counts.sites[..] else { unreachable!() };
+    let all = |of: fn(&Counted) -> Amount| {
+        let all = [three, one, main].map(of);
+        all.iter().fold(Amount::default(), |a, b| amount(a.bytes + b.bytes, a.blocks + b.blocks))
+    };
+    let (allocated, freed) = (all(|it| it.allocated), all(|it| it.freed));
+    counts.threads = vec![Thread { tid: 4242, name: b"faults".to_vec(), allocated, freed }];
+    writer.counts(&counts).unwrap();
+    let bytes = writer.end(&End { time_ns: 8_500_000_000, how: Ending::Exited(0) }).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("heap.pwh");
+    fs::write(&path, bytes).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    Some((folder, path))
+}
+
+#[test]
+fn every_format_is_written_at_once() {
+    let Some((folder, heap)) = recorded() else { return };
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let names = ["massif", "heaptrack", "perfetto", "pprof", "collapsed", "flamegraph"];
+    let options = names.map(|name| [format!("--{name}"), at(name)]).concat();
+    let args = [&["heap".to_owned(), "export".to_owned(), heap][..], &options].concat();
+    let output = pagewise(&args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((output.stdout.len(), output.stderr.len()), (0, 0));
+    let read = |name: &str| fs::read_to_string(at(name)).unwrap();
+    assert_eq!(read("collapsed"), format!("main {MIB}\nmain;touch_three {}\n", 12 * MIB));
+    assert!(read("flamegraph").contains("Heap of ./faults ratio: bytes at the peak"));
+    assert!(read("perfetto").contains("\"held bytes\""));
+    if let Some(massif) = tool("ms_print", &[&at("massif")]) {
+        assert!(massif.contains("12,582,912B) 0x") && massif.contains(": touch_three (faults.c:"));
+        assert!(massif.contains("(peak)"), "{massif}");
+    }
+    if let Some(heaptrack) = tool("heaptrack_print", &[&at("heaptrack")]) {
+        assert!(heaptrack.contains("calls to allocation functions: 825 "), "{heaptrack}");
+        assert!(heaptrack.contains("temporary memory allocations: 800 "), "{heaptrack}");
+        assert!(heaptrack.contains("peak heap memory consumption: 13.63M"), "{heaptrack}");
+        assert!(heaptrack.contains("total memory leaked: 9.44M"), "{heaptrack}");
+        assert!(heaptrack.contains("peak RSS (including heaptrack overhead): 15.73M"));
+    }
+    let args = ["tool", "pprof", "-symbolize=none", "-sample_index=peak_space", "-unit=B", "-top"];
+    if let Some(top) = tool("go", &[&args[..], &[&at("pprof")]].concat()) {
+        assert!(top.contains("12582912B 92.31% 92.31%  12582912B 92.31%  touch_three"), "{top}");
+    }
+}
+
+#[test]
+fn one_format_goes_to_standard_output_and_only_one() {
+    let Some((folder, heap)) = recorded() else { return };
+    let output = pagewise(&["heap", "export", &heap, "--collapsed", "--of", "temporary"]);
+    assert_eq!(output.stdout, b"main;touch_one 800\n");
+    let path = folder.path().join("heap.gz");
+    let path = path.to_str().unwrap();
+    assert!(pagewise(&["heap", "export", &heap, "--heaptrack", "-o", path]).status.success());
+    assert_eq!(fs::read(path).unwrap()[..2], [0x1f, 0x8b]);
+    let two = pagewise(&["heap", "export", &heap, "--collapsed", "--massif"]);
+    assert_eq!(two.status.code(), Some(1));
+    let none = pagewise(&["heap", "export", &heap]);
+    assert_eq!(none.status.code(), Some(2));
+    let missing = pagewise(&["heap", "export", "/no/such/file", "--massif"]);
+    assert_eq!(missing.status.code(), Some(1));
+}
+
+#[test]
+fn the_page_of_a_report_has_what_can_be_looked_into() {
+    let Some((folder, heap)) = recorded() else { return };
+    let path = folder.path().join("heap.html");
+    let output = pagewise(&["heap", "report", &heap, "--html", path.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = fs::read_to_string(&path).unwrap();
+    assert_eq!(page.matches("id=\"heap-data\"").count(), 1);
+    assert!(page.contains("touch_three") && page.contains("<noscript>"));
+    // What a browser would fetch: nothing but what is inside.
+    assert!(!page.contains("src=") && !page.contains("<link"), "something is loaded");
+}
