@@ -402,6 +402,29 @@ fn counters_have_no_event_where_nothing_is_known() {
     assert_eq!(events[0]["args"]["name"], "./chance two words");
 }
 
+/// By hand: `cargo test --release -p pagewise-view --test heap -- --ignored --nocapture`.
+#[test]
+#[ignore = "takes a while, and prints how long"]
+fn how_long_it_takes_for_as_many_stacks_as_a_compiler_has() {
+    let recording = simulated::large(120_000, 40, 1000);
+    type Writes<'r> = &'r dyn Fn(&mut dyn Write) -> std::io::Result<()>;
+    let formats: [(&str, Writes<'_>); 6] = [
+        ("massif", &|out| massif::write(&recording, 1.0, out)),
+        ("heaptrack", &|out| heaptrack::write(&recording, heaptrack::MOST, out).map(drop)),
+        ("pprof", &|out| pprof::write_heap(&recording, out)),
+        ("collapsed", &|out| collapsed::write_heap(&recording, Of::Peak, out)),
+        ("flamegraph", &|out| flamegraph::write_heap(&recording, Of::Peak, "", out)),
+        ("counters", &|out| counters::write(&recording, out)),
+    ];
+    for (name, write) in formats {
+        let begun = std::time::Instant::now();
+        let written = bytes(write).len();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let highest = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or("");
+        eprintln!("{name}: {:.2} s, {written} bytes, {highest}", begun.elapsed().as_secs_f64());
+    }
+}
+
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (0..2_u8, any::<u8>(), prop_oneof![Just(0_u16), 1..40_u16, any::<u16>()])

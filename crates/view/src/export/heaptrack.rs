@@ -23,6 +23,9 @@ use super::{addable, plain};
 /// So many allocations are written at most: the reader goes through them three times. Of more, each stands for several.
 pub const MOST: u64 = 8_000_000;
 
+/// Into how many parts of the time, at most, blocks that do not stay are spread.
+const PARTS: u64 = 200;
+
 /// What could not be written as it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
@@ -189,15 +192,23 @@ impl<'r, 'o> Stream<'r, 'o> {
 
     fn run(&mut self, snapshots: &[Snapshot]) -> io::Result<()> {
         let all = self.recording.totals.allocated.blocks;
+        let mut passed = 0;
         for (at, snapshot) in snapshots.iter().enumerate() {
             self.time(snapshot.time_ns)?;
             if let Some(resident) = snapshot.resident {
                 writeln!(self.out, "R {:x}", resident / self.recording.page_size.bytes().max(1))?;
             }
-            self.set_goals(&snapshots[at..]);
+            let is_new = at.checked_sub(1).is_none_or(|before| snapshots[before].sites.is_some());
+            if is_new {
+                self.set_goals(&snapshots[at..]);
+            }
             let (wanted, exact) = self.wanted(snapshot);
             self.free(wanted, exact)?;
-            self.churn(snapshot.what, (snapshot.allocations.min(all), all))?;
+            let now = snapshot.allocations.min(all);
+            if snapshot.what != What::Moment || now.saturating_sub(passed) > all / PARTS {
+                passed = now;
+                self.churn(snapshot.what, (now, all))?;
+            }
             self.allocate(wanted, exact, snapshot.what)?;
             if snapshot.what == What::Peak {
                 self.peak_is_over = true;

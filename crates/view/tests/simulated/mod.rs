@@ -205,3 +205,71 @@ pub(crate) fn steps(count: usize, seed: u64) -> Vec<Step> {
         })
         .collect()
 }
+
+/// As many call stacks as a compiler has: `stacks` of `deep` calls that begin alike, and moments with trees at some of them.
+pub(crate) fn large(stacks: u32, deep: usize, moments: u64) -> Recording {
+    let mut recording = empty();
+    recording.frames =
+        (0..2000).map(|number| frame(number, &format!("function_{number}"))).collect();
+    (recording.stacks, recording.sites) = (Vec::new(), Vec::new());
+    let mut state = 88_172_645_463_325_252_u64;
+    for stack in 0..stacks {
+        let mut calls = vec![0];
+        for _ in 1..deep {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            // Two at each place, so that stacks begin alike.
+            let callee = (u64::from(*calls.last().unwrap()) * 31 + state % 2 + 1) % 2000;
+            calls.push(u32::try_from(callee).unwrap());
+        }
+        calls.reverse();
+        recording.stacks.push(calls);
+        let bytes = state % 10_000;
+        let at_peak = Amount { bytes, blocks: 3 };
+        recording.sites.push(Site {
+            stack,
+            kind: Kind::Heap,
+            allocated: Amount { bytes: bytes * 5, blocks: 15 },
+            freed: Amount { bytes: bytes * 4, blocks: 12 },
+            temporary: 2,
+            at_peak,
+            errors: None,
+        });
+    }
+    let sum = |of: fn(&Site) -> Amount| {
+        recording.sites.iter().map(of).fold(Amount::default(), |a, b| Amount {
+            bytes: a.bytes + b.bytes,
+            blocks: a.blocks + b.blocks,
+        })
+    };
+    let (allocated, peak) = (sum(|it| it.allocated), sum(|it| it.at_peak));
+    recording.totals = Totals { allocated, peak, leaked: sum(Site::leaked), ..Totals::default() };
+    recording.took_ns = moments * 20_000_000;
+    recording.peak_at_ns = Ok(recording.took_ns / 2);
+    let half = (moments / 2).max(1);
+    for at in 1..=moments {
+        let part = |of: u64| of / half * if at > half { moments - at } else { at };
+        let listed = recording.sites.iter().enumerate().take(2000).map(|(site, it)| {
+            let bytes = part(it.at_peak.bytes);
+            (u32::try_from(site).unwrap(), Amount { bytes, blocks: bytes.min(3) })
+        });
+        let tree = at.is_multiple_of(20).then(|| Tree {
+            sites: listed.collect(),
+            others: Amount { bytes: part(peak.bytes) / 2, blocks: 9 },
+        });
+        let live = Amount { bytes: part(peak.bytes), blocks: part(peak.blocks) };
+        recording.moments.push(Moment {
+            time_ns: at * 20_000_000,
+            live,
+            allocated: Amount {
+                bytes: allocated.bytes / moments * at,
+                blocks: allocated.blocks / moments * at,
+            },
+            held: Ok(Bytes(live.bytes * 2)),
+            resident: Ok(Resident { anonymous: live.bytes * 2, ..Resident::default() }),
+            tree,
+        });
+    }
+    recording
+}
