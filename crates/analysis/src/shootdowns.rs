@@ -13,7 +13,7 @@ use pagewise_model::report::{
     Audience, Axis, Bar, Bars, Block, Fact, Facts, Findings, Paragraph, Report, Scale, Shape, Unit,
     Value,
 };
-use pagewise_model::shootdowns::{Recording, Site};
+use pagewise_model::shootdowns::{Around, Recording, Site};
 use pagewise_model::traced::{Counted, Frame, Profile};
 use pagewise_model::{Absent, Name, Reading};
 
@@ -254,8 +254,25 @@ fn about(recording: &Recording) -> Facts {
             .hidden_if(recording.cut.is_none_or(|cut| cut == 0)),
             fact("tracepoints", "tracepoints", Value::List(tracepoints), "").for_programs(),
             fact("missing", "missing", Value::List(missing.collect()), "").for_programs(),
+            fact("user_wait", "in the program", around(recording), "").for_programs(),
         ],
     )
+}
+
+/// How calls were timed in the program.
+fn around(recording: &Recording) -> Value {
+    Value::of(recording.around.clone(), |around| {
+        let function = |(name, file): (String, Name)| {
+            Value::Record(vec![
+                ("function".into(), Value::text(name)),
+                ("file".into(), Value::Name(file)),
+            ])
+        };
+        Value::Record(vec![
+            ("cost_ns".into(), Value::of(around.cost_ns, Value::Nanos)),
+            ("functions".into(), Value::List(around.functions.into_iter().map(function).collect())),
+        ])
+    })
 }
 
 fn meant(key: &'static str, label: &'static str, value: Value) -> Fact {
@@ -341,6 +358,17 @@ fn remarks(told: &Told<'_>) -> Vec<Paragraph> {
              CPU's flush; calls are from their entry to their exit."
                 .to_owned(),
         );
+    }
+    match &recording.around {
+        Ok(Around { cost_ns: Ok(cost), .. }) => remarks.push(format!(
+            "`in the program` is from the first instruction of the C library's function to its last. Calls that do nothing \
+             take {cost} ns longer by that and by the recording of the call: so much of each time is not the program's."
+        )),
+        Ok(Around { cost_ns: Err(why), .. }) => remarks.push(format!(
+            "What taking times in the program adds to them is not known: {why}."
+        )),
+        Err(Absent::NotCollected(_)) => {}
+        Err(why) => remarks.push(format!("Times in the program could not be taken: {why}.")),
     }
     let paragraph = |text: String| Paragraph {
         title: "".into(),

@@ -784,6 +784,10 @@ pub(crate) struct Shootdowns {
     /// Find callers by unwind tables: for programs that keep no frame pointers. Costs more: 8 KiB of the stack an event
     #[arg(long)]
     pub(crate) unwind: bool,
+    /// Time madvise, mprotect, munmap, mremap and mmap in the program too, from calling the C library's function until it
+    /// returns. Two uprobes a call, whose cost is measured and stated
+    #[arg(long)]
+    pub(crate) user_wait: bool,
     /// Run this command and record it and all that it starts until it has ended
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,

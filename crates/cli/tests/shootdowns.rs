@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 
-use fixture::{copy_program, interruptible, is_root, lacks, number, program, skip, sum};
+use fixture::{copy_program, interruptible, is_root, lacks, number, program, reported, skip, sum};
 
 /// How long something that happens for certain may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -175,6 +175,86 @@ fn each_call_of_each_thread_is_told_by_function_and_line() {
         }
         return;
     }
+}
+
+/// The row of `latency` that is called so: how many, and their mean.
+fn latency(report: &Value, what: &str) -> Option<(u64, u64)> {
+    let row = rows(report, "latency", "what", what).first().copied()?;
+    Some((number(row, "count"), number(row, "mean")))
+}
+
+#[test]
+fn the_wait_in_the_program_is_within_what_the_program_itself_measures() {
+    if !can_record() || cfg!(not(target_arch = "x86_64")) {
+        return;
+    }
+    // What uprobes there are, by the kernel.
+    let known = || fs::read_to_string("/sys/kernel/tracing/uprobe_events").unwrap_or_default();
+    let before = known();
+    let folder = tempfile::tempdir().unwrap();
+    let source = "#include <stdio.h>\n#include <time.h>\n#include <sys/mman.h>\n\
+                  static long now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t);\n\
+                  return t.tv_sec * 1000000000L + t.tv_nsec; }\n\
+                  int main(void) {\n  long sum = 0;\n  char *p = mmap(0, 4096, 3, 34, -1, 0);\n\
+                  for (int i = 0; i < 300; i++) {\n    *(volatile char *)p = 1;\n    long began = now();\n\
+                  if (madvise(p, 4096, MADV_DONTNEED)) return 1;\n    sum += now() - began;\n  }\n\
+                  printf(\"%ld\\n\", sum);\n  return 0;\n}\n";
+    fs::write(folder.path().join("timed.c"), source).unwrap();
+    let built = |flags: &[&str], name: &str| {
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-o", name, "timed.c"]).args(flags).current_dir(&folder);
+        cc.output().is_ok_and(|output| output.status.success())
+    };
+    assert!(built(&[], "timed"));
+    let mut programs = vec!["timed"];
+    // Such a program has these functions itself.
+    programs.extend(built(&["-static"], "alone").then_some("alone"));
+    for program in programs {
+        let path = folder.path().join(program);
+        let pagewise = [env!("CARGO_BIN_EXE_pagewise")];
+        let words = ["shootdowns", "--user-wait"];
+        let (output, report) = reported(&folder, &pagewise, &words, &[path.to_str().unwrap()]);
+        assert!(output.status.success(), "{output:?}");
+        let wait = &report["recording"]["user_wait"];
+        if wait["absent"].is_string() {
+            return lacks(&wait["absent"].to_string());
+        }
+        assert!(number(wait, "cost_ns") > 0, "{wait}");
+        let theirs: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+        let sum = |suffixes: [&str; 2]| {
+            let each = suffixes.map(|suffix| {
+                latency(&report, &format!("madvise(MADV_DONTNEED){suffix}")).unwrap_or_default()
+            });
+            each.iter().fold((0, 0), |(count, sum), (n, mean)| (count + n, sum + n * mean))
+        };
+        let (calls, in_kernel) = sum([", shooting", ", not"]);
+        let (waits, in_program) = sum([", shooting, in the program", ", not, in the program"]);
+        assert_eq!((calls, waits), (300, 300), "{program}: {}", report["latency"]);
+        assert!(in_kernel <= in_program, "{program}: {in_kernel} {in_program}");
+        assert!(in_program <= theirs, "{program}: {in_program} {theirs}");
+    }
+    // Threads are made as ever, and another process that uses the library goes on, too.
+    let report = report_of(&[&shoot(), "madvise", "2", "100"]);
+    assert_eq!(report["recording"]["ending"], "exit 0");
+    assert!(report["recording"]["user_wait"]["absent"].is_string());
+    assert_eq!(known(), before);
+}
+
+#[test]
+fn probes_in_a_program_are_gone_with_who_set_them_also_by_sigkill() {
+    if !can_record() || cfg!(not(target_arch = "x86_64")) {
+        return;
+    }
+    let known = || fs::read_to_string("/sys/kernel/tracing/uprobe_events").unwrap_or_default();
+    let before = known();
+    let mut child = recording(&["--user-wait", "--", &shoot(), "madvise", "2", "4000"]);
+    until_it_records(&child);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(known(), before);
+    // The program runs on without a probe; another run of it does, too.
+    let output = Command::new(shoot()).args(["madvise", "2", "100"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]

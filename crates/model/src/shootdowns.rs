@@ -64,6 +64,9 @@ pub struct Recording {
     /// Of the flushes that others asked for, those that none of those who are watched asked for.
     #[serde(with = "plain")]
     pub foreign: Reading<u64>,
+    /// How the times around calls were taken that [`Call::around_shooting`] has; absent where they were not.
+    #[serde(with = "plain")]
+    pub around: Reading<Around>,
     /// What `/proc/vmstat` of the machine counted meanwhile, where that moves or protects pages; only what grew.
     pub machine: Vec<(Name, u64)>,
 }
@@ -79,6 +82,18 @@ impl Recording {
         let missing = self.missing.iter().find(|(known, _)| known == tracepoint);
         missing.map_or(Absent::NotInThisKernel("".into()), |(_, why)| why.clone())
     }
+}
+
+/// How times were taken in the program, around system calls.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Around {
+    /// The functions of the C library, or of a program that has none, that were timed from their first instruction to their
+    /// last, and the files that they are of.
+    pub functions: Vec<(String, Name)>,
+    /// What taking the time and recording the call adds to it, in nanoseconds: half of the calls that do nothing took so much
+    /// longer than they take unwatched.
+    #[serde(with = "plain")]
+    pub cost_ns: Reading<u64>,
 }
 
 /// Flushes for one reason.
@@ -105,6 +120,11 @@ pub struct Call {
     pub shooting: Histogram,
     /// How long the others took.
     pub quiet: Histogram,
+    /// How long the program waited for those that had other CPUs flush: from calling a function of the C library until it
+    /// returns, in nanoseconds.
+    pub around_shooting: Histogram,
+    /// How long it waited for the others.
+    pub around_quiet: Histogram,
 }
 
 /// A process.

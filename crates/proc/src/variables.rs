@@ -53,6 +53,38 @@ pub fn linker_tells(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<u
     found.next().map(|function| function.address)
 }
 
+/// A function of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub size: u64,
+}
+
+/// Functions of some names that a file defines, each once. None of a file that is broken or no ELF file.
+pub fn functions(file: &File, names: &[&str]) -> Vec<Function> {
+    let cache = ReadCache::new(file);
+    let data = Pieces(&cache, LARGEST);
+    if !matches!(data.read_bytes_at(0, 5), Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64])) {
+        return Vec::new();
+    }
+    let of_name = |name: &&str| {
+        let found =
+            symbols::<elf::FileHeader64<Endianness>>(data, name.as_bytes(), &[elf::STT_FUNC]);
+        let (loads, found) = found.ok()?;
+        let symbol = found.first()?;
+        let load = loads
+            .iter()
+            .find(|load| symbol.value.checked_sub(load.address).is_some_and(|at| at < load.size))?;
+        let offset = symbol.value - load.address + load.offset;
+        Some(Function { name: (*name).to_owned(), offset, size: symbol.size })
+    };
+    names.iter().filter_map(of_name).collect()
+}
+
 /// The first mapping of each file.
 fn files(mappings: &[Mapping]) -> impl Iterator<Item = &Mapping> {
     let mut seen = HashSet::new();

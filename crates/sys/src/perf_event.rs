@@ -60,6 +60,13 @@ impl Event {
         Event { kind: Kind::BREAKPOINT, config: 0, config1: address, config2: length, accesses }
     }
 
+    /// That an instruction of a file is about to be executed, wherever it is mapped: a uprobe. `kind` is the PMU `uprobe`, as
+    /// its `type` in sysfs says; the path lives as long as the process does, since the event names it by its address.
+    pub fn instruction(kind: Kind, path: &'static CStr, offset: u64) -> Event {
+        let config1 = path.as_ptr().addr() as u64;
+        Event { kind, config: 0, config1, config2: offset, accesses: 0 }
+    }
+
     /// That an instruction is about to be executed.
     pub const fn arrival(address: u64) -> Event {
         // What the kernel wants as the length of an instruction.

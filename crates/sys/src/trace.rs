@@ -171,6 +171,11 @@ impl fmt::Debug for Traced {
     }
 }
 
+/// The file that a command would execute, as `execvp` looks for it. `None` where there is none.
+pub fn path_of(program: &OsStr) -> Option<std::path::PathBuf> {
+    start::find(program).ok()
+}
+
 impl Traced {
     /// Starts a command and holds it before its first instruction. A name without a slash is
     /// searched for in `PATH`.

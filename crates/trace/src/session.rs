@@ -70,8 +70,8 @@ pub struct Session {
     counters: Vec<Counter>,
     /// What is only counted: which event, on which CPU.
     counted: Vec<(usize, u32, Counter)>,
-    /// What programs in the kernel write.
-    outputs: Vec<Counter>,
+    /// Events of all that runs: what programs in the kernel write, and what cannot be inherited.
+    others: Vec<Counter>,
     copies: Option<Copies>,
     /// Which event they are.
     copied: Option<usize>,
@@ -98,7 +98,7 @@ impl Session {
             rings: Vec::new(),
             counters: Vec::new(),
             counted: Vec::new(),
-            outputs: Vec::new(),
+            others: Vec::new(),
             copies: None,
             copied: None,
             events: HashMap::new(),
@@ -202,9 +202,26 @@ impl Session {
         self.counters.iter().try_for_each(|counter| copies.run_at(counter))?;
         for (id, output) in outputs {
             self.events.insert(id, Carried { which, carries });
-            self.outputs.push(output);
+            self.others.push(output);
         }
         (self.copies, self.copied) = (Some(copies), Some(which));
+        Ok(())
+    }
+
+    /// Opens one more event, with the number `which`, of all that runs, whatever the target: it begins at once.
+    ///
+    /// # Errors
+    /// [`Error::NotWatched`]
+    pub fn add(&mut self, which: usize, wanted: &Wanted) -> Result<(), Error> {
+        let Wanted { name, sampling } = wanted;
+        let failed = |error| Error::NotWatched { what: name.clone(), error };
+        for (cpu, ring) in cpus()?.into_iter().zip(&self.counters[..self.rings.len()]) {
+            let counter = perf_ring::open(sampling, Whose::Cpu(cpu)).map_err(failed)?;
+            perf_ring::redirect(&counter, ring).map_err(failed)?;
+            let id = perf_ring::id(&counter).map_err(failed)?;
+            self.events.insert(id, Carried { which, carries: sampling.carries });
+            self.others.push(counter);
+        }
         Ok(())
     }
 

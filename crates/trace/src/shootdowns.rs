@@ -6,6 +6,7 @@
 //! each CPU that is asked                                            └ csd_function_entry ─ tlb_flush ─ csd_function_exit
 //! ```
 
+mod around;
 mod calls;
 mod machine;
 mod returns;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use pagewise_model::calls::Ending;
 use pagewise_model::histogram::Histogram;
 use pagewise_model::shootdowns::{
-    Call, Caller, Cpu, Process, REMOTE, REMOTE_SEND, Reason, Recording, Site, Thread,
+    self, Call, Caller, Cpu, Process, REMOTE, REMOTE_SEND, Reason, Recording, Site, Thread,
 };
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, Pid, Reading};
@@ -54,6 +55,9 @@ enum Role {
     /// A function is put into the queue of a CPU, or was called there.
     Queue,
     Done,
+    /// A function of the C library is called, or returns.
+    Called,
+    Returned,
     /// An interrupt to call a function: only counted.
     Interrupt,
     /// An interrupt is sent: only counted.
@@ -73,6 +77,8 @@ struct Fields {
     done_csd: Option<Field>,
 }
 
+pub use around::Around;
+
 /// Records flushes.
 #[derive(Debug)]
 pub struct Recorder {
@@ -83,6 +89,7 @@ pub struct Recorder {
     missing: Vec<(String, Absent)>,
     /// What is only counted and sends interrupts.
     sent: Vec<(usize, String)>,
+    around: Reading<shootdowns::Around>,
     before: machine::Counts,
     began: Instant,
     began_ns: Option<u64>,
@@ -119,12 +126,13 @@ impl Catalogue<'_> {
 }
 
 impl Recorder {
-    /// Opens all tracepoints that there are; call stacks are found as `callers` says. Nothing is recorded before
+    /// Opens all tracepoints that there are; call stacks are found as `callers` says, and calls timed in the program as `around`
+    /// does. Nothing is recorded before
     /// [`Recorder::enable`], or the command's `exec`.
     ///
     /// # Errors
     /// [`Error::NoSuchEvent`] where the kernel does not tell of flushes; [`Error::NotWatched`]; [`Error::Gone`].
-    pub fn open(target: Target, callers: Callers) -> Result<Recorder, Error> {
+    pub fn open(target: Target, callers: Callers, around: Around) -> Result<Recorder, Error> {
         const FLUSH: &str = "tlb:tlb_flush";
         let refused = |error| Error::NotPermitted { tracepoint: FLUSH.to_owned(), error };
         let tracefs = TraceFs::open().map_err(refused)?;
@@ -141,8 +149,8 @@ impl Recorder {
         };
         let finder = Finder::new(callers);
         let fields = choose(&mut catalogue, &flush, &finder);
-        let Catalogue { wanted, roles, tracepoints, missing, .. } = catalogue;
-        let session = Session::open(target, &wanted, RING).map_err(|error| match error {
+        let Catalogue { wanted, mut roles, tracepoints, missing, .. } = catalogue;
+        let mut session = Session::open(target, &wanted, RING).map_err(|error| match error {
             Error::NotWatched { error, .. } if is_refused(&error) => refused(error),
             error => error,
         })?;
@@ -151,12 +159,18 @@ impl Recorder {
                 Role::Cause => causes(&flush, true),
                 Role::Effect => causes(&flush, false),
                 Role::Enter | Role::Exit => Some(calls::filter()),
-                Role::Queue | Role::Done | Role::Interrupt | Role::Sent => None,
+                Role::Called
+                | Role::Returned
+                | Role::Queue
+                | Role::Done
+                | Role::Interrupt
+                | Role::Sent => None,
             };
             if let Some(expression) = expression.and_then(|text| CString::new(text).ok()) {
                 session.filter(which, &expression)?;
             }
         }
+        let around = around.open(target, &mut session, &wanted, &mut roles);
         let is_sent = |(which, wanted): (usize, &Wanted)| {
             (roles[which] == Role::Sent).then(|| (which, wanted.name.clone()))
         };
@@ -170,6 +184,7 @@ impl Recorder {
             tracepoints,
             missing,
             sent,
+            around,
             before: machine::Counts::now(),
             began: Instant::now(),
             began_ns: None,
@@ -263,6 +278,7 @@ impl Recorder {
             reaches: told.reaches,
             unseen: told.unseen,
             foreign,
+            around: self.around,
             machine: grown.vmstat,
         })
     }
@@ -387,6 +403,14 @@ struct Doing {
     sending: Option<Sending>,
 }
 
+/// A function that was called and has not returned.
+#[derive(Clone, Copy, Debug)]
+struct Called {
+    since: u64,
+    /// The system call that it made, and whether that had other CPUs flush.
+    made: Option<(usize, bool)>,
+}
+
 /// A system call that has not ended.
 #[derive(Clone, Copy, Debug)]
 struct Open {
@@ -426,6 +450,8 @@ struct SoFar {
     calls: Numbered<(u64, Option<u64>), Call>,
     processes: Numbered<u32, Process>,
     threads: HashMap<u32, Doing>,
+    /// Functions that threads are in, those of others too.
+    called: HashMap<u32, Called>,
     sites: Numbered<(usize, usize, Option<usize>, StackId), Site>,
     callers: Numbered<(usize, usize, StackId), Caller>,
     reasons: Numbered<i64, Reason>,
@@ -474,6 +500,7 @@ impl SoFar {
             calls: Numbered::default(),
             processes: Numbered::default(),
             threads: HashMap::new(),
+            called: HashMap::new(),
             sites: Numbered::default(),
             callers: Numbered::default(),
             reasons: Numbered::default(),
@@ -512,6 +539,11 @@ impl SoFar {
                     Role::Exit => self.exit(&sample),
                     Role::Queue => self.queue(&sample),
                     Role::Done => self.done(&sample),
+                    Role::Called => {
+                        let called = Called { since: sample.time, made: None };
+                        self.called.insert(sample.tid, called);
+                    }
+                    Role::Returned => self.returned(&sample),
                     Role::Interrupt | Role::Sent => {}
                 }
             }
@@ -524,6 +556,7 @@ impl SoFar {
                 }
             }
             Record::Ended { tid, .. } => {
+                self.called.remove(&tid);
                 self.close(tid);
                 if let Some(doing) = self.threads.get_mut(&tid) {
                     doing.call = None;
@@ -677,6 +710,9 @@ impl SoFar {
         let took = sample.time.saturating_sub(open.since);
         // An order that no CPU had to be interrupted for is no wait.
         let shoots = if has_queue { open.ipis > 0 } else { open.sends > 0 };
+        if let Some(called) = self.called.get_mut(&sample.tid) {
+            called.made = Some((open.call, shoots));
+        }
         let call = &mut self.calls.values[open.call];
         if shoots { &mut call.shooting } else { &mut call.quiet }.note(took);
         let caller = self.callers.number(&(process, open.call, open.stack), || Caller {
@@ -696,6 +732,15 @@ impl SoFar {
         } else {
             caller.quiet_ns += took;
         }
+    }
+
+    /// A function returns: its time is that of the call that it made, if it made one.
+    fn returned(&mut self, sample: &Sample<'_>) {
+        let Some(Called { since, made }) = self.called.remove(&sample.tid) else { return };
+        let Some((call, shoots)) = made else { return };
+        let call = &mut self.calls.values[call];
+        let times = if shoots { &mut call.around_shooting } else { &mut call.around_quiet };
+        times.note(sample.time.saturating_sub(since));
     }
 
     fn queue(&mut self, sample: &Sample<'_>) {

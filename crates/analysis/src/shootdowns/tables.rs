@@ -345,7 +345,12 @@ fn distributions<'t>(
     });
     for at in calls {
         let (name, call) = (call_name(told, at), &recording.calls[at]);
-        let with = [(", shooting", &call.shooting), (", not", &call.quiet)];
+        let with = [
+            (", shooting", &call.shooting),
+            (", not", &call.quiet),
+            (", shooting, in the program", &call.around_shooting),
+            (", not, in the program", &call.around_quiet),
+        ];
         let with = with.into_iter().filter(|(_, times)| times.count() > 0);
         all.extend(with.map(|(what, times)| (format!("{name}{what}"), Ok(times))));
     }

@@ -76,6 +76,8 @@ fn recording() -> Recording {
                 advice: Some(4),
                 shooting: histogram(&[5000, 7000]),
                 quiet: histogram(&[700]),
+                around_shooting: histogram(&[9000, 9500]),
+                around_quiet: Histogram::default(),
             },
             Call { name: "madvise".into(), advice: Some(21), ..Call::default() },
         ],
@@ -109,6 +111,7 @@ fn recording() -> Recording {
         reaches: histogram(&[900; 1200]),
         unseen: 0,
         foreign: Ok(0),
+        around: Err(Absent::NotCollected("--user-wait".into())),
         machine: Vec::new(),
     }
 }

@@ -15,7 +15,7 @@ use pagewise_proc::{ProcRoot, stat, target};
 use pagewise_sys::interrupt::Interrupts;
 use pagewise_sys::launch::{Launcher, Running};
 use pagewise_sys::trace;
-use pagewise_trace::shootdowns::Recorder;
+use pagewise_trace::shootdowns::{Around, Recorder};
 use pagewise_trace::{Callers, Target};
 use pagewise_view::text::Units;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -45,30 +45,38 @@ pub(crate) fn run(args: &Shootdowns, look: &args::Look) -> anyhow::Result<ExitCo
     let limit = if args.output.json { None } else { args.rows.0 };
     let report = |recording: &Recording| shootdowns::shootdowns(recording, &Options { limit });
     if !args.command.is_empty() {
-        let (recording, exit) = command(&args.command, callers)?;
+        let (recording, exit) = command(&args.command, callers, args.user_wait)?;
         export(&args.exports, TITLE, || shootdowns::profile(&recording))?;
         let look = Look::on_stderr(look);
         emit_beside(&report(&recording), &args.output, &look, Units::Human)?;
         return Ok(exit);
     }
+    let around = if args.user_wait { Around::in_files(Vec::new()) } else { Around::none() };
     let recording = match &args.target {
-        Some(name) => watch_process(name, callers, args.during)?,
-        None => watch(Target::Machine, None, callers, args.during)?,
+        Some(name) => watch_process(name, callers, &around, args.during)?,
+        None => watch(Target::Machine, None, callers, around, args.during)?,
     };
     export(&args.exports, TITLE, || shootdowns::profile(&recording))?;
     emit(&report(&recording), &args.output, &Look::resolve(look), Units::Human)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn command(words: &[OsString], callers: Callers) -> anyhow::Result<(Recording, ExitCode)> {
+fn command(
+    words: &[OsString],
+    callers: Callers,
+    user_wait: bool,
+) -> anyhow::Result<(Recording, ExitCode)> {
     let (program, arguments) = words.split_first().context("no command was given")?;
     // A Ctrl-C is for the command; what it did until then is reported.
     let _interrupts = Interrupts::note();
     let not_run = |error| NotRun::new(program, error);
     let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
+    // A program that is linked statically has these functions itself.
+    let its_own = || trace::path_of(program).into_iter().collect();
+    let around = if user_wait { Around::in_files(its_own()) } else { Around::none() };
     let mut recorder = None;
     let prepare = |pid| {
-        let mut opened = Recorder::open(Target::Command(pid), callers)?;
+        let mut opened = Recorder::open(Target::Command(pid), callers, around.clone())?;
         opened.begin();
         recorder = Some(opened);
         Ok::<_, anyhow::Error>(())
@@ -99,6 +107,7 @@ fn until_it_ends(
 fn watch_process(
     name: &str,
     callers: Callers,
+    around: &Around,
     during: Option<Duration>,
 ) -> anyhow::Result<Recording> {
     let root = ProcRoot::live();
@@ -109,17 +118,18 @@ fn watch_process(
     let gone = || pagewise_trace::Error::Gone { pid: pid.0 };
     let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
     let held = pidfd_open(number, PidfdFlags::empty()).map_err(|_| gone())?;
-    watch(Target::Process(pid.0), Some((pid, held)), callers, during)
+    watch(Target::Process(pid.0), Some((pid, held)), callers, around.clone(), during)
 }
 
 fn watch(
     target: Target,
     process: Option<(Pid, OwnedFd)>,
     callers: Callers,
+    around: Around,
     during: Option<Duration>,
 ) -> anyhow::Result<Recording> {
     let interrupts = Interrupts::note_all();
-    let mut recorder = Recorder::open(target, callers)?;
+    let mut recorder = Recorder::open(target, callers, around)?;
     recorder.enable()?;
     let deadline = during.map(|during| Instant::now() + during);
     let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);

@@ -144,7 +144,7 @@ fn c_string(text: OsString) -> io::Result<CString> {
 }
 
 /// The file of a program: itself where it names a path, else the first executable one in `PATH`.
-fn find(program: &OsStr) -> io::Result<PathBuf> {
+pub(super) fn find(program: &OsStr) -> io::Result<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Ok(program.into());
     }

@@ -1,0 +1,279 @@
+//! How long a program waits for a call that can flush, taken in the program: from the first instruction of the C library's
+//! function to its last, by uprobes of the kernel's `uprobe` PMU. They need no entry in tracefs and are gone with our files,
+//! however we end.
+//!
+//! The kernel cannot have threads inherit such an event: it would read the path again, in their memory, and their creation would
+//! fail. So each is of all that runs, and whoever uses the same file pays for it while it is there.
+//!
+//! A probe at each `ret`, not one at the return address: the program's stack stays as it is, and so do call stacks.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
+use pagewise_model::shootdowns;
+use pagewise_model::{Absent, Name, Pid, Reading};
+use pagewise_proc::{ProcRoot, maps, variables};
+use pagewise_sys::madvise;
+use pagewise_sys::perf_event::{Event, Kind, Mode};
+use pagewise_sys::perf_ring::{Carries, Sampling};
+
+use super::Role;
+use crate::{Error, Record, Session, Target, Wanted};
+
+/// The functions whose calls have others flush. Each makes its system call and little else.
+const FUNCTIONS: &[&str] = &["madvise", "mprotect", "munmap", "mremap", "mmap"];
+/// A function that is longer does something else besides.
+const LONGEST: u64 = 1 << 10;
+/// How often a call that does nothing is timed, to learn what that costs.
+const TURNS: usize = 200;
+/// What these calls leave in a ring.
+const RING: usize = 1 << 20;
+
+/// Whether calls are timed in the program.
+#[derive(Clone, Debug, Default)]
+pub struct Around(Option<Vec<PathBuf>>);
+
+/// A function, as uprobes see it: the file and the places in it.
+#[derive(Debug)]
+struct Wrapper {
+    name: String,
+    path: &'static CStr,
+    entry: u64,
+    returns: Vec<u64>,
+}
+
+impl Around {
+    /// They are not.
+    pub fn none() -> Around {
+        Around(None)
+    }
+
+    /// They are: in those files that a running process maps, and else in these and in the C library that we use, as far
+    /// as they have such functions.
+    pub fn in_files(files: Vec<PathBuf>) -> Around {
+        Around(Some(files))
+    }
+
+    /// Opens what it takes besides the events of a session, and learns what it costs.
+    pub(super) fn open(
+        self,
+        target: Target,
+        session: &mut Session,
+        wanted: &[Wanted],
+        roles: &mut Vec<Role>,
+    ) -> Reading<shootdowns::Around> {
+        let Some(mut files) = self.0 else {
+            return Err(Absent::NotCollected("--user-wait".into()));
+        };
+        if !cfg!(target_arch = "x86_64") {
+            return Err(Absent::NotSupported(
+                "the end of functions is found on x86-64 only".into(),
+            ));
+        }
+        let kind = kind()?;
+        let ours = std::process::id();
+        match target {
+            Target::Process(pid) => files = of_process(pid),
+            Target::Command(_) | Target::Machine => files.extend(of_process(ours)),
+        }
+        let found: Vec<Wrapper> = files.iter().flat_map(|path| wrappers(path)).collect();
+        if found.is_empty() {
+            return Err(Absent::NotSupported(
+                "no file has functions like munmap that return where they end".into(),
+            ));
+        }
+        let cost_ns = cost(kind, wanted, roles, ours);
+        for wrapper in &found {
+            add(wrapper, kind, session, roles).map_err(|error| failed(&error.to_string()))?;
+        }
+        let functions = found.iter().map(|it| {
+            let path = it.path.to_bytes();
+            (it.name.clone(), Name::new(within(path)))
+        });
+        Ok(shootdowns::Around { functions: functions.collect(), cost_ns })
+    }
+}
+
+/// A path without the root of the process that it was found through: `/proc/PID/root`.
+fn within(path: &[u8]) -> &[u8] {
+    let mut slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    let is_through = |at: &usize| path.starts_with(b"/proc/") && path[..*at].ends_with(b"/root");
+    slashes.nth(4 - 1).filter(is_through).map_or(path, |at| &path[at..])
+}
+
+/// The number of the PMU.
+fn kind() -> Reading<Kind> {
+    const TYPE: &str = "/sys/bus/event_source/devices/uprobe/type";
+    let text = fs::read_to_string(TYPE);
+    let number = text.ok().and_then(|text| text.trim().parse().ok());
+    number
+        .map(Kind)
+        .ok_or_else(|| Absent::NotInThisKernel("4.17, with CONFIG_UPROBE_EVENTS".into()))
+}
+
+/// The files that a process has mapped to execute, by a path to each.
+fn of_process(pid: u32) -> Vec<PathBuf> {
+    let root = ProcRoot::live();
+    let Ok(text) = root.read(Pid(pid), "maps") else { return Vec::new() };
+    let mut files: Vec<PathBuf> = Vec::new();
+    for mapping in maps::parse(&text).mappings {
+        if mapping.inode == 0 || !mapping.prot.exec {
+            continue;
+        }
+        let name = Path::new(std::ffi::OsStr::from_bytes(mapping.path()));
+        let Ok(name) = name.strip_prefix("/") else { continue };
+        let path = root.file(Pid(pid), "root").join(name);
+        if !files.contains(&path) {
+            files.push(path);
+        }
+    }
+    files
+}
+
+fn wrappers(path: &Path) -> Vec<Wrapper> {
+    let Ok(file) = File::open(path) else { return Vec::new() };
+    let is_regular = file.metadata().is_ok_and(|it| it.is_file());
+    let functions = if is_regular { variables::functions(&file, FUNCTIONS) } else { Vec::new() };
+    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return Vec::new() };
+    if functions.is_empty() {
+        return Vec::new();
+    }
+    // A few for each recording, which need them until they end.
+    let path: &'static CStr = Box::leak(name.into_boxed_c_str());
+    let wrapper = |function: variables::Function| {
+        let size = Some(function.size).filter(|size| (1..=LONGEST).contains(size))?;
+        let mut code = vec![0; usize::try_from(size).ok()?];
+        file.read_exact_at(&mut code, function.offset).ok()?;
+        let returns = returns(&code)?.into_iter().map(|at| function.offset + at).collect();
+        Some(Wrapper { name: function.name, path, entry: function.offset, returns })
+    };
+    functions.into_iter().filter_map(wrapper).collect()
+}
+
+/// Where a function returns, from its start. `None` where it may end otherwise: by a jump to somewhere else.
+fn returns(code: &[u8]) -> Option<Vec<u64>> {
+    let (mut decoder, mut returns) =
+        (Decoder::with_ip(64, code, 0, DecoderOptions::NONE), Vec::new());
+    while decoder.can_decode() {
+        let instruction = decoder.decode();
+        match instruction.flow_control() {
+            _ if instruction.is_invalid() => return None,
+            FlowControl::Return => returns.push(instruction.ip()),
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch
+                if instruction.near_branch_target() >= code.len() as u64 =>
+            {
+                return None;
+            }
+            FlowControl::IndirectBranch => return None,
+            _ => {}
+        }
+    }
+    (!returns.is_empty()).then_some(returns)
+}
+
+fn add(
+    wrapper: &Wrapper,
+    kind: Kind,
+    session: &mut Session,
+    roles: &mut Vec<Role>,
+) -> Result<(), Error> {
+    let ends = wrapper.returns.iter().map(|at| (Role::Returned, *at));
+    for (role, offset) in std::iter::once((Role::Called, wrapper.entry)).chain(ends) {
+        let wanted = Wanted {
+            name: format!("{} of {}", wrapper.name, wrapper.path.to_string_lossy()),
+            sampling: Sampling {
+                event: Event::instruction(kind, wrapper.path, offset),
+                every: 1,
+                carries: Carries::default(),
+                mode: Mode::default(),
+                tasks: false,
+                wake_at: 1 << 16,
+            },
+        };
+        session.add(roles.len(), &wanted)?;
+        roles.push(role);
+    }
+    Ok(())
+}
+
+fn failed(what: &str) -> Absent {
+    Absent::NotSupported(what.to_owned().into())
+}
+
+/// What recording adds to the time of a call: by calls of our own that do nothing, with all that is wanted besides and
+/// without anything.
+fn cost(kind: Kind, wanted: &[Wanted], roles: &[Role], ours: u32) -> Reading<u64> {
+    let mut alone: Vec<u64> = (0..TURNS)
+        .map(|_| {
+            let began = Instant::now();
+            madvise::nothing();
+            u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        })
+        .collect();
+    let files = of_process(ours);
+    let own = files.iter().flat_map(|path| wrappers(path)).find(|it| it.name == "madvise");
+    let own = own.ok_or_else(|| failed("no function of our own to try it with"))?;
+    let mut roles = roles.to_vec();
+    let mut session = Session::open(Target::Process(ours), wanted, RING)
+        .map_err(|error| failed(&error.to_string()))?;
+    add(&own, kind, &mut session, &mut roles).map_err(|error| failed(&error.to_string()))?;
+    session.enable().map_err(|error| failed(&error.to_string()))?;
+    (0..TURNS).for_each(|_| madvise::nothing());
+    let (mut since, mut watched) = (HashMap::new(), Vec::new());
+    session.finish(&mut |record| {
+        let Record::Sample(sample) = record else { return };
+        if sample.pid != ours {
+            return;
+        }
+        match roles.get(sample.which) {
+            Some(Role::Called) => drop(since.insert(sample.tid, sample.time)),
+            Some(Role::Returned) => {
+                watched.extend(
+                    since.remove(&sample.tid).map(|since| sample.time.saturating_sub(since)),
+                );
+            }
+            _ => {}
+        }
+    });
+    let half = |times: &mut Vec<u64>| {
+        times.sort_unstable();
+        times.get(times.len() / 2).copied()
+    };
+    let (with, without) = (half(&mut watched), half(&mut alone));
+    let cost = with.zip(without).map(|(with, without)| with.saturating_sub(without));
+    cost.ok_or_else(|| failed("no call of our own was seen"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_ends_where_it_returns_and_nowhere_else() {
+        // mov $11,%eax; syscall; cmp $-4095,%rax; jae 1f; ret; 1: neg %eax; or $-1,%rax; ret
+        let code = [
+            0xb8, 11, 0, 0, 0, 0x0f, 0x05, 0x48, 0x3d, 1, 0xf0, 0xff, 0xff, 0x73, 1, 0xc3, 0xf7,
+            0xd8, 0x48, 0x83, 0xc8, 0xff, 0xc3,
+        ];
+        assert_eq!(returns(&code), Some(vec![15, 22]));
+        // Without its end the jump goes somewhere else; jmp *%rax; nothing; what is no instruction.
+        assert_eq!(returns(&code[..16]), None);
+        assert_eq!(returns(&[0xff, 0xe0, 0xc3]), None);
+        assert_eq!(returns(&[]), None);
+        assert_eq!(returns(&[0x06, 0xc3]), None);
+    }
+
+    #[test]
+    fn a_path_is_told_as_its_process_sees_it() {
+        let through = [b"/proc/12".as_slice(), b"root", b"lib", b"b"].join(&b'/');
+        assert_eq!(within(&through), b"/lib/b");
+        assert_eq!(within(&through[1..]), &through[1..]);
+        assert_eq!(within(b"a"), b"a");
+    }
+}
