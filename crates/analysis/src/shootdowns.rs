@@ -21,6 +21,8 @@ use crate::blocks::facts_of;
 use crate::explain::{fact, meaning};
 use causes::Cause;
 
+/// The tracepoint of flushes.
+const FLUSH: &str = "tlb:tlb_flush";
 /// The tracepoint that says which CPU is asked.
 const QUEUE: &str = "csd:csd_queue_cpu";
 /// The tracepoint that says that a CPU is done.
@@ -56,7 +58,11 @@ pub fn shootdowns(recording: &Recording, options: &Options) -> Report {
         tables::machine(&told),
     ];
     blocks.extend(tables.map(Block::Table));
-    let none = "Nothing here costs enough to change anything.".into();
+    let none = match recording.has(FLUSH) {
+        true => "Nothing here costs enough to change anything.",
+        false => "What could be changed is not known without these tracepoints.",
+    };
+    let none = none.into();
     blocks.push(Block::Findings(Findings { list: advice::all(&told), none }));
     blocks.extend(remarks(&told).into_iter().map(Block::Text));
     Report { schema: "pagewise.shootdowns/1", title: title(recording), blocks }
@@ -162,6 +168,12 @@ impl<'r> Told<'r> {
     /// Whether it is told when CPUs are done.
     fn has_ends(&self) -> bool {
         self.has_queue() && self.recording.has(DONE)
+    }
+
+    /// A number that only flushes tell.
+    fn flushed(&self, value: Value) -> Value {
+        let has_flushes = self.recording.has(FLUSH);
+        if has_flushes { value } else { Value::Absent(self.recording.why_not(FLUSH)) }
     }
 
     /// A number that only the queues of CPUs tell.
@@ -292,22 +304,34 @@ fn totals(told: &Told<'_>) -> Facts {
         "",
         Shape::Columns,
         vec![
-            meant("flush_orders", "ORDERS", Value::Count(all.orders)),
+            meant("flush_orders", "ORDERS", told.flushed(Value::Count(all.orders))),
             meant("shootdowns", "SHOOTDOWNS", told.queued(Value::Count(all.shootdowns))),
             meant("shootdowns_per_s", "PER S", told.queued(per_second)),
             meant("ipis", "IPIS", told.queued(Value::Count(all.ipis))),
             meant("waited", "WAITED", told.ended(Value::Seconds(all.waited))),
-            meant("pages_per_order", "PAGES EACH", per_order),
-            meant("full_orders", "FULL", Value::Count(all.full)),
-            meant("local_flushes", "LOCAL", Value::Count(all.local)),
-            meant("received", "RECEIVED", Value::Count(told.received())),
+            meant("pages_per_order", "PAGES EACH", told.flushed(per_order)),
+            meant("full_orders", "FULL", told.flushed(Value::Count(all.full))),
+            meant("local_flushes", "LOCAL", told.flushed(Value::Count(all.local))),
+            meant("received", "RECEIVED", told.flushed(Value::Count(told.received()))),
             meant("foreign", "FROM OTHERS", foreign).hidden_if(is_machine),
-            meant("flushes", "FLUSHES", Value::Count(flushes)),
+            meant("flushes", "FLUSHES", told.flushed(Value::Count(flushes))),
             meant("unseen", "UNSEEN", told.ended(Value::Count(recording.unseen)))
                 .hidden_if(recording.unseen == 0),
             fact("sent", "sent", sent(recording), meaning("sent")).for_programs(),
+            meant("machine_shootdowns", "MACHINE", on_machine(recording))
+                .hidden_if(recording.has(FLUSH)),
         ],
     )
+}
+
+/// Interrupts to flush TLBs of all CPUs, whoever ran.
+fn on_machine(recording: &Recording) -> Value {
+    let all: Reading<u64> =
+        recording.cpus.iter().map(|cpu| cpu.machine.clone()).sum::<Reading<u64>>();
+    match recording.cpus.is_empty() {
+        true => Value::Absent(Absent::NotSupported("/proc/interrupts has no TLB row here".into())),
+        false => Value::of(all, Value::Count),
+    }
 }
 
 /// Interrupts that were sent to call a function, by tracepoint.
@@ -346,10 +370,20 @@ fn remarks(told: &Told<'_>) -> Vec<Paragraph> {
             recording.lost
         ));
     }
-    for (name, why) in &recording.missing {
-        remarks.push(format!("Without the tracepoint {name}: {why}."));
+    if recording.has(FLUSH) {
+        for (name, why) in &recording.missing {
+            remarks.push(format!("Without the tracepoint {name}: {why}."));
+        }
+    } else {
+        remarks.push(format!(
+            "Only what the machine counts is told: interrupts to flush TLBs on all CPUs, whoever caused them, from /proc/interrupts. \
+             Who flushes, why and how long it takes is told by the tracepoint {FLUSH}: {}.",
+            recording.why_not(FLUSH)
+        ));
     }
-    if let Err(why) = &recording.chains {
+    if let Err(why) = &recording.chains
+        && recording.has(FLUSH)
+    {
         remarks.push(format!("Functions of the kernel have no names here ({why}): what is no system call that is recorded has the cause `{}`.", Cause::Hidden.name()));
     }
     if told.all.orders > 0 {
@@ -368,6 +402,7 @@ fn remarks(told: &Told<'_>) -> Vec<Paragraph> {
             "What taking times in the program adds to them is not known: {why}."
         )),
         Err(Absent::NotCollected(_)) => {}
+        Err(_) if !recording.has(FLUSH) => {}
         Err(why) => remarks.push(format!("Times in the program could not be taken: {why}.")),
     }
     let paragraph = |text: String| Paragraph {

@@ -28,11 +28,13 @@ fn can_record() -> bool {
     }
     let output = fixture::pagewise(&["shootdowns", "--json", "--", "true"]);
     let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() {
+    assert!(output.status.success(), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let orders = &report["totals"]["flush_orders"];
+    if orders.is_u64() {
         return true;
     }
-    assert!(said.contains("tlb_flush"), "{said}");
-    lacks(&format!("flushes cannot be recorded: {said}"));
+    lacks(&format!("flushes cannot be recorded: {orders}"));
     false
 }
 
@@ -458,12 +460,89 @@ fn who_may_not_is_told_what_it_takes() {
     let output = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
         .arg(copy)
-        .args(["shootdowns", "--", "true"])
+        .args(["shootdowns", "--", "sh", "-c", "exit 3"])
         .output();
     let Ok(output) = output else { return skip("setpriv is not installed") };
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(3));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("tlb:tlb_flush") && said.contains("root"), "{said}");
+}
+
+#[test]
+fn without_rights_the_machines_interrupts_are_told_and_nothing_is_zero_that_is_unknown() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let [copy, theirs] = ["pagewise", "shoot"].map(|name| folder.path().join(name));
+    copy_program(env!("CARGO_BIN_EXE_pagewise").as_ref(), &copy);
+    copy_program(shoot().as_ref(), &theirs);
+    let before = interrupts();
+    let output = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(copy)
+        .args(["shootdowns", "--json", "--"])
+        .arg(theirs)
+        .args(["madvise", "2", "300"])
+        .output();
+    let Ok(output) = output else { return skip("setpriv is not installed") };
+    let after = interrupts();
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for key in ["flush_orders", "shootdowns", "ipis", "waited", "received", "flushes"] {
+        let value = &report["totals"][key];
+        assert!(value["absent"].as_str().unwrap().contains("root"), "{key}: {value}");
+    }
+    if let (Some(before), Some(after)) = (before, after) {
+        let told = number(&report, "totals.machine_shootdowns");
+        assert!(told <= after - before, "{told} of {}", after - before);
+        assert_eq!(told, sum(&report["by_cpu"], "machine_shootdowns"));
+    }
+}
+
+#[test]
+fn a_process_with_more_threads_than_files_may_be_open_is_recorded_by_cpu() {
+    if !can_record() {
+        return;
+    }
+    // Each of 12 threads would take a dozen files for each CPU.
+    const THREADS: u64 = 12;
+    let program = shoot();
+    let mut busy = Command::new(&program)
+        .args(["madvise", &THREADS.to_string(), "100000000"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let tasks = || fs::read_dir(format!("/proc/{}/task", busy.id())).map_or(0, Iterator::count);
+    let until = Instant::now() + PATIENCE;
+    while tasks() < usize::try_from(THREADS).unwrap() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let files = 60 + 14 * cpus;
+    // Another process that flushes meanwhile, and is not asked about.
+    let mut other = Command::new(&program).args(["madvise", "2", "100000000"]).spawn().unwrap();
+    let script = format!("ulimit -n {files} && exec \"$0\" \"$@\"");
+    let output = Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_pagewise"), "shootdowns", "--json", "--for"])
+        .args(["300ms", &busy.id().to_string()])
+        .output()
+        .unwrap();
+    for child in [&mut busy, &mut other] {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let calls = rows(&report, "calls", "function", "drops_a_page");
+    assert!(sum_of(&calls, "count") > 0, "{report}");
+    let pids: Vec<u64> =
+        report["by_process"].as_array().unwrap().iter().map(|row| number(row, "pid")).collect();
+    assert_eq!(pids, [u64::from(busy.id())]);
+    // Counts alone cannot be told apart.
+    let interrupts = &report["by_cpu"][0]["call_function_interrupts"];
+    assert!(interrupts["absent"].as_str().unwrap().contains("ulimit"), "{interrupts}");
 }
 
 #[test]

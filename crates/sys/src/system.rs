@@ -81,6 +81,16 @@ pub fn swap_in_use() -> u64 {
     u64::try_from(u128::from(units) * u128::from(info.mem_unit)).unwrap_or(u64::MAX)
 }
 
+/// Lets us open as many files as we may at all: the soft limit becomes the hard one. Whether that is more.
+pub fn open_more_files() -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    if limit.current == limit.maximum {
+        return false;
+    }
+    let most = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, most).is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

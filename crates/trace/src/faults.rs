@@ -190,7 +190,7 @@ fn open(request: &Request, plan: &mut Plan) -> Result<Session, Error> {
         for wanted in &mut plan.wanted {
             wanted.sampling.wake_at = u32::try_from(ring / WAKE_AT).unwrap_or(u32::MAX);
         }
-        match Session::open(request.target, &plan.wanted, ring) {
+        match Session::open_any(request.target, &plan.wanted, ring) {
             Ok(session) => {
                 for (which, filter) in &plan.filters {
                     session.filter(*which, filter)?;

@@ -1,6 +1,6 @@
 //! Events of a process, a command or a machine, as they come.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use pagewise_sys::bpf::Copies;
 use pagewise_sys::perf_event::{Counter, Event, Mode, Whose};
 use pagewise_sys::perf_ring::{self, Carries, Header, Ring, Sampling};
+use pagewise_sys::system;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -80,6 +81,8 @@ pub struct Session {
     arena: Vec<u8>,
     spare: Vec<u8>,
     waiting: Vec<Waiting>,
+    /// Where events are of all that runs and only some of it is wanted: the process, and those that it made since.
+    family: Option<HashSet<u32>>,
     /// Records up to this time have all been read.
     horizon: u64,
     lost: u64,
@@ -105,6 +108,7 @@ impl Session {
             arena: Vec::new(),
             spare: Vec::new(),
             waiting: Vec::new(),
+            family: None,
             horizon: 0,
             lost: 0,
             torn: 0,
@@ -130,6 +134,40 @@ impl Session {
             (Target::Process(pid) | Target::Command(pid), true) => Err(Error::Gone { pid }),
             _ => Ok(session),
         }
+    }
+
+    /// [`Session::open`]; where a process has more threads than we may open events of, those of all that runs are opened, and
+    /// those of the process and of what it makes are picked out as they are read. That takes what [`Target::Machine`] takes.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub fn open_any(target: Target, wanted: &[Wanted], ring: usize) -> Result<Session, Error> {
+        let opened = Session::open(target, wanted, ring);
+        let Target::Process(pid) = target else { return opened };
+        let is_too_many = |opened: &Result<Session, Error>| {
+            let Err(Error::NotWatched { error, .. }) = opened else { return false };
+            matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+        };
+        let opened = match opened {
+            opened if !is_too_many(&opened) => return opened,
+            _ if system::open_more_files() => Session::open(target, wanted, ring),
+            opened => opened,
+        };
+        if !is_too_many(&opened) {
+            return opened;
+        }
+        match Session::open(Target::Machine, wanted, ring) {
+            Ok(mut session) => {
+                session.family = Some(HashSet::from([pid]));
+                Ok(session)
+            }
+            Err(_) => opened,
+        }
+    }
+
+    /// Whether counts are of all that runs where only a process was wanted; what is handed on is the process's alone.
+    pub fn counts_others(&self) -> bool {
+        self.family.is_some()
     }
 
     fn open_thread(
@@ -319,8 +357,11 @@ impl Session {
         self.lost + self.torn
     }
 
-    /// How many of an event there were, sampled or not, as the kernel counted; `None` where it cannot be asked.
+    /// How many of an event there were, sampled or not, as the kernel counted; `None` where it cannot be asked, or counts others too.
     pub fn total(&self, which: usize) -> Option<u64> {
+        if self.counts_others() {
+            return None;
+        }
         let is_it = |counter: &&Counter| {
             let id = perf_ring::id(counter);
             id.is_ok_and(|id| self.events.get(&id).is_some_and(|it| it.which == which))
@@ -366,7 +407,10 @@ impl Session {
         for it in self.waiting.drain(..due) {
             match record::parse(it.header, &self.arena[it.start..it.end], it.event) {
                 Some(Record::Lost(events)) => self.lost += events,
-                Some(record) => each(record),
+                Some(record) if self.family.as_mut().is_none_or(|it| is_of(it, &record)) => {
+                    each(record);
+                }
+                Some(_) => {}
                 None => self.torn += 1,
             }
         }
@@ -378,6 +422,23 @@ impl Session {
             (it.start, it.end, it.number) = (start, arena.len(), number);
         }
         self.spare = std::mem::replace(&mut self.arena, arena);
+    }
+}
+
+/// Whether a record is of some processes; those that they make are of them, too.
+fn is_of(family: &mut HashSet<u32>, record: &Record<'_>) -> bool {
+    match *record {
+        Record::Sample(sample) => family.contains(&sample.pid),
+        Record::Mapped(mapped) => family.contains(&mapped.pid),
+        Record::Named { pid, .. } | Record::Ended { pid, .. } => family.contains(&pid),
+        Record::Forked { pid, parent, .. } => {
+            let is_made_by_one = family.contains(&parent);
+            if is_made_by_one {
+                family.insert(pid);
+            }
+            is_made_by_one
+        }
+        Record::Lost(_) | Record::Other => true,
     }
 }
 
@@ -415,6 +476,23 @@ fn ranges(text: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sample;
+
+    #[test]
+    fn of_all_that_runs_a_process_and_what_it_makes_are_told_apart() {
+        let mut family = HashSet::from([7]);
+        let sample = |pid| {
+            let mut sample = Sample::default();
+            sample.pid = pid;
+            Record::Sample(sample)
+        };
+        let forked = |pid, parent| Record::Forked { pid, parent, tid: pid };
+        let mut of = |record: Record<'_>| is_of(&mut family, &record);
+        assert!(of(sample(7)) && !of(sample(8)));
+        assert!(of(forked(8, 7)) && of(sample(8)) && of(forked(9, 8)) && of(sample(9)));
+        assert!(!of(forked(11, 10)) && !of(sample(11)));
+        assert!(of(Record::Ended { pid: 8, tid: 88 }) && of(Record::Lost(1)));
+    }
 
     #[test]
     fn cpus_are_counted_as_the_kernel_writes_them() {

@@ -37,6 +37,8 @@ use crate::{Callers, Error, Finder, Session, Spaces, StackId, Stacks, Target, Wa
 const RING: usize = 8 << 20;
 /// Threads that are remembered after their end.
 const MOST_THREADS: usize = 1 << 16;
+/// The tracepoint of flushes.
+const FLUSH: &str = "tlb:tlb_flush";
 /// Nothing is mapped below (`vm.mmap_min_addr`).
 const LOWEST: u64 = 1 << 16;
 /// All pages: `TLB_FLUSH_ALL`.
@@ -82,7 +84,8 @@ pub use around::Around;
 /// Records flushes.
 #[derive(Debug)]
 pub struct Recorder {
-    session: Session,
+    /// None where nothing may be watched: then only what the machine counts is told.
+    session: Option<Session>,
     target: Target,
     roles: Vec<Role>,
     tracepoints: Vec<String>,
@@ -130,10 +133,49 @@ impl Recorder {
     /// does. Nothing is recorded before
     /// [`Recorder::enable`], or the command's `exec`.
     ///
+    /// Where the kernel does not tell of flushes, or not us, only what the machine counts is recorded, and why.
+    ///
     /// # Errors
-    /// [`Error::NoSuchEvent`] where the kernel does not tell of flushes; [`Error::NotWatched`]; [`Error::Gone`].
+    /// [`Error::NotWatched`]; [`Error::Gone`].
     pub fn open(target: Target, callers: Callers, around: Around) -> Result<Recorder, Error> {
-        const FLUSH: &str = "tlb:tlb_flush";
+        match Recorder::watching(target, callers, around) {
+            Err(Error::NotPermitted { .. }) => {
+                let needs = "root, or CAP_PERFMON and leave to read tracefs";
+                Ok(Recorder::of_machine(target, &Absent::NotPermitted(needs.into())))
+            }
+            Err(Error::NoSuchEvent { .. }) => {
+                Ok(Recorder::of_machine(target, &Absent::NotInThisKernel("".into())))
+            }
+            recorder => recorder,
+        }
+    }
+
+    /// One that watches nothing, and why.
+    fn of_machine(target: Target, why: &Absent) -> Recorder {
+        const TOLD: [&str; 5] = [
+            FLUSH,
+            "raw_syscalls:sys_enter",
+            "raw_syscalls:sys_exit",
+            "csd:csd_queue_cpu",
+            "csd:csd_function_exit",
+        ];
+        let finder = Finder::new(Callers::FramePointers(1));
+        Recorder {
+            session: None,
+            target,
+            roles: Vec::new(),
+            tracepoints: Vec::new(),
+            missing: TOLD.map(|name| (name.to_owned(), why.clone())).to_vec(),
+            sent: Vec::new(),
+            around: Err(why.clone()),
+            before: machine::Counts::now(),
+            began: Instant::now(),
+            began_ns: None,
+            so_far: SoFar::new(Fields::default(), &[], finder),
+        }
+    }
+
+    fn watching(target: Target, callers: Callers, around: Around) -> Result<Recorder, Error> {
         let refused = |error| Error::NotPermitted { tracepoint: FLUSH.to_owned(), error };
         let tracefs = TraceFs::open().map_err(refused)?;
         let flush = Tracepoint::find(&tracefs, FLUSH).map_err(|absent| match absent {
@@ -150,10 +192,11 @@ impl Recorder {
         let finder = Finder::new(callers);
         let fields = choose(&mut catalogue, &flush, &finder);
         let Catalogue { wanted, mut roles, tracepoints, missing, .. } = catalogue;
-        let mut session = Session::open(target, &wanted, RING).map_err(|error| match error {
-            Error::NotWatched { error, .. } if is_refused(&error) => refused(error),
-            error => error,
-        })?;
+        let mut session =
+            Session::open_any(target, &wanted, RING).map_err(|error| match error {
+                Error::NotWatched { error, .. } if is_refused(&error) => refused(error),
+                error => error,
+            })?;
         for (which, role) in roles.iter().enumerate() {
             let expression = match role {
                 Role::Cause => causes(&flush, true),
@@ -178,7 +221,7 @@ impl Recorder {
         let mut so_far = SoFar::new(fields, flush.words(), finder);
         so_far.meet(target);
         Ok(Recorder {
-            session,
+            session: Some(session),
             target,
             roles,
             tracepoints,
@@ -198,7 +241,7 @@ impl Recorder {
     /// [`Error::System`]
     pub fn enable(&mut self) -> Result<(), Error> {
         self.begin();
-        self.session.enable()
+        self.session.as_ref().map_or(Ok(()), Session::enable)
     }
 
     /// Notes the time of the beginning, where an `exec` enables it.
@@ -211,8 +254,9 @@ impl Recorder {
 
     /// Waits for events, at most so long, and takes them in.
     pub fn turn(&mut self, at_most: Duration) {
-        self.session.wait(at_most);
         let Recorder { session, roles, so_far, .. } = self;
+        let Some(session) = session else { return std::thread::sleep(at_most) };
+        session.wait(at_most);
         session.drain(&mut |record| so_far.note(roles, &record));
     }
 
@@ -223,14 +267,18 @@ impl Recorder {
     pub fn finish(self, command: Vec<Name>, ending: Option<Ending>) -> Result<Recording, Error> {
         let Recorder { mut session, roles, mut so_far, .. } = self;
         let took = self.began.elapsed();
-        session.finish(&mut |record| so_far.note(&roles, &record));
+        if let Some(session) = &mut session {
+            session.finish(&mut |record| so_far.note(&roles, &record));
+        }
         let grown = machine::Counts::now().since(&self.before);
+        // What is only counted cannot be told apart.
+        let its_own = session.as_ref().filter(|session| !session.counts_others());
         let mut sent = Vec::new();
-        for (which, name) in &self.sent {
+        for ((which, name), session) in self.sent.iter().zip(its_own.into_iter().cycle()) {
             let by_cpu = session.counted(*which)?;
             sent.push((name.clone(), by_cpu.iter().map(|(_, count)| count).sum()));
         }
-        let counted = |wanted| -> Result<Reading<Vec<(u32, u64)>>, Error> {
+        let counted = |wanted, session: &Session| -> Result<Reading<Vec<(u32, u64)>>, Error> {
             let mut sums = Vec::new();
             let mut found = false;
             for (which, _) in roles.iter().enumerate().filter(|(_, role)| **role == wanted) {
@@ -241,12 +289,22 @@ impl Recorder {
             let absent = || missing.unwrap_or(Absent::NotInThisKernel("".into()));
             Ok(if found { Ok(sums) } else { Err(absent()) })
         };
-        let interrupts = counted(Role::Interrupt)?;
+        let interrupts = match (&session, its_own) {
+            (_, Some(session)) => counted(Role::Interrupt, session)?,
+            (Some(_), None) => Err(Absent::NotCollected(
+                "a higher `ulimit -n`: the process has more threads than events may be opened of"
+                    .into(),
+            )),
+            (None, None) => Err(self.missing.first().map_or(Absent::Vanished, |it| it.1.clone())),
+        };
         let has = |wanted: Role| roles.contains(&wanted);
         let foreign = if has(Role::Done) && has(Role::Queue) {
             Ok(so_far.foreign)
         } else {
-            Err(Absent::NotInThisKernel("6.6".into()))
+            Err(match &session {
+                Some(_) => Absent::NotInThisKernel("6.6".into()),
+                None => self.missing.first().map_or(Absent::Vanished, |it| it.1.clone()),
+            })
         };
         let pid = match self.target {
             Target::Machine => None,
@@ -260,7 +318,7 @@ impl Recorder {
             began_ns: self.began_ns,
             took_ns: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
             ending,
-            lost: session.lost(),
+            lost: session.as_ref().map_or(0, Session::lost),
             cut,
             tracepoints: self.tracepoints,
             missing: self.missing,

@@ -9,7 +9,7 @@ use pagewise_model::traced::Frame;
 use pagewise_model::{Name, Reading};
 
 use super::causes::Cause;
-use super::{CALLS, Options, Sum, Told, share, unknown};
+use super::{CALLS, FLUSH, Options, Sum, Told, share, unknown};
 use crate::blocks::{for_programs, table};
 
 fn values(values: impl IntoIterator<Item = Value>) -> Cells {
@@ -394,7 +394,8 @@ pub(super) fn latency(told: &Told<'_>, options: &Options) -> Table {
         meaning("99 in a hundred took no longer.", Column::new("p99", "P99", percentile(0.99))),
         meaning("The longest.", Column::new("max", "MAX", column(&longest))),
     ];
-    table("latency", "How long it takes", Audience::Everyone, columns)
+    let audience = if told.recording.has(FLUSH) { Audience::Everyone } else { Audience::Programs };
+    table("latency", "How long it takes", audience, columns)
 }
 
 /// The distributions themselves.
@@ -432,7 +433,11 @@ pub(super) fn by_cpu(told: &Told<'_>) -> Table {
             "SENT",
             values(each().map(|cpu| told.queued(Value::Count(cpu.sent)))),
         ),
-        Column::new("received", "RECEIVED", counts(each().map(|cpu| cpu.received))),
+        Column::new(
+            "received",
+            "RECEIVED",
+            values(each().map(|cpu| told.flushed(Value::Count(cpu.received)))),
+        ),
         Column::new(
             "call_function_interrupts",
             "INTERRUPTS",

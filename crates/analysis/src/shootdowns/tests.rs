@@ -55,7 +55,7 @@ fn recording() -> Recording {
         ending: Some(Ending::Exited(0)),
         lost: 0,
         cut: None,
-        tracepoints: [QUEUE, DONE, CALLS[0], CALLS[1]].map(str::to_owned).to_vec(),
+        tracepoints: [FLUSH, QUEUE, DONE, CALLS[0], CALLS[1]].map(str::to_owned).to_vec(),
         missing: Vec::new(),
         reasons: Vec::new(),
         stacks: vec![vec![
@@ -205,6 +205,36 @@ fn a_profile_has_every_order_once_with_the_kernel_on_top() {
     let names: Vec<&str> = stack.iter().filter_map(|frame| frame.function.as_deref()).collect();
     assert_eq!(names[0], "flush_tlb_mm_range");
     assert_eq!(names[names.len() - 2..], ["drops", "main"]);
+}
+
+#[test]
+fn who_may_watch_nothing_sees_what_the_machine_counts_and_no_zeros() {
+    let why = Absent::NotPermitted("root".into());
+    let unwatched = Recording {
+        tracepoints: Vec::new(),
+        missing: vec![(FLUSH.to_owned(), why.clone()), (QUEUE.to_owned(), why.clone())],
+        sites: Vec::new(),
+        callers: Vec::new(),
+        calls: Vec::new(),
+        chains: Err(why.clone()),
+        cpus: vec![
+            Cpu { cpu: 0, sent: 0, received: 0, interrupts: Err(why.clone()), machine: Ok(5) },
+            Cpu { cpu: 1, sent: 0, received: 0, interrupts: Err(why.clone()), machine: Ok(7) },
+        ],
+        around: Err(why.clone()),
+        ..recording()
+    };
+    let report = shootdowns(&unwatched, &Options::default());
+    let facts = report.blocks.iter().find_map(|block| match block {
+        Block::Facts(facts) if facts.key == "totals" => Some(&facts.facts),
+        _ => None,
+    });
+    let value = |key: &str| &facts.unwrap().iter().find(|fact| fact.key == key).unwrap().value;
+    assert_eq!(*value("machine_shootdowns"), Value::Count(12));
+    for key in ["flush_orders", "shootdowns", "local_flushes", "received", "flushes", "waited"] {
+        assert_eq!(*value(key), Value::Absent(why.clone()), "{key}");
+    }
+    assert_eq!(find(&report, "by_cpu").rows(), 2);
 }
 
 #[test]

@@ -7,6 +7,8 @@ use pagewise_proc::{interrupts, vmstat};
 
 /// Lines of `vmstat`, by how they start.
 const STARTS: &[&str] = &[
+    // With CONFIG_DEBUG_TLBFLUSH.
+    "nr_tlb_",
     "numa_pte_updates",
     "numa_huge_pte_updates",
     "numa_hint_faults",
