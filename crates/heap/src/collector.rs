@@ -80,7 +80,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const FIRST: Duration = Duration::from_millis(5);
 const MOMENTS: u32 = 40;
 /// Looking takes no more than one of so many parts of the time.
-const SHARE: u32 = 100;
+const SHARE: u32 = 50;
 /// Trees name so many sites at most, and none of less than one of so many parts.
 const SITES: usize = 1000;
 const SMALLEST: u64 = 2000;
@@ -374,6 +374,7 @@ impl Recorded {
     /// Takes down how it is now.
     fn look(&mut self, root: &ProcRoot) -> Result<(), Error> {
         let before = Instant::now();
+        let spent = cpu_time();
         let time = before.duration_since(self.began);
         let state = self.tables.state(true).map_err(|source| self.error(source))?;
         let memory = memory::read(root, Pid(self.pid), &self.tables, state.mapped);
@@ -386,7 +387,7 @@ impl Recorded {
         if self.moments.is_multiple_of(MOMENTS) {
             self.step *= 2;
         }
-        let took = before.elapsed();
+        let took = cpu_time().saturating_sub(spent);
         self.next = before + self.step.max(took * SHARE);
         Ok(())
     }
@@ -451,6 +452,12 @@ impl Recorded {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// What is live by site, of those that matter.

@@ -1,6 +1,7 @@
 //! What a process has in RAM, and what its allocator holds.
 
 use pagewise_heaplog::recording::Resident;
+use pagewise_heaplog::tables::{allocator, header};
 use pagewise_model::{Bytes, Mapping, Name, Pid};
 use pagewise_proc::{ProcRoot, maps, status};
 
@@ -15,7 +16,9 @@ pub(crate) struct Memory {
 
 /// Reads it. `mapped` are the bytes in blocks with mappings of their own.
 pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &Tables, mapped: u64) -> Memory {
-    let maps = root.read(pid, "maps").ok().map(|text| maps::parse(&text));
+    // Only of this one it is known which mappings are its own.
+    let is_glibc = tables.head(header::ALLOCATOR).is_ok_and(|whose| whose == allocator::GLIBC);
+    let maps = root.read(pid, "maps").ok().filter(|_| is_glibc).map(|text| maps::parse(&text));
     let held = maps.filter(|maps| maps.torn.is_none()).map(|maps| held(&maps.mappings, mapped));
     Memory { held, resident: resident(root, pid, tables) }
 }

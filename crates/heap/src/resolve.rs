@@ -353,19 +353,22 @@ fn moment(raw: &raw::Moment, of_sites: &[u32]) -> Moment {
         shmem: it.shmem,
         swap: it.swap,
     };
-    let held: Reading<Bytes> = raw
-        .held
-        .map(Bytes)
-        .ok_or_else(|| Absent::NotSupported("the allocator does not tell what it holds".into()));
+    let ended = raw.held.is_none() && raw.resident.is_none();
+    let held: Reading<Bytes> = raw.held.map(Bytes).ok_or_else(|| {
+        if ended {
+            lack("the process had ended")
+        } else {
+            Absent::NotSupported("the allocator does not tell what it holds".into())
+        }
+    });
     Moment {
         time_ns: raw.time_ns,
         live: amount(raw.live),
         allocated: amount(raw.allocated),
         held,
-        resident: raw
-            .resident
-            .map(resident)
-            .ok_or_else(|| lack("/proc/PID/status could not be read then")),
+        resident: raw.resident.map(resident).ok_or_else(|| {
+            lack(if ended { "the process had ended" } else { "/proc/PID/status could not be read" })
+        }),
         tree: raw.tree.as_ref().map(|tree| merged(tree, of_sites)),
     }
 }
