@@ -114,6 +114,60 @@ fn a_moment_is_shown_with_its_call_stacks() {
     assert!(cells == 1 && dom.contains("aria-label=\"main: "), "no flame graph");
 }
 
+/// What a reader does, as a script: its words end in an element of their own.
+const ACTS: &str = r##"<script>
+const says = [];
+const key = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+const rows = () => document.querySelectorAll("[role=treeitem]");
+const svg = document.querySelector("#heap svg");
+const box = svg.getBoundingClientRect();
+svg.dispatchEvent(new MouseEvent("click", { clientX: box.left + box.width * 0.3, clientY: box.top + 40, bubbles: true }));
+says.push(location.hash);
+rows()[0].focus();
+const all = rows().length;
+key("ArrowLeft");
+says.push("closed " + (rows().length < all));
+key("ArrowRight");
+key("ArrowDown");
+says.push("below " + document.activeElement.getAttribute("aria-level"));
+document.querySelector("#heap .flame button").focus();
+key("ArrowRight");
+const second = document.activeElement.getAttribute("aria-label");
+document.activeElement.click();
+says.push("zoomed " + (document.querySelector("#heap .flame button").getAttribute("aria-label") === second));
+says.push("width " + document.querySelector("#heap .flame button").style.width);
+key("Escape");
+says.push("whole " + (document.querySelector("#heap .flame button").style.width !== "100%"));
+const find = document.querySelector("#heap input[type=search]");
+find.value = "LEAF";
+find.dispatchEvent(new Event("input"));
+says.push(document.querySelectorAll("#heap .says")[1].textContent.match(/\S+ found/));
+const what = document.createElement("pre");
+what.className = "told";
+what.textContent = says.join("|");
+document.body.append(what);
+</script></body>"##;
+
+#[test]
+fn moments_are_picked_by_click_and_calls_opened_by_keyboard() {
+    let recording = run(&steps(4000, 7), 40);
+    let path = kept("heap-acts.html", &page(&recording).replace("</body>", ACTS));
+    let Some(dom) = shown(&path, "#moment=peak") else { return };
+    let told = texts(&dom, "told");
+    let told: Vec<&str> = told.first().expect("the script ran").split('|').collect();
+    let time = |at: usize| recording.moments[at].time_ns;
+    let picked: Option<usize> =
+        told[0].strip_prefix("#moment=").and_then(|rest| rest.split('&').next()?.parse().ok());
+    let picked = picked.unwrap_or_else(|| panic!("{told:?}"));
+    assert!(recording.moments[picked].tree.is_some(), "{told:?}");
+    // Three tenths of the width, of which a margin is left of the line.
+    assert!((1_000_000_000..1_300_000_000).contains(&time(picked)), "{told:?}");
+    let expected = ["closed true", "below 2", "zoomed true", "width 100%", "whole true"];
+    assert_eq!(told[1..6], expected);
+    let share: f64 = told[6].trim_end_matches("% found").parse().unwrap();
+    assert!(share > 10.0 && share < 90.0, "{told:?}");
+}
+
 #[test]
 fn names_that_end_scripts_are_only_names() {
     let mut recording = run(&steps(400, 7), 40);

@@ -437,7 +437,7 @@
 
   function blocksOf(stop) {
     const blocks = stop.tree ? data.liveBlocks[stop.tree.moment] : stop.blocks;
-    let text = ` in ${count(blocks)} blocks`;
+    let text = ` in ${count(blocks)} ${blocks === 1 ? "block" : "blocks"}`;
     if (stop.tree) {
       const at = stop.tree.moment;
       for (const name of ["held", "resident", "VmSwap"]) {
