@@ -17,7 +17,7 @@ use pagewise_heaplog::recording::{
 };
 use tempfile::TempDir;
 
-use fixture::{pagewise, program, tool};
+use fixture::{disk, lacks, pagewise, program, tool};
 
 const MIB: u64 = 1 << 20;
 
@@ -185,4 +185,58 @@ fn the_page_of_a_report_has_what_can_be_looked_into() {
     assert!(page.contains("touch_three") && page.contains("<noscript>"));
     // What a browser would fetch: nothing but what is inside.
     assert!(!page.contains("src=") && !page.contains("<link"), "something is loaded");
+}
+
+/// Numbers by call stack from `main` on, as `heaptrack_print` has them of a file.
+fn by_stack(file: &Path, of: &str) -> Option<BTreeMap<String, u64>> {
+    let stacks = file.with_extension(of);
+    let told = stacks.to_str().unwrap();
+    let file = file.to_str().unwrap();
+    tool("heaptrack_print", &["-f", file, "--flamegraph-cost-type", of, "-F", told])?;
+    let mut by_stack = BTreeMap::new();
+    for line in fs::read_to_string(&stacks).unwrap().lines() {
+        let (stack, number) = line.rsplit_once(' ').unwrap();
+        let number: u64 = number.parse().unwrap();
+        // What heaptrack's own library allocates is not below `main`.
+        if let Some((_, below)) = stack.split_once("main (course.c)").filter(|_| number > 0) {
+            let names = below.split(';').filter_map(|frame| frame.split(' ').next());
+            let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+            *by_stack.entry(names.join(";")).or_default() += number;
+        }
+    }
+    Some(by_stack)
+}
+
+/// Two recorders of the same program, and between them all of ours: the recorder, the file, functions, made-up events.
+#[test]
+fn heaptracks_own_record_of_a_program_says_the_same_by_call_stack() {
+    let preload =
+        Path::new(env!("CARGO_BIN_EXE_pagewise")).with_file_name("libpagewise_preload.so");
+    if !preload.exists() {
+        return lacks("libpagewise_preload.so is not built: `cargo build -p pagewise-preload`");
+    }
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let course = program("course");
+    let theirs = folder.path().join("theirs");
+    let words = ["-o", theirs.to_str().unwrap(), course.to_str().unwrap()];
+    if tool("heaptrack", &words).is_none() {
+        return;
+    }
+    let packed = ["zst", "gz"].map(|end| theirs.with_extension(end));
+    let theirs = packed.into_iter().find(|path| path.exists()).expect("heaptrack wrote a file");
+    let heap = folder.path().join("heap.pwh");
+    let ours = folder.path().join("ours.heaptrack");
+    let [heap, course] = [&heap, &course].map(|path| path.to_str().unwrap());
+    for args in [
+        &["heap", "run", "-o", heap, "--", course][..],
+        &["heap", "export", heap, "--heaptrack", ours.to_str().unwrap()],
+    ] {
+        let output = pagewise(args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    for of in ["allocations", "temporary", "leaked", "peak"] {
+        let [theirs, ours] = [&theirs, &ours].map(|path| by_stack(path, of).unwrap());
+        assert!(!theirs.is_empty(), "{of}");
+        assert_eq!(theirs, ours, "{of}");
+    }
 }

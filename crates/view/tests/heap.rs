@@ -12,8 +12,10 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::process::Command;
 
+use pagewise_model::Report;
 use pagewise_model::heap::{Of, Recording};
 use pagewise_view::export::{collapsed, counters, flamegraph, heaptrack, massif, pprof};
+use pagewise_view::html;
 use proptest::prelude::*;
 use prost::Message;
 use simulated::{Step, Told, run, steps, told};
@@ -497,6 +499,14 @@ proptest! {
         let _ = heaptrack::write(&recording, 10_000, out);
         let _ = counters::write(&recording, out);
         let _ = pprof::write_heap(&recording, out);
+        let report = Report { schema: "pagewise.heap/1", title: Vec::new(), blocks: Vec::new() };
+        let page = text(|out| html::write_heap(&report, &recording, out));
+        let data = page.split("id=\"heap-data\">").nth(1).unwrap().split("</script>").next().unwrap();
+        let data: serde_json::Value = serde_json::from_str(data).unwrap();
+        let nodes = data["parents"].as_array().unwrap().iter().zip(0_u64..);
+        for (back, at) in nodes {
+            prop_assert!(back.as_u64().unwrap() <= at, "a parent comes before its children");
+        }
         let mut drawn = Vec::new();
         if massif::write(&recording, 1.0, &mut drawn).is_ok() {
             adds_up(std::str::from_utf8(&drawn).unwrap());

@@ -155,7 +155,8 @@ impl<'r, 'o> Stream<'r, 'o> {
         let mut places: HashMap<Vec<u32>, u32> = HashMap::new();
         let mut traces: HashMap<(u32, u32), u32> = HashMap::new();
         let mut of_stack: HashMap<u32, u32> = HashMap::new();
-        for (at, site) in self.recording.sites.iter().enumerate() {
+        let sites = self.recording.sites.iter().enumerate();
+        for (at, site) in sites.filter(|(_, site)| site.allocated != Amount::default()) {
             if let Some(trace) = of_stack.get(&site.stack) {
                 self.states[at].trace = *trace;
                 continue;
@@ -184,7 +185,7 @@ impl<'r, 'o> Stream<'r, 'o> {
             of_stack.insert(site.stack, trace);
             self.states[at].trace = trace;
         }
-        if let Some(state) = self.states.first() {
+        if let Some(state) = self.states.iter().find(|state| state.trace > 0) {
             writeln!(self.out, "a 0 {:x}", state.trace)?;
         }
         Ok(())
