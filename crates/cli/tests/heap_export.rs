@@ -210,11 +210,7 @@ fn by_stack(file: &Path, of: &str) -> Option<BTreeMap<String, u64>> {
 /// Two recorders of the same program, and between them all of ours: the recorder, the file, functions, made-up events.
 #[test]
 fn heaptracks_own_record_of_a_program_says_the_same_by_call_stack() {
-    let preload =
-        Path::new(env!("CARGO_BIN_EXE_pagewise")).with_file_name("libpagewise_preload.so");
-    if !preload.exists() {
-        return lacks("libpagewise_preload.so is not built: `cargo build -p pagewise-preload`");
-    }
+    let Some(run) = recorder() else { return };
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let course = program("course");
     let theirs = folder.path().join("theirs");
@@ -226,17 +222,68 @@ fn heaptracks_own_record_of_a_program_says_the_same_by_call_stack() {
     let theirs = packed.into_iter().find(|path| path.exists()).expect("heaptrack wrote a file");
     let heap = folder.path().join("heap.pwh");
     let ours = folder.path().join("ours.heaptrack");
-    let [heap, course] = [&heap, &course].map(|path| path.to_str().unwrap());
-    for args in [
-        &["heap", "run", "-o", heap, "--", course][..],
-        &["heap", "export", heap, "--heaptrack", ours.to_str().unwrap()],
-    ] {
-        let output = pagewise(args);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
+    run(&heap, &course);
+    let to = ours.to_str().unwrap();
+    let output = pagewise(&["heap", "export", heap.to_str().unwrap(), "--heaptrack", to]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for of in ["allocations", "temporary", "leaked", "peak"] {
         let [theirs, ours] = [&theirs, &ours].map(|path| by_stack(path, of).unwrap());
         assert!(!theirs.is_empty(), "{of}");
         assert_eq!(theirs, ours, "{of}");
     }
+}
+
+/// The branches of a massif file's peak that end in `main`, by functions from the allocation on, and the root.
+fn at_peak(massif: &str) -> BTreeMap<String, u64> {
+    let tree = massif.split("heap_tree=peak\n").nth(1).expect("there is a peak");
+    let mut path: Vec<&str> = Vec::new();
+    let mut branches = BTreeMap::new();
+    for line in tree.lines().take_while(|line| line.trim_start().starts_with('n')) {
+        let depth = line.len() - line.trim_start().len();
+        let (_, rest) = line.split_once(": ").unwrap();
+        let (bytes, label) = rest.split_once(' ').unwrap();
+        let function =
+            label.split_once(": ").map_or("", |(_, name)| name.split(' ').next().unwrap());
+        path.truncate(depth);
+        path.push(function);
+        let bytes: u64 = bytes.parse().unwrap();
+        if bytes > 0 && (depth == 0 || function == "main") {
+            branches.insert(path.join(";"), bytes);
+        }
+    }
+    branches
+}
+
+#[test]
+fn massifs_own_peak_of_a_program_is_the_same_by_call_stack() {
+    let Some(run) = recorder() else { return };
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let course = program("course");
+    let [theirs, heap] = ["massif.out", "heap.pwh"].map(|name| folder.path().join(name));
+    let out = format!("--massif-out-file={}", theirs.display());
+    let exact = ["--tool=massif", "--peak-inaccuracy=0.0", "--threshold=0.0", &out];
+    if tool("valgrind", &[&exact[..], &[course.to_str().unwrap()]].concat()).is_none() {
+        return;
+    }
+    run(&heap, &course);
+    let args = ["heap", "export", heap.to_str().unwrap(), "--massif", "--threshold", "0"];
+    let ours = String::from_utf8(pagewise(&args).stdout).unwrap();
+    let theirs = fs::read_to_string(theirs).unwrap();
+    assert_eq!(at_peak(&ours), at_peak(&theirs));
+    assert_eq!(at_peak(&ours).len(), 4, "{ours}");
+}
+
+/// What records a program into a file; none, with a word, where the recorder is not built.
+fn recorder() -> Option<impl Fn(&Path, &Path)> {
+    let preload =
+        Path::new(env!("CARGO_BIN_EXE_pagewise")).with_file_name("libpagewise_preload.so");
+    if !preload.exists() {
+        lacks("libpagewise_preload.so is not built: `cargo build -p pagewise-preload`");
+        return None;
+    }
+    Some(|heap: &Path, program: &Path| {
+        let words = ["heap", "run", "-o", heap.to_str().unwrap(), "--", program.to_str().unwrap()];
+        let output = pagewise(&words);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    })
 }
