@@ -1,1 +1,473 @@
 //! Reports of small recordings, whose numbers are known.
+
+use pagewise_model::heap::{
+    Amount, Ending, Kind, Moment, Recording, Resident, Site, Thread, Totals, Tree,
+};
+use pagewise_model::report::{Block, Facts, Report, Value};
+use pagewise_model::traced::{Frame, Line};
+use pagewise_model::{Absent, Bytes, PageSize, Pid};
+use proptest::prelude::*;
+
+use super::{At, By, Changed, DiffOptions, Direction, Options, diff, report};
+use crate::sample::{column, table};
+
+const MIB: u64 = 1 << 20;
+
+fn frame(function: &str, line: u32) -> Frame {
+    Frame {
+        function: Some(function.to_owned()),
+        module: Some("/bin/a".into()),
+        offset: line.into(),
+        line: Some(Line { file: "/src/a.c".to_owned(), number: line }),
+        inlined: false,
+    }
+}
+
+fn amount(bytes: u64, blocks: u64) -> Amount {
+    Amount { bytes, blocks }
+}
+
+/// A site that allocated and freed so many bytes, in blocks of ten each, and had all of the first live at the peak.
+fn site(stack: u32, allocated: u64, freed: u64) -> Site {
+    Site {
+        stack,
+        kind: Kind::Heap,
+        allocated: amount(allocated, allocated / 10),
+        freed: amount(freed, freed / 10),
+        temporary: freed / 20,
+        at_peak: amount(allocated, allocated / 10),
+        errors: None,
+    }
+}
+
+fn moment(time_ns: u64, live: u64, held: Option<u64>, resident: Option<u64>) -> Moment {
+    let absent = || Absent::NotCollected("".into());
+    Moment {
+        time_ns,
+        live: amount(live, 1),
+        allocated: amount(live, 1),
+        held: held.map(Bytes).ok_or_else(absent),
+        resident: resident
+            .map(|anonymous| Resident { anonymous, ..Resident::default() })
+            .ok_or_else(absent),
+        tree: None,
+    }
+}
+
+/// `main` calls `read`, which allocates by `new`, and `keep`, which `read` calls, too.
+fn recording(sites: Vec<Site>) -> Recording {
+    let sum = |pick: &dyn Fn(&Site) -> Amount| {
+        let each = sites.iter().map(pick);
+        each.fold(amount(0, 0), |sum, it| amount(sum.bytes + it.bytes, sum.blocks + it.blocks))
+    };
+    let totals = Totals {
+        allocated: sum(&|it| it.allocated),
+        freed: sum(&|it| it.freed),
+        peak: sum(&|it| it.at_peak),
+        leaked: sum(&Site::leaked),
+        temporary: sites.iter().map(|it| it.temporary).sum(),
+        ..Totals::default()
+    };
+    let new = Frame { line: None, ..frame("operator new(unsigned long)", 0) };
+    Recording {
+        pid: Pid(7),
+        command: vec!["/bin/a".into()],
+        program: "/bin/a".into(),
+        allocator: "glibc 2.36".into(),
+        page_size: PageSize::new(4096).unwrap(),
+        began_ns: 0,
+        took_ns: 1_000_000_000,
+        every_bytes: None,
+        attached: false,
+        ending: Ending::Exited(0),
+        totals,
+        peak_at_ns: Ok(500_000_000),
+        frames: vec![new, frame("read", 10), frame("keep", 20), frame("main", 30)],
+        stacks: vec![vec![0, 1, 3], vec![2, 3], vec![2, 1, 3], vec![]],
+        sites,
+        moments: Vec::new(),
+        sizes: Vec::new(),
+        lifetimes: Vec::new(),
+        lifetimes_every: 0,
+        threads: Vec::new(),
+        lacks: Vec::new(),
+    }
+}
+
+fn usual(sites: Vec<Site>) -> Report {
+    report(&recording(sites), &Options::default())
+}
+
+fn facts<'r>(report: &'r Report, key: &str) -> &'r Facts {
+    let is_it = |block: &'r Block| match block {
+        Block::Facts(facts) if facts.key == key => Some(facts),
+        _ => None,
+    };
+    report.blocks.iter().find_map(is_it).unwrap()
+}
+
+fn fact(report: &Report, block: &str, key: &str) -> Value {
+    let found = facts(report, block).facts.iter().find(|fact| fact.key == key);
+    found.unwrap().value.clone()
+}
+
+/// The members of a tree's node.
+fn member(node: &Value, key: &str) -> Option<Value> {
+    let Value::Record(members) = node else { panic!("{node:?}") };
+    members.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+}
+
+fn children(node: &Value) -> Vec<Value> {
+    match member(node, "children") {
+        Some(Value::List(children)) => children,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Functions and bytes of a tree, a call deeper each.
+fn shape(node: &Value, depth: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    for child in children(node) {
+        let (function, bytes) = (member(&child, "function"), member(&child, "bytes"));
+        lines.push(match (function, bytes) {
+            (Some(Value::Name(name)), Some(Value::Bytes(bytes))) => {
+                format!("{}{} {bytes}", " ".repeat(depth), name.escaped())
+            }
+            other => panic!("{other:?}"),
+        });
+        lines.extend(shape(&child, depth + 1));
+    }
+    lines
+}
+
+fn findings(report: &Report) -> Vec<&'static str> {
+    let list = |block: &Block| match block {
+        Block::Findings(findings) => findings.list.iter().map(|it| it.id).collect(),
+        _ => Vec::new(),
+    };
+    report.blocks.iter().flat_map(list).collect()
+}
+
+/// What people read, without its layout.
+fn words(report: &Report) -> String {
+    let one = |value: &Value| match value {
+        Value::Text(text) => text.to_string(),
+        Value::Name(name) => name.escaped().into_owned(),
+        other => format!("{other:?}"),
+    };
+    let text = |block: &Block| match block {
+        Block::Text(text) => text.pieces.iter().map(one).collect(),
+        _ => String::new(),
+    };
+    report.blocks.iter().map(text).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn totals_are_those_of_the_recording() {
+    let report = usual(vec![site(0, 1000, 400), site(1, 50, 50)]);
+    let total = |key| fact(&report, "totals", key);
+    assert_eq!(total("allocations"), Value::Count(105));
+    assert_eq!(total("frees"), Value::Count(45));
+    assert_eq!(total("allocated_bytes"), Value::Bytes(1050));
+    assert_eq!(total("peak_bytes"), Value::Bytes(1050));
+    assert_eq!(total("leaked_bytes"), Value::Bytes(600));
+    assert_eq!(total("leaked_blocks"), Value::Count(60));
+    assert_eq!(total("temporary"), Value::Count(22));
+    assert_eq!(total("estimated"), Value::Flag(false));
+}
+
+#[test]
+fn what_was_not_freed_is_listed_by_call_stack_with_all_calls() {
+    let report = usual(vec![site(1, 50, 50), site(0, 1000, 400), site(2, 700, 0)]);
+    let leaks = table(&report, "leaks");
+    assert_eq!(column(leaks, "bytes"), [Value::Bytes(700), Value::Bytes(600)]);
+    assert_eq!(column(leaks, "blocks"), [Value::Count(70), Value::Count(60)]);
+    let names = |names: &[&str]| {
+        Value::List(names.iter().map(|name| Value::Name((*name).into())).collect())
+    };
+    let stacks = [
+        names(&["keep (/src/a.c:20)", "read (/src/a.c:10)", "main (/src/a.c:30)"]),
+        names(&["operator new(unsigned long)", "read (/src/a.c:10)", "main (/src/a.c:30)"]),
+    ];
+    assert_eq!(column(leaks, "stack"), stacks);
+    // People read who asked for memory, not what passed it on.
+    assert_eq!(column(leaks, "where")[1], Value::Name("read (a.c:10) ← main".into()));
+}
+
+#[test]
+fn what_is_left_out_of_leaks_is_added_up() {
+    let recording = recording(vec![site(0, 1000, 0), site(1, 500, 0), site(2, 70, 0)]);
+    let report = report(&recording, &Options { limit: Some(1), ..Options::default() });
+    assert_eq!(table(&report, "leaks").rows(), 1);
+    let left_out = |key| fact(&report, "leaks_left_out", key);
+    assert_eq!(left_out("stacks"), Value::Count(2));
+    assert_eq!(left_out("bytes"), Value::Bytes(570));
+    assert_eq!(left_out("blocks"), Value::Count(57));
+}
+
+#[test]
+fn the_tree_of_the_peak_grows_from_who_asks_for_memory_to_main() {
+    let report = usual(vec![site(0, 600, 0), site(1, 300, 0), site(2, 100, 0)]);
+    let tree = fact(&report, "peak", "tree");
+    assert_eq!(member(&tree, "bytes"), Some(Value::Bytes(1000)));
+    let expected = ["read 600", " main 600", "keep 400", " main 300", " read 100", "  main 100"];
+    assert_eq!(shape(&tree, 0), expected);
+}
+
+#[test]
+fn and_the_other_way_round() {
+    let recording = recording(vec![site(0, 600, 0), site(1, 300, 0), site(2, 100, 0)]);
+    let options = Options { tree: Direction::TopDown, ..Options::default() };
+    let tree = fact(&report(&recording, &options), "peak", "tree");
+    assert_eq!(shape(&tree, 0), ["main 1000", " read 700", "  keep 100", " keep 300"]);
+}
+
+#[test]
+fn branches_below_the_threshold_are_added_up() {
+    let recording = recording(vec![site(0, 9800, 0), site(1, 110, 0), site(2, 90, 0)]);
+    let tree = |threshold| {
+        fact(&report(&recording, &Options { threshold, ..Options::default() }), "peak", "tree")
+    };
+    assert_eq!(shape(&tree(0.1), 0), ["read 9800", " main 9800"]);
+    let left_out = member(&tree(0.1), "left_out").unwrap();
+    assert_eq!(member(&left_out, "bytes"), Some(Value::Bytes(200)));
+    assert_eq!(member(&left_out, "places"), Some(Value::Count(1)));
+    let keep = &children(&tree(0.01))[1];
+    let left_out = member(keep, "left_out").unwrap();
+    assert_eq!(member(&left_out, "bytes"), Some(Value::Bytes(90)));
+    assert_eq!(shape(&tree(0.0), 0).len(), 6);
+}
+
+#[test]
+fn what_is_at_no_site_is_left_out_of_the_tree_and_told() {
+    let mut recording = recording(vec![site(0, 600, 0)]);
+    recording.totals.peak.bytes = 1000;
+    let tree = fact(&report(&recording, &Options::default()), "peak", "tree");
+    assert_eq!(member(&tree, "bytes"), Some(Value::Bytes(1000)));
+    assert_eq!(member(&member(&tree, "left_out").unwrap(), "bytes"), Some(Value::Bytes(400)));
+}
+
+#[test]
+fn memory_of_other_kinds_is_apart_from_that_of_malloc() {
+    let mapping = Site { kind: Kind::Mapping, ..site(1, 300, 0) };
+    let tree = fact(&usual(vec![site(1, 200, 0), mapping]), "peak", "tree");
+    let expected = ["[mmap, brk] 300", " keep 300", "  main 300", "keep 200", " main 200"];
+    assert_eq!(shape(&tree, 0), expected);
+}
+
+#[test]
+fn stacks_without_calls_are_of_unknown_callers() {
+    let tree = fact(&usual(vec![site(3, 200, 0)]), "peak", "tree");
+    assert_eq!(shape(&tree, 0), ["[unknown callers] 200"]);
+}
+
+#[test]
+fn trees_are_of_the_moment_and_the_matter_that_was_asked_for() {
+    let mut recording = recording(vec![site(0, 600, 100), site(1, 300, 300)]);
+    recording.moments = vec![
+        Moment {
+            tree: Some(Tree { sites: vec![(1, amount(80, 8))], others: amount(20, 2) }),
+            ..moment(10, 100, None, None)
+        },
+        moment(20, 300, None, None),
+    ];
+    let tree = |at, by| {
+        let options = Options { at, by, ..Options::default() };
+        fact(&report(&recording, &options), "selected", "tree")
+    };
+    assert_eq!(shape(&tree(At::End, By::Live), 0), ["read 500", " main 500"]);
+    let then = tree(At::Time(25), By::Live);
+    assert_eq!(shape(&then, 0), ["keep 80", " main 80"]);
+    assert_eq!(member(&then, "bytes"), Some(Value::Bytes(100)));
+    assert!(matches!(tree(At::Time(5), By::Live), Value::Absent(_)));
+    assert_eq!(shape(&tree(At::Peak, By::Calls), 0)[0], "read 60");
+    assert_eq!(shape(&tree(At::Peak, By::Temporary), 0)[0], "keep 15");
+    assert_eq!(shape(&tree(At::Peak, By::Allocated), 0)[0], "read 600");
+}
+
+#[test]
+fn places_and_libraries_add_up_what_their_stacks_did() {
+    let report = usual(vec![site(0, 600, 100), site(1, 300, 300), site(2, 400, 0)]);
+    let places = table(&report, "places");
+    assert_eq!(column(places, "allocated_bytes"), [Value::Bytes(700), Value::Bytes(600)]);
+    assert_eq!(column(places, "allocations"), [Value::Count(70), Value::Count(60)]);
+    assert_eq!(column(places, "leaked_bytes"), [Value::Bytes(400), Value::Bytes(500)]);
+    assert_eq!(column(places, "function"), ["keep", "read"].map(|it| Value::Name(it.into())));
+    assert_eq!(column(places, "line"), [Value::Count(20), Value::Count(10)]);
+    let libraries = table(&report, "libraries");
+    assert_eq!(column(libraries, "allocated_bytes"), [Value::Bytes(1300)]);
+    assert_eq!(column(libraries, "module"), [Value::Name("/bin/a".into())]);
+}
+
+#[test]
+fn the_time_line_says_what_is_not_known() {
+    let mut recording = recording(vec![site(0, 600, 0)]);
+    recording.moments =
+        vec![moment(1_000_000_000, 7, Some(9), None), moment(2_000_000_000, 8, None, Some(5))];
+    let report = report(&recording, &Options::default());
+    let line = table(&report, "timeline");
+    assert_eq!(column(line, "time"), [1_000_000_000, 2_000_000_000].map(Value::Seconds));
+    assert_eq!(column(line, "live"), [7, 8].map(Value::Bytes));
+    assert_eq!(column(line, "held")[0], Value::Bytes(9));
+    assert!(matches!(column(line, "held")[1], Value::Absent(_)));
+    assert!(matches!(column(line, "resident")[0], Value::Absent(_)));
+    assert_eq!(column(line, "resident")[1], Value::Bytes(5));
+}
+
+#[test]
+fn estimates_are_told_as_such() {
+    let mut recording = recording(vec![
+        Site { errors: Some((30.0, 3.0)), ..site(0, 600, 0) },
+        Site { errors: Some((40.0, 4.0)), ..site(0, 600, 0) },
+    ]);
+    recording.every_bytes = Some(512 << 10);
+    recording.totals.errors = Some((50.0, 5.0));
+    let report = report(&recording, &Options::default());
+    assert_eq!(fact(&report, "totals", "estimated"), Value::Flag(true));
+    // 1.96 standard errors on either side.
+    assert_eq!(fact(&report, "totals", "allocated_within"), Value::Bytes(98));
+    assert_eq!(fact(&report, "totals", "leaked_within"), Value::Bytes(10));
+    assert_eq!(column(table(&report, "leaks"), "within"), [6, 8].map(Value::Bytes));
+    assert_eq!(column(table(&report, "places"), "allocated_within"), [Value::Bytes(98)]);
+    assert!(words(&report).contains("At most about"), "{}", words(&report));
+    assert!(words(&report).contains("estimates"));
+}
+
+#[test]
+fn lifetimes_say_of_how_many_blocks_they_are() {
+    let mut recording = recording(vec![site(0, 600, 0)]);
+    recording.sizes = vec![0, 0, 0, 5, 0, 7];
+    recording.lifetimes = vec![3];
+    let without = report(&recording, &Options::default());
+    let sizes = table(&without, "sizes");
+    assert_eq!(column(sizes, "from"), [4, 8, 16].map(Value::Bytes));
+    assert_eq!(column(sizes, "to"), [7, 15, 31].map(Value::Bytes));
+    assert_eq!(column(sizes, "allocations"), [5, 0, 7].map(Value::Count));
+    let is_lifetimes = |block: &Block| matches!(block, Block::Table(it) if it.key == "lifetimes");
+    assert!(!without.blocks.iter().any(is_lifetimes), "nothing was measured");
+    recording.lifetimes_every = 64;
+    let with = report(&recording, &Options::default());
+    assert!(table(&with, "lifetimes").note.contains("1 in 64"));
+}
+
+#[test]
+fn memory_that_is_held_and_not_used_is_found() {
+    let mut recording = recording(vec![site(0, 600, 600)]);
+    let held = |live, held, last| {
+        vec![moment(1, live, Some(held), Some(held)), moment(2, live, Some(last), Some(last))]
+    };
+    recording.moments = held(120 * MIB, 480 * MIB, 480 * MIB);
+    assert_eq!(findings(&report(&recording, &Options::default())), ["held-unused"]);
+    recording.moments = held(120 * MIB, 130 * MIB, 130 * MIB);
+    assert_eq!(findings(&report(&recording, &Options::default())), [""; 0]);
+    recording.moments = vec![moment(1, 120 * MIB, None, Some(30 * MIB))];
+    assert_eq!(findings(&report(&recording, &Options::default())), ["untouched"]);
+}
+
+#[test]
+fn what_grows_all_the_time_is_found_and_what_is_steady_is_not() {
+    let all = amount(40 * MIB, 1);
+    let mut recording = recording(vec![Site { allocated: all, at_peak: all, ..site(0, 0, 0) }]);
+    let step = recording.took_ns / 40;
+    let live = |size: &dyn Fn(u64) -> u64| -> Vec<Moment> {
+        (0..40).map(|at| moment(at * step, size(at), None, None)).collect()
+    };
+    recording.moments = live(&|at| at * MIB);
+    assert_eq!(findings(&report(&recording, &Options::default())), ["grows"]);
+    recording.moments = live(&|_| 40 * MIB);
+    assert_eq!(findings(&report(&recording, &Options::default())), ["not-freed"]);
+    recording.moments = live(&|at| if at == 20 { 40 * MIB } else { 10 * MIB });
+    recording.totals.leaked = amount(0, 0);
+    assert_eq!(findings(&report(&recording, &Options::default())), ["spike"]);
+}
+
+#[test]
+fn two_builds_are_compared_by_functions() {
+    let before = recording(vec![site(0, 1000, 1000), site(1, 500, 0)]);
+    let mut after = recording(vec![site(1, 500, 0), site(0, 1500, 1200), site(2, 40, 0)]);
+    // Of another build: other lines, other offsets, the same functions.
+    for frame in &mut after.frames {
+        frame.offset += 100;
+        if let Some(line) = &mut frame.line {
+            line.number += 7;
+        }
+    }
+    let options = |by| DiffOptions { limit: None, by };
+    let report = diff(&before, &after, &options(Changed::Peak));
+    let stacks = table(&report, "stacks");
+    assert_eq!(column(stacks, "peak_change"), [500, 40].map(Value::Change));
+    assert_eq!(column(stacks, "leaked_change"), [300, 40].map(Value::Change));
+    assert_eq!(column(stacks, "allocated_before"), [1000, 0].map(Value::Bytes));
+    assert_eq!(column(stacks, "allocated_after"), [1500, 40].map(Value::Bytes));
+    assert_eq!(column(stacks, "allocations_change"), [50.0, 4.0].map(Value::Number));
+    let read = ["read", "main"].map(|name| Value::Name(name.into())).to_vec();
+    assert_eq!(column(stacks, "stack")[0], Value::List(read));
+    // The other way round everything shrank.
+    let report = diff(&after, &before, &options(Changed::Leaked));
+    assert_eq!(column(table(&report, "stacks"), "leaked_change"), [-40, -300].map(Value::Change));
+    let same = diff(&before, &before, &options(Changed::Peak));
+    assert_eq!(table(&same, "stacks").rows(), 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever a recording says, also of what is not there: a tree has all of its children, and nothing panics.
+    #[test]
+    fn any_recording_has_a_report(
+        stacks in prop::collection::vec(prop::collection::vec(0_u32..6, 0..80), 0..8),
+        sites in prop::collection::vec((0_u32..10, any::<u64>(), any::<u64>(), 0_u64..1000), 0..20),
+        times in prop::collection::vec(any::<u64>(), 0..30),
+        threshold in 0.0..1.0,
+        limit in prop::option::of(0_usize..20),
+        top_down: bool,
+    ) {
+        let sites = sites.into_iter().map(|(stack, allocated, freed, at_peak)| Site {
+            allocated: amount(allocated, 1),
+            freed: amount(freed, 2),
+            at_peak: amount(at_peak, 1),
+            ..site(stack, 0, 0)
+        });
+        let mut recording = recording(Vec::new());
+        recording.sites = sites.collect();
+        recording.stacks = stacks;
+        recording.totals.peak.bytes = recording.sites.iter().map(|it| it.at_peak.bytes).sum();
+        recording.moments = times
+            .iter()
+            .map(|time| Moment {
+                tree: Some(Tree { sites: vec![(3, amount(*time, 1))], others: amount(*time, 1) }),
+                ..moment(*time, *time, Some(!*time), Some(*time / 2))
+            })
+            .collect();
+        recording.moments.sort_by_key(|moment| moment.time_ns);
+        recording.sizes = times.clone();
+        recording.threads = vec![Thread {
+            tid: 0,
+            name: "".into(),
+            allocated: amount(1, 1),
+            freed: amount(1, 1),
+        }];
+        let tree = if top_down { Direction::TopDown } else { Direction::BottomUp };
+        for at in [At::Peak, At::End, At::Time(u64::MAX / 2)] {
+            let options = Options { limit, threshold, at, tree, ..Options::default() };
+            let found = report(&recording, &options);
+            add_up(&fact(&found, "peak", "tree"))?;
+        }
+        diff(&recording, &recording, &DiffOptions { limit, by: Changed::Calls });
+    }
+}
+
+/// That children and what is left out make no more than the whole; of the root, all of it.
+fn add_up(node: &Value) -> Result<(), TestCaseError> {
+    let bytes = |node: &Value| match member(node, "bytes") {
+        Some(Value::Bytes(bytes)) => bytes,
+        other => panic!("{other:?}"),
+    };
+    let parts: u64 = children(node).iter().map(bytes).sum();
+    let left_out = member(node, "left_out").map_or(0, |it| bytes(&it));
+    prop_assert!(parts + left_out <= bytes(node));
+    if member(node, "function").is_none() && member(node, "offset").is_none() {
+        prop_assert_eq!(parts + left_out, bytes(node));
+    }
+    children(node).iter().try_for_each(add_up)
+}
