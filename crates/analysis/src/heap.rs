@@ -12,12 +12,12 @@ mod tree;
 
 use pagewise_model::heap::{Ending, Kind, Recording};
 use pagewise_model::report::{
-    Audience, Block, Fact, Facts, Findings, Paragraph, Report, Shape, Value,
+    Audience, Block, Column, Fact, Facts, Findings, Paragraph, Report, Shape, Table, Value,
 };
-use pagewise_model::{Absent, Name};
+use pagewise_model::{Absent, Name, fields};
 
-use crate::blocks::facts_of;
-use crate::explain::{fact, meaning};
+use crate::blocks::{self, facts_of};
+use crate::explain::fact;
 use frames::Sites;
 
 pub use diff::{Changed, DiffOptions, diff};
@@ -136,6 +136,23 @@ fn within(error: f64) -> u64 {
 
 fn text(text: impl Into<std::borrow::Cow<'static, str>>) -> Value {
     Value::text(text)
+}
+
+/// What a number of ours means: other recordings have some of the same names for other things.
+fn meaning(key: &str) -> &'static str {
+    let mut named = fields::named(key);
+    named.find(|field| field.source == "heap").map_or("", |field| field.meaning)
+}
+
+/// A table of those columns, with their meanings.
+fn table(
+    key: &'static str,
+    title: &'static str,
+    audience: Audience,
+    columns: Vec<Column>,
+) -> Table {
+    let described = |column: Column| Column { meaning: meaning(&column.key).into(), ..column };
+    blocks::table(key, title, audience, columns.into_iter().map(described).collect())
 }
 
 fn meant(key: &'static str, label: &'static str, value: Value) -> Fact {

@@ -7,7 +7,7 @@ pub struct Field {
     pub name: &'static str,
     /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`, `meminfo`, `vmstat`;
     /// `hugepages stats` for `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`;
-    /// `stat` for what runs of commands are measured by; `sim` for what simulators count; `faults` for recorded page faults; `watch` for accesses to memory; `pagewise` for what else we compute.
+    /// `stat` for what runs of commands are measured by; `sim` for what simulators count; `faults` for recorded page faults; `watch` for accesses to memory; `heap` for recordings of heaps; `pagewise` for what else we compute.
     pub source: &'static str,
     /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the form of what is no number.
     pub unit: &'static str,
@@ -1657,6 +1657,140 @@ fields! {
             "";
         "source" "text" ""
             "What told of the faults: tracepoints, or the kernel's counters."
+            "";
+    }
+    "heap" {
+        "allocations" "count" ""
+            "Calls that allocated memory: malloc, calloc, memalign and their kin, and new through them."
+            "realloc is a free and an allocation.";
+        "frees" "count" ""
+            "Blocks that were freed."
+            "free(NULL) is none.";
+        "temporary" "count" ""
+            "Blocks that were freed before the same thread allocated another."
+            "heaptrack counts so, too; of realloc, what it gave up at once.";
+        "allocated_bytes" "bytes" ""
+            "All bytes that were allocated, as the program asked for them."
+            "What an allocator adds, and rounds up to, is not in it.";
+        "allocated_within" "bytes" ""
+            "Half of the interval around allocated bytes in which the truth lies in 95 cases of 100, where samples were taken."
+            "Of few samples it is itself uncertain.";
+        "freed_bytes" "bytes" ""
+            "All bytes that were freed."
+            "";
+        "peak_bytes" "bytes" ""
+            "What was live when most was live in the whole process."
+            "Of a call stack, what it had then: it may have had more at another time.";
+        "peak_blocks" "count" ""
+            "In how many blocks that was."
+            "";
+        "peak_within" "bytes" ""
+            "How far the peak may be off, since threads allocated at the same time."
+            "";
+        "leaked_bytes" "bytes" ""
+            "What was live at the end."
+            "Memory that is needed to the end is no leak; what still has a pointer to it is here, too.";
+        "leaked_blocks" "count" ""
+            "In how many blocks that was."
+            "";
+        "leaked_within" "bytes" ""
+            "Half of the interval around it in which the truth lies in 95 cases of 100, where samples were taken."
+            "";
+        "unknown_frees" "count" ""
+            "Frees of memory that was allocated before the recording began, or where the recorder does not see."
+            "";
+        "estimated" "flag" ""
+            "Whether samples were taken, so that all numbers are estimates."
+            "";
+        "time" "s" ""
+            "When, after the beginning of the recording."
+            "";
+        "live" "bytes" ""
+            "What was allocated and not freed, as the program asked for it."
+            "What an allocator adds is not in it.";
+        "live_blocks" "count" ""
+            "In how many blocks that was."
+            "";
+        "held" "bytes" ""
+            "What the allocator had from the kernel: live blocks, free ones, and what it keeps about them."
+            "Address space: what was never touched is not in memory.";
+        "resident" "bytes" ""
+            "What of the whole process was in memory: VmRSS without the recorder's own."
+            "Code, stacks and mappings of the program are in it; what is shared counts in full.";
+        "file" "bytes" ""
+            "What of that were pages of files (RssFile); in tables of functions, the file of the source."
+            "";
+        "shmem" "bytes" ""
+            "What of that was shared memory (RssShmem)."
+            "";
+        "swap" "bytes" ""
+            "What was swapped out (VmSwap)."
+            "";
+        "has_tree" "flag" ""
+            "Whether it was taken down then what each call stack had: --at shows it."
+            "";
+        "bytes" "bytes" ""
+            "Bytes, as the program asked for them."
+            "";
+        "within" "bytes" ""
+            "Half of the interval around it in which the truth lies in 95 cases of 100, where samples were taken."
+            "";
+        "share" "share" ""
+            "Of all."
+            "";
+        "blocks" "count" ""
+            "In how many blocks."
+            "";
+        "calls" "count" ""
+            "Calls that allocated memory."
+            "";
+        "stack" "text" ""
+            "The call that allocated, then those that called it, each as function (file:line)."
+            "Where neither frame pointers nor unwind tables lead on, callers are missing.";
+        "where" "text" ""
+            "Who asked for memory, with its line, and who called that. operator new and its kin, which allocate for others, are left out."
+            "";
+        "function" "text" ""
+            "The function that asked for memory; in trees, each that called it."
+            "As symbols and debugging information name it; none where no symbol covers the place.";
+        "line" "number" ""
+            "The line of the source."
+            "Optimised code mixes lines: the one before may be meant.";
+        "module" "path" ""
+            "The file of code that the function is in."
+            "";
+        "offset" "number" ""
+            "Where in that file (p_vaddr), before where the call returns to; the address, of memory of no file."
+            "";
+        "kind" "text" ""
+            "heap: malloc and its kin. mapping: mmap and brk of the program's own. pool: blocks of pagewise's allocators."
+            "";
+        "from" "number" ""
+            "The least of a cell."
+            "";
+        "to" "number" ""
+            "The most of a cell."
+            "";
+        "tid" "number" ""
+            "The thread."
+            "None for threads that are not told apart.";
+        "name" "text" ""
+            "The thread's name."
+            "";
+        "tree" "object" ""
+            "Call stacks with what they have in common told once: function, bytes, blocks, share, children, and what is left out below the threshold."
+            "";
+        "peak_change" "bytes" ""
+            "By how much more was live at the peak."
+            "The peaks of two recordings may be at different points of the program.";
+        "leaked_change" "bytes" ""
+            "By how much more was live at the end."
+            "";
+        "allocated_change" "bytes" ""
+            "By how much more was allocated."
+            "";
+        "allocations_change" "count" ""
+            "How many more allocations there were."
             "";
     }
 }

@@ -10,9 +10,9 @@ use pagewise_model::report::{
 };
 
 use super::frames::{Sites, Sum, name, short};
-use super::{kind_word, text, within};
-use crate::blocks::{facts_of, first, for_programs, table};
-use crate::explain::{fact, meaning};
+use super::{kind_word, meaning, table, text, within};
+use crate::blocks::{facts_of, first, for_programs};
+use crate::explain::fact;
 use pagewise_model::traced::Frame;
 
 /// What to show of a difference.

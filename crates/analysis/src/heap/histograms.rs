@@ -3,8 +3,8 @@
 use pagewise_model::heap::Recording;
 use pagewise_model::report::{Audience, Block, Cells, Column, Table, Value};
 
-use super::{real, share};
-use crate::blocks::{for_programs, table};
+use super::{real, share, table};
+use crate::blocks::for_programs;
 
 /// The two histograms; none of what was not measured.
 pub(super) fn all(recording: &Recording) -> Vec<Block> {

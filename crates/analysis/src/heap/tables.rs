@@ -8,8 +8,8 @@ use pagewise_model::heap::{Amount, Recording, Site};
 use pagewise_model::report::{Audience, Block, Cells, Column, Facts, Label, Shape, Table, Value};
 
 use super::frames::{Place, Sites, Sum, plus};
-use super::{Options, share, within};
-use crate::blocks::{facts_of, first, for_programs, table};
+use super::{Options, share, table, within};
+use crate::blocks::{facts_of, first, for_programs};
 use crate::explain::fact;
 
 /// A heading with nothing below it tells people nothing.

@@ -6,8 +6,8 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Bytes};
 
-use super::{Options, real};
-use crate::blocks::{for_programs, table};
+use super::{Options, real, table};
+use crate::blocks::for_programs;
 
 /// Lines of live, held and resident bytes; none where there is no course of events.
 pub(super) fn chart(recording: &Recording) -> Option<Chart> {

@@ -9,8 +9,8 @@ use pagewise_model::name::escape;
 use pagewise_model::report::{Audience, Block, Cells, Column, Fact, Facts, Shape, Table, Value};
 
 use super::frames::{Sites, function, plus};
-use super::{At, By, Direction, Options, kind_word, no_tree, share, text};
-use crate::blocks::{facts_of, table};
+use super::{At, By, Direction, Options, kind_word, no_tree, share, table, text};
+use crate::blocks::facts_of;
 use crate::explain::fact;
 
 /// No more calls below each other than so many are shown: programs that read JSON nest no deeper than some hundred.
