@@ -154,6 +154,13 @@ impl<'a> Sites<'a> {
         Sites { recording }
     }
 
+    /// The sites that did something.
+    pub(super) fn all(&self) -> impl Iterator<Item = &'a Site> + use<'a> {
+        let is_used =
+            |site: &&Site| (site.allocated, site.freed, site.at_peak) != Default::default();
+        self.recording.sites.iter().filter(is_used)
+    }
+
     /// The whole stack of a site, as numbers of frames that there are.
     pub(super) fn stack(&self, site: &Site) -> &'a [u32] {
         self.recording.stacks.get(site.stack as usize).map_or(&[], Vec::as_slice)
@@ -212,7 +219,7 @@ impl<'a> Sites<'a> {
     /// Sums by place, largest first.
     pub(super) fn by_place(&self) -> Vec<(Place, Sum)> {
         let mut sums: HashMap<Place, Sum> = HashMap::new();
-        for site in &self.recording.sites {
+        for site in self.all() {
             sums.entry(self.place(site)).or_default().add(site);
         }
         let mut sums: Vec<(Place, Sum)> = sums.into_iter().collect();
@@ -223,7 +230,7 @@ impl<'a> Sites<'a> {
     /// The place that most bytes of something are of.
     pub(super) fn largest_place(&self, amount: impl Fn(&Site) -> Amount) -> Option<(Name, Amount)> {
         let mut sums: HashMap<Place, Amount> = HashMap::new();
-        for site in &self.recording.sites {
+        for site in self.all() {
             plus(sums.entry(self.place(site)).or_default(), amount(site));
         }
         let by = |(place, sum): &(Place, Amount)| (sum.bytes, sum.blocks, Reverse(*place));

@@ -15,7 +15,7 @@ pub(super) fn all(recording: &Recording) -> Vec<Block> {
         value: Value::Bytes,
         counted: ("allocations", "ALLOCATIONS"),
     };
-    let mut blocks = vec![Block::Table(sizes.table())];
+    let mut blocks: Vec<Block> = sizes.tables("".into()).map(Block::Table).into();
     if recording.lifetimes_every > 0 {
         let lifetimes = Histogram {
             key: "lifetimes",
@@ -28,7 +28,7 @@ pub(super) fn all(recording: &Recording) -> Vec<Block> {
             1 => "Measured of each block.".to_owned(),
             every => format!("Measured of 1 in {every} allocations, of those that were freed."),
         };
-        blocks.push(Block::Table(Table { note: measured.into(), ..lifetimes.table() }));
+        blocks.extend(lifetimes.tables(measured).map(Block::Table));
     }
     blocks
 }
@@ -50,41 +50,60 @@ fn ends(cell: usize) -> (u64, u64) {
     }
 }
 
+/// Cells from one to another, and how many are in them.
+type Row = (usize, usize, u64);
+
 impl Histogram<'_> {
-    fn table(&self) -> Table {
-        let used: Vec<(usize, u64)> =
-            self.cells.iter().copied().enumerate().filter(|(_, count)| *count > 0).collect();
-        // Cells between two that are used show that nothing is there.
-        let range = used.first().zip(used.last()).map_or(0..0, |(a, b)| a.0..b.0 + 1);
-        let rows: Vec<(usize, u64)> = range.map(|at| (at, self.cells[at])).collect();
-        let all = used.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
-        let most = used.iter().map(|(_, count)| *count).max().unwrap_or(0);
-        let end = |pick: fn((u64, u64)) -> u64| {
-            Cells::Values(rows.iter().map(|(at, _)| (self.value)(pick(ends(*at)))).collect())
+    /// From the first cell that is used to the last.
+    fn rows(&self) -> Vec<Row> {
+        let is_used = |count: &u64| *count > 0;
+        let range = self.cells.iter().position(is_used).zip(self.cells.iter().rposition(is_used));
+        range.map_or_else(Vec::new, |(a, b)| (a..=b).map(|at| (at, at, self.cells[at])).collect())
+    }
+
+    /// All cells for programs; for people those that are empty together.
+    fn tables(&self, note: String) -> [Table; 2] {
+        let all = self.rows();
+        let mut folded: Vec<Row> = Vec::new();
+        for row in &all {
+            match folded.last_mut() {
+                Some(last) if last.2 == 0 && row.2 == 0 => last.1 = row.1,
+                _ => folded.push(*row),
+            }
+        }
+        let people = if all.is_empty() { Audience::Programs } else { Audience::People };
+        let programs = self.table(&all, Audience::Programs);
+        [Table { note: note.into(), ..self.table(&folded, people) }, programs]
+    }
+
+    fn table(&self, rows: &[Row], audience: Audience) -> Table {
+        let all = self.cells.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
+        let most = self.cells.iter().copied().max().unwrap_or(0);
+        let end = |pick: &dyn Fn(&Row) -> u64| {
+            Cells::Values(rows.iter().map(|row| (self.value)(pick(row))).collect())
         };
-        let bar = |(_, count): &(usize, u64)| match most {
+        let bar = |row: &Row| match most {
             0 => Value::None,
-            most => Value::Bar(real(*count) / real(most)),
+            most => Value::Bar(real(row.2) / real(most)),
         };
         let columns = vec![
-            Column::new("from", "FROM", end(|it| it.0)),
-            Column::new("to", "TO", end(|it| it.1)),
+            Column::new("from", "FROM", end(&|row| ends(row.0).0)),
+            Column::new("to", "TO", end(&|row| ends(row.1).1)),
             Column::new(
                 self.counted.0,
                 self.counted.1,
-                Cells::Counts(rows.iter().map(|(_, count)| *count).collect()),
+                Cells::Counts(rows.iter().map(|row| row.2).collect()),
             ),
             for_programs(Column::new(
                 "share",
                 "SHARE",
-                Cells::Values(rows.iter().map(|(_, count)| share(*count, all)).collect()),
+                Cells::Values(rows.iter().map(|row| share(row.2, all)).collect()),
             )),
             Column {
                 audience: Audience::People,
                 ..Column::new("bar", "", Cells::Values(rows.iter().map(bar).collect()))
             },
         ];
-        let audience = if rows.is_empty() { Audience::Programs } else { Audience::Everyone };
         table(self.key, self.title, audience, columns)
     }
 }

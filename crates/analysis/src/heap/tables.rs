@@ -40,7 +40,7 @@ fn is_estimated(recording: &Recording) -> bool {
 pub(super) fn leaks(sites: &Sites<'_>, options: &Options) -> Vec<Block> {
     let recording = sites.recording;
     let mut leaks: Vec<&Site> =
-        recording.sites.iter().filter(|site| site.leaked() != Amount::default()).collect();
+        sites.all().filter(|site| site.leaked() != Amount::default()).collect();
     leaks.sort_by_key(|site| (Reverse((site.leaked().bytes, site.leaked().blocks)), site.stack));
     let (shown, note) = first(&leaks, options.limit, "--top");
     let all = recording.totals.leaked.bytes;
@@ -196,7 +196,7 @@ fn places_table(
 /// Each call stack, for programs.
 pub(super) fn sites(sites: &Sites<'_>, options: &Options) -> Table {
     let recording = sites.recording;
-    let mut order: Vec<&Site> = recording.sites.iter().collect();
+    let mut order: Vec<&Site> = sites.all().collect();
     order.sort_by_key(|site| (Reverse(site.allocated.bytes), site.stack));
     let (shown, note) = first(&order, options.limit, "--top");
     let of = |site: &&Site| {
@@ -236,7 +236,7 @@ pub(super) fn sites(sites: &Sites<'_>, options: &Options) -> Table {
 /// By the file of who asked for memory.
 pub(super) fn libraries(sites: &Sites<'_>, options: &Options) -> Table {
     let mut by: HashMap<Option<&Name>, Sum> = HashMap::new();
-    for site in &sites.recording.sites {
+    for site in sites.all() {
         let frame = sites.place(site).and_then(|number| sites.frame(number));
         by.entry(frame.and_then(|frame| frame.module.as_ref())).or_default().add(site);
     }

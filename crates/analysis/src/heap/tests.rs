@@ -3,7 +3,7 @@
 use pagewise_model::heap::{
     Amount, Ending, Kind, Moment, Recording, Resident, Site, Thread, Totals, Tree,
 };
-use pagewise_model::report::{Block, Facts, Report, Value};
+use pagewise_model::report::{Audience, Block, Facts, Report, Value};
 use pagewise_model::traced::{Frame, Line};
 use pagewise_model::{Absent, Bytes, PageSize, Pid};
 use proptest::prelude::*;
@@ -339,7 +339,11 @@ fn lifetimes_say_of_how_many_blocks_they_are() {
     recording.sizes = vec![0, 0, 0, 5, 0, 7];
     recording.lifetimes = vec![3];
     let without = report(&recording, &Options::default());
-    let sizes = table(&without, "sizes");
+    let is_sizes = |block: &&Block| match block {
+        Block::Table(it) => it.key == "sizes" && it.audience == Audience::Programs,
+        _ => false,
+    };
+    let Some(Block::Table(sizes)) = without.blocks.iter().find(is_sizes) else { panic!("none") };
     assert_eq!(column(sizes, "from"), [4, 8, 16].map(Value::Bytes));
     assert_eq!(column(sizes, "to"), [7, 15, 31].map(Value::Bytes));
     assert_eq!(column(sizes, "allocations"), [5, 0, 7].map(Value::Count));

@@ -61,8 +61,11 @@ pub(super) fn tables(recording: &Recording, options: &Options) -> [Table; 2] {
 
 /// Moments as far from each other as can be, the first and the last among them, and the one with most that is live.
 fn chosen(recording: &Recording, limit: Option<usize>) -> Vec<usize> {
+    /// To leave out fewer than this is not worth a word.
+    const FEW: usize = 3;
     let moments = &recording.moments;
-    let count = limit.unwrap_or(usize::MAX).min(moments.len());
+    let room = limit.unwrap_or(usize::MAX);
+    let count = if moments.len() < room.saturating_add(FEW) { moments.len() } else { room };
     let last = moments.len().saturating_sub(1);
     let steps = count.saturating_sub(1).max(1);
     let mut chosen: Vec<usize> = (0..count).map(|step| step * last / steps).collect();
