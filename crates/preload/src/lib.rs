@@ -9,6 +9,7 @@
 //!  hooks   each function of malloc's family, recorded
 //!  threads what a thread has of its own, and how it counts
 //!  stacks  the call stack: remembered, or followed by rows
+//!  map     a table that readers use without a lock
 //!  rows    how to leave a function, by return address; cfi reads it from .eh_frame
 //!  tree    calls by caller, and sites
 //!  live    which blocks are live, by address
@@ -36,6 +37,7 @@ mod hooks;
 mod kernel;
 mod live;
 mod lock;
+mod map;
 mod modules;
 mod others;
 mod peak;

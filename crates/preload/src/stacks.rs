@@ -31,6 +31,9 @@ const MEMOS: usize = 512;
 const PIECES: usize = 128;
 /// In place of an offset: the frame pointer was not saved in this piece.
 const UNSAVED: u16 = u16::MAX;
+/// In place of a hash: that of no call, and none.
+const OUTSIDE: u64 = 2;
+const NOTHING: u64 = 0;
 /// In place of a number.
 const NONE: u32 = u32::MAX - 1;
 
@@ -54,9 +57,15 @@ pub(crate) struct Memo {
     outer_code: Cell<u64>,
     outer_stack: Cell<u64>,
     record: Cell<*const u8>,
-    outer_node: Cell<u32>,
+    /// All places as one word.
+    calls: Cell<u64>,
+    /// What stands for all calls of the pieces above, and for those and this one's.
+    outer_hash: Cell<u64>,
+    hash: Cell<u64>,
     node: Cell<u32>,
     site: Cell<u32>,
+    /// The memo that was the next piece last time.
+    next: Cell<u16>,
     uses_frame: Cell<bool>,
     is_cut: Cell<bool>,
     words: Cell<u8>,
@@ -79,12 +88,42 @@ impl Memo {
         {
             return false;
         }
-        let mut difference = 0;
         let count = usize::from(self.words.get()).min(WORDS);
-        for (offset, value) in self.offsets[..count].iter().zip(&self.values[..count]) {
-            difference |= word(at.stack + u64::from(offset.get()) * 8) ^ value.get();
+        let offsets = self.offsets[..count].as_chunks::<4>().0;
+        let values = self.values[..count].as_chunks::<4>().0;
+        let differs = |offset: &Cell<u16>, value: &Cell<u64>| {
+            word(at.stack + u64::from(offset.get()) * 8) ^ value.get()
+        };
+        // Two sums, so that one need not wait for the other.
+        let (mut even, mut odd) = (0, 0);
+        for ([o0, o1, o2, o3], [v0, v1, v2, v3]) in offsets.iter().zip(values) {
+            even |= differs(o0, v0) | differs(o2, v2);
+            odd |= differs(o1, v1) | differs(o3, v3);
         }
-        difference == 0
+        even | odd == 0
+    }
+
+    /// The node of its innermost call below `outer`, found call by call.
+    #[cold]
+    #[inline(never)]
+    fn learn_run(&self, outer: u32) -> Option<u32> {
+        let mut node = outer;
+        for place in self.places[..usize::from(self.frames.get())].iter().rev() {
+            node = tree::child(node, place.get())?;
+        }
+        tree::keep_run(self.hash.get(), node);
+        Some(node)
+    }
+
+    /// Makes the words a multiple of four, by comparing the last one again.
+    fn fill(&self) {
+        let mut count = usize::from(self.words.get());
+        while !count.is_multiple_of(4) && count < WORDS {
+            self.offsets[count].set(self.offsets[count - 1].get());
+            self.values[count].set(self.values[count - 1].get());
+            count += 1;
+        }
+        self.words.set(count as u8);
     }
 
     /// The site that was found for it, and the thread's record of that.
@@ -115,7 +154,8 @@ impl Memo {
         self.frame.set(at.frame);
         self.outer_code.set(0);
         self.outer_stack.set(0);
-        self.outer_node.set(NONE);
+        self.outer_hash.set(NOTHING);
+        self.hash.set(NOTHING);
         self.node.set(NONE);
         self.site.set(NONE);
         self.record.set(std::ptr::null());
@@ -186,17 +226,31 @@ impl Stacks {
     pub(crate) fn find(&self, at: At) -> Option<&Memo> {
         let end = self.end(at.stack)?;
         let first = hash(at);
-        let mut memo = &self.memos[first];
-        if !memo.holds(at, end) {
-            memo = &self.memos[first + 1];
-            if !memo.holds(at, end) {
-                return self.follow(at);
+        for memo in [&self.memos[first], &self.memos[first + 1]] {
+            if self.hold(memo, at, end) {
+                return Some(memo);
             }
         }
-        if memo.outer_code.get() == 0 && memo.outer_node.get() == ROOT {
-            Some(memo)
-        } else {
-            self.follow(at)
+        self.follow(at)
+    }
+
+    /// Whether all pieces from `memo` on are as they were last time.
+    #[inline(always)]
+    fn hold(&self, first: &Memo, mut at: At, end: u64) -> bool {
+        let mut memo = first;
+        loop {
+            if !memo.holds(at, end) {
+                return false;
+            }
+            if memo.outer_code.get() == 0 {
+                return memo.outer_hash.get() == OUTSIDE && !memo.is_cut.get();
+            }
+            let next = &self.memos[usize::from(memo.next.get()) % MEMOS];
+            if next.hash.get() != memo.outer_hash.get() {
+                return false;
+            }
+            at = memo.outer(at);
+            memo = next;
         }
     }
 
@@ -227,22 +281,45 @@ impl Stacks {
             let count = shared::head(header::CUT_STACKS);
             count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
-        let mut node = ROOT;
+        let mut hash = OUTSIDE;
+        let mut next = 0;
         for &index in pieces[..count].iter().rev() {
             let memo = &self.memos[usize::from(index)];
-            if memo.outer_node.get() != node {
-                let outer = node;
-                for place in memo.places[..usize::from(memo.frames.get())].iter().rev() {
-                    node = tree::child(node, place.get())?;
-                }
-                memo.outer_node.set(outer);
-                memo.node.set(node);
+            memo.next.set(next);
+            next = index;
+            if memo.outer_hash.get() != hash {
+                memo.outer_hash.set(hash);
+                memo.hash.set(tree::mix(hash, memo.calls.get()));
+                memo.node.set(NONE);
                 memo.site.set(NONE);
                 memo.record.set(std::ptr::null());
             }
-            node = memo.node.get();
+            hash = memo.hash.get();
         }
-        Some(&self.memos[usize::from(pieces[0])])
+        let first = &self.memos[usize::from(pieces[0])];
+        if first.node.get() == NONE {
+            match tree::find_run(hash) {
+                Some(node) => first.node.set(node),
+                None => self.resolve(&pieces[..count])?,
+            }
+        }
+        Some(first)
+    }
+
+    /// Finds the nodes of all pieces, from the outermost on.
+    #[cold]
+    #[inline(never)]
+    fn resolve(&self, pieces: &[u16]) -> Option<()> {
+        let mut node = ROOT;
+        for &index in pieces.iter().rev() {
+            let memo = &self.memos[usize::from(index)];
+            node = match tree::find_run(memo.hash.get()) {
+                Some(node) => node,
+                None => memo.learn_run(node)?,
+            };
+            memo.node.set(node);
+        }
+        Some(())
     }
 
     /// The number of the memo for the frames from `at` on; `taken` are not to be changed.
@@ -276,6 +353,9 @@ impl Stacks {
             memo.outer_code.set(0);
             memo.is_cut.set(true);
         }
+        memo.fill();
+        let places = &memo.places[..usize::from(memo.frames.get())];
+        memo.calls.set(places.iter().fold(1, |calls, place| tree::mix(calls, place.get().into())));
         index
     }
 

@@ -7,6 +7,7 @@ use pagewise_heaplog::tables::{NODES, SITES, header};
 
 use crate::kernel;
 use crate::lock::Lock;
+use crate::map::Map;
 use crate::shared;
 
 static LOCK: Lock = Lock::new();
@@ -16,6 +17,38 @@ static INDEX: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 static MASK: AtomicUsize = AtomicUsize::new(0);
 /// For each node the number of its site plus 1.
 static SITE_OF: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Nodes by what stands for all calls down to them (see [`mix`]): one look instead of one for each call. Two stacks that are
+/// not the same have the same word with a probability of 2^-64.
+static RUNS: Map = Map::new();
+
+/// Adds a number to what stands for those before it.
+#[inline(always)]
+pub(crate) fn mix(before: u64, number: u64) -> u64 {
+    let mixed = (before.rotate_left(23) ^ number).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    mixed ^ mixed >> 32
+}
+
+/// Words that are no keys.
+fn key(calls: u64) -> u64 {
+    calls.max(2)
+}
+
+/// The node that some calls lead to, if it is known.
+#[inline(always)]
+pub(crate) fn find_run(calls: u64) -> Option<u32> {
+    RUNS.find(key(calls)).map(|node| node as u32)
+}
+
+/// Notes the node that some calls lead to.
+#[cold]
+pub(crate) fn keep_run(calls: u64, node: u32) {
+    let _held = LOCK.hold();
+    if RUNS.find(key(calls)).is_none() {
+        // Without memory it is looked up call by call.
+        let _ = RUNS.insert(key(calls), u64::from(node));
+    }
+}
 
 /// Slots of the first index.
 const FIRST: usize = 1 << 13;
@@ -161,4 +194,5 @@ pub(crate) fn reset() {
     INDEX.store(std::ptr::null_mut(), Ordering::Relaxed);
     MASK.store(0, Ordering::Relaxed);
     SITE_OF.store(std::ptr::null_mut(), Ordering::Relaxed);
+    RUNS.reset();
 }

@@ -1,0 +1,142 @@
+//! A table from words to words that readers use without a lock.
+//!
+//! Open addressing. It grows by being made anew at twice the size; the old one's pages are given back, and who still reads
+//! it finds nothing there, which is what is not known yet. Entries are added under a lock of the caller's.
+
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+use crate::kernel;
+
+/// A key that is not 0, and what is known of it.
+#[repr(C)]
+struct Entry {
+    key: AtomicU64,
+    value: AtomicU64,
+}
+
+/// A table.
+pub(crate) struct Map {
+    /// The first entry's value is the number of the others less one, so that it belongs to the table that is read.
+    entries: AtomicPtr<Entry>,
+    used: AtomicUsize,
+}
+
+/// In place of a key that was taken out: nobody looks for it.
+const GONE: u64 = 1;
+/// Entries of the first table.
+const FIRST: usize = 1 << 11;
+
+#[inline(always)]
+fn hash(key: u64) -> usize {
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
+}
+
+#[inline(always)]
+fn at(entries: *mut Entry, index: usize) -> &'static Entry {
+    let place = entries.wrapping_add(index);
+    // SAFETY: tables are never unmapped, the index is at most the number of entries, and entries are atomic.
+    unsafe { &*place }
+}
+
+/// What to take a hash by; that of an old table, whose pages are zeros, leaves one entry, which is free.
+#[inline(always)]
+fn mask(entries: *mut Entry) -> usize {
+    at(entries, 0).value.load(Ordering::Relaxed) as usize
+}
+
+fn length(mask: usize) -> usize {
+    (mask + 2) * size_of::<Entry>()
+}
+
+impl Map {
+    pub(crate) const fn new() -> Map {
+        Map { entries: AtomicPtr::new(std::ptr::null_mut()), used: AtomicUsize::new(0) }
+    }
+
+    /// What is known of a key.
+    #[inline(always)]
+    pub(crate) fn find(&self, key: u64) -> Option<u64> {
+        let entries = self.entries.load(Ordering::Acquire);
+        if entries.is_null() {
+            return None;
+        }
+        let mask = mask(entries);
+        let mut index = hash(key) & mask;
+        loop {
+            let entry = at(entries, index + 1);
+            match entry.key.load(Ordering::Acquire) {
+                0 => return None,
+                there if there == key => return Some(entry.value.load(Ordering::Relaxed)),
+                _ => index = (index + 1) & mask,
+            }
+        }
+    }
+
+    /// Adds a key that is not there; the caller's lock is held. None where there is no memory.
+    pub(crate) fn insert(&self, key: u64, value: u64) -> Option<()> {
+        let mut entries = self.entries.load(Ordering::Relaxed);
+        let used = self.used.load(Ordering::Relaxed);
+        if entries.is_null() || used * 3 > mask(entries) * 2 {
+            entries = self.grow(entries)?;
+        }
+        put(entries, key, value);
+        self.used.fetch_add(1, Ordering::Relaxed);
+        Some(())
+    }
+
+    #[cold]
+    fn grow(&self, old: *mut Entry) -> Option<*mut Entry> {
+        let count = if old.is_null() { FIRST } else { (mask(old) + 1) * 2 };
+        let entries = kernel::memory(length(count - 1)).ok()?.cast::<Entry>();
+        at(entries, 0).value.store(count as u64 - 1, Ordering::Relaxed);
+        let mut used = 0;
+        if !old.is_null() {
+            for index in 0..=mask(old) {
+                let entry = at(old, index + 1);
+                let key = entry.key.load(Ordering::Relaxed);
+                if key > GONE {
+                    put(entries, key, entry.value.load(Ordering::Relaxed));
+                    used += 1;
+                }
+            }
+        }
+        self.used.store(used, Ordering::Relaxed);
+        self.entries.store(entries, Ordering::Release);
+        if !old.is_null() {
+            // SAFETY: the memory is of `kernel::memory`, and zeros are free entries to who still reads.
+            unsafe { kernel::forget(old.cast(), length(mask(old))) };
+        }
+        Some(entries)
+    }
+
+    /// Takes out all keys of which that is wanted; the caller's lock is held.
+    pub(crate) fn take_out(&self, wanted: impl Fn(u64) -> bool) {
+        let entries = self.entries.load(Ordering::Relaxed);
+        if entries.is_null() {
+            return;
+        }
+        for index in 0..=mask(entries) {
+            let entry = at(entries, index + 1);
+            if wanted(entry.key.load(Ordering::Relaxed)) {
+                entry.key.store(GONE, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Forgets everything, in a child of `fork`, where all memory of ours is zeros.
+    pub(crate) fn reset(&self) {
+        self.entries.store(std::ptr::null_mut(), Ordering::Relaxed);
+        self.used.store(0, Ordering::Relaxed);
+    }
+}
+
+fn put(entries: *mut Entry, key: u64, value: u64) {
+    let mask = mask(entries);
+    let mut index = hash(key) & mask;
+    while at(entries, index + 1).key.load(Ordering::Relaxed) != 0 {
+        index = (index + 1) & mask;
+    }
+    let entry = at(entries, index + 1);
+    entry.value.store(value, Ordering::Relaxed);
+    entry.key.store(key, Ordering::Release);
+}
