@@ -108,6 +108,15 @@ fn about(recording: &Recording) -> Facts {
             fact("every", "each of", Value::Count(recording.every), "")
                 .hidden_if(recording.every == 1),
             fact("lost", "LOST", Value::Count(recording.lost), "").hidden_if(recording.lost == 0),
+            fact("stack_bytes", "stack", Value::Bytes(recording.stack_bytes.into()), "")
+                .for_programs(),
+            fact(
+                "stacks_cut",
+                "stacks cut off",
+                recording.cut.map_or(Value::None, Value::Count),
+                "",
+            )
+            .hidden_if(recording.cut.is_none_or(|cut| cut == 0)),
             fact("page_size", "page", Value::Bytes(recording.page_size.bytes()), "").for_programs(),
         ],
     )
@@ -497,6 +506,12 @@ fn remarks(recording: &Recording) -> Vec<Paragraph> {
                  calls that fill memory at once (MAP_POPULATE, mlock)."
             ));
         }
+    }
+    if let Some(cut) = recording.cut.filter(|cut| cut.saturating_mul(20) > recording.count()) {
+        remarks.push(format!(
+            "The call stacks of {cut} faults end too early: {} bytes of the stack were copied with each. --stack copies more.",
+            recording.stack_bytes
+        ));
     }
     remarks.extend(recording.lacks.iter().map(|lack| format!("Unknown: {lack}.")));
     let paragraph = |text: String| Paragraph {

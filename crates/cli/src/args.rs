@@ -828,6 +828,14 @@ pub(crate) struct Faults {
     /// Time each fault (root only): from where the kernel takes it up to where it has handled it
     #[arg(long)]
     pub(crate) latency: bool,
+    /// Copy so much of the stack with each fault: callers that keep no frame pointers are found as far as that reaches; the
+    /// report says how many stacks were cut off. 64K less 8 at most
+    #[arg(long, value_name = "BYTES", default_value_t = pagewise_trace::faults::STACK, value_parser = clap::value_parser!(u16).range(8..=65528))]
+    pub(crate) stack: u16,
+    /// Follow mremap (root only), so that faults in memory that it moved or made longer a moment ago are known too. It takes
+    /// every system call of the machine some 50 ns
+    #[arg(long)]
+    pub(crate) mremap: bool,
     /// How many rows of each table to show, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "15", value_parser = limit)]
     pub(crate) rows: Limit,

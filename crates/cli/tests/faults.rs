@@ -102,7 +102,8 @@ fn two_functions_in_a_ratio_of_three_to_one_are_told_exactly_by_function_and_lin
         (&["children", "2000", "3"], 3),
     ] {
         let pages: u64 = act[1].parse().unwrap();
-        let told = told(&[], act);
+        // This build reads slowly: what is small stays in the rings while it is kept from it.
+        let told = told(&["--stack", "512"], act);
         assert_eq!(told.output.status.code(), Some(7), "{act:?}");
         assert_eq!(lost(&told.report), 0);
         let anonymous = "minor anonymous".to_owned();
@@ -209,6 +210,63 @@ fn an_access_that_is_refused_is_of_no_known_kind_and_the_signal_is_passed_on() {
     assert_eq!(told.report["recording"]["ending"], "signal 11");
     assert_eq!(told.function("touch_one").0, 101);
     assert_eq!(number(&told.report, "kinds.unknown.faults"), 1);
+}
+
+#[test]
+fn faults_in_memory_that_was_moved_a_moment_ago_are_known_where_mremap_is_followed() {
+    const PAGES: u64 = 300;
+    if !has_tracepoints() {
+        return;
+    }
+    let told = told(&["--mremap"], &["moved", &PAGES.to_string()]);
+    let lacks_it = told.report["remarks"].to_string();
+    assert!(!lacks_it.contains("mremap"), "{lacks_it}");
+    // Nothing is mapped anew in between, so no record tells where it is.
+    assert_eq!(told.function("touch_one"), (PAGES - 1, "minor anonymous".to_owned()));
+    assert_eq!(number(&told.report, "kinds.unknown.faults"), 0);
+}
+
+#[test]
+fn callers_without_frame_pointers_are_found_as_far_as_the_stack_was_copied_and_it_is_said_how_often()
+ {
+    if !has_tracepoints() || cfg!(not(target_arch = "x86_64")) {
+        return;
+    }
+    let folder = folder();
+    // Each call has 2 KiB on the stack between its return address and that of the next.
+    let source = "#include <stdlib.h>\n#include <sys/mman.h>\n\
+                  __attribute__((noinline)) static void touch(volatile char *at) { at[0] = 1; }\n\
+                  __attribute__((noinline)) static void deep(volatile char *at, int left) {\n  volatile char room[2048];\n\
+                  room[left] = 1;\n  if (left) deep(at, left - 1); else touch(at);\n  room[left] = 2;\n}\n\
+                  int main(void) {\n  char *at = mmap(0, 1000 * 4096L, 3, 34, -1, 0);\n  madvise(at, 1000 * 4096L, 15);\n\
+                  for (int i = 0; i < 1000; i++) deep(at + i * 4096L, 5);\n  return 0;\n}\n";
+    fs::write(folder.path().join("deep.c"), source).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-fomit-frame-pointer", "-fno-inline", "-o", "deep", "deep.c"]);
+    assert!(cc.current_dir(folder.path()).status().unwrap().success());
+    let deep = folder.path().join("deep");
+    let told = |options: &[&str]| {
+        told_by(&[env!("CARGO_BIN_EXE_pagewise")], options, &[deep.to_str().unwrap()])
+    };
+    let from_main = |told: &Told| {
+        let rows = told.report["stacks"].as_array().unwrap().iter();
+        let is_it = |row: &&Value| {
+            let frames = row["frames"].as_array().unwrap();
+            let is = |at: usize, name: &str| {
+                frames.get(at).is_some_and(|it| it.as_str().unwrap().starts_with(name))
+            };
+            is(0, "touch") && (1..7).all(|at| is(at, "deep")) && is(7, "main")
+        };
+        rows.filter(is_it).map(|row| number(row, "faults")).sum::<u64>()
+    };
+    let short = told(&[]);
+    assert_eq!(from_main(&short), 0);
+    assert!(number(&short.report, "recording.stacks_cut") >= 1000, "{}", short.report["recording"]);
+    let long = told(&["--stack", "16384"]);
+    assert_eq!(from_main(&long), 1000, "{}", long.report["stacks"]);
+    assert_eq!(number(&long.report, "recording.stack_bytes"), 16384);
+    // Those of the dynamic linker's start may not be whole.
+    assert!(number(&long.report, "recording.stacks_cut") < 200, "{}", long.report["recording"]);
 }
 
 #[test]

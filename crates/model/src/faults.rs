@@ -40,6 +40,13 @@ pub struct Recording {
     pub lost: u64,
     /// How many faults in user mode the kernel counted, recorded or not; none where it could not be asked.
     pub counted: Option<u64>,
+    /// So many bytes of the stack were copied with each fault, to find callers by unwind tables; 0 where only frame pointers
+    /// told of them.
+    #[serde(default)]
+    pub stack_bytes: u32,
+    /// How many faults have call stacks that are known not to be whole; none where that is not known.
+    #[serde(default)]
+    pub cut: Option<u64>,
     /// What the kernel counted for the command and its children that it waited for: minor and major faults. With them are
     /// those that no event tells, of calls that fill memory at once.
     #[serde(with = "plain")]

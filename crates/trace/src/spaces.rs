@@ -124,6 +124,35 @@ impl Spaces {
         space.regions.insert(mapped.start, region);
     }
 
+    /// Takes in that `mremap` made of a mapping, from `old` on, one at `new` with another length. `stays` where the old one is
+    /// not unmapped.
+    pub(crate) fn moved(
+        &mut self,
+        pid: u32,
+        old: u64,
+        old_length: u64,
+        new: u64,
+        length: u64,
+        stays: bool,
+    ) {
+        let Some(space) = self.spaces.get_mut(&pid) else { return };
+        let at = space.regions.range(..=old).next_back().map(|(_, region)| region);
+        let Some(region) = at.filter(|region| old < region.end) else { return };
+        let (Some(end), Some(old_end)) = (new.checked_add(length), old.checked_add(old_length))
+        else {
+            return;
+        };
+        let offset = region.offset.wrapping_add(old - region.start);
+        let made = Region { start: new, end, offset, ..region.clone() };
+        if !stays {
+            cut(&mut space.regions, old, old_end);
+        }
+        if new < end {
+            cut(&mut space.regions, new, end);
+            space.regions.insert(new, made);
+        }
+    }
+
     /// Takes in mappings of a process that no record told of: `mremap` is silent where it makes one longer or moves it. What
     /// is known of other addresses stays.
     pub fn fill(&mut self, root: &ProcRoot, pid: u32) {
@@ -196,6 +225,35 @@ mod tests {
                 prop_assert_eq!(found, expected);
             }
         }
+    }
+
+    #[test]
+    fn what_is_moved_or_grows_keeps_its_file_and_its_place_in_it() {
+        let mut spaces = Spaces::default();
+        let at = |spaces: &Spaces, address| {
+            spaces.find(7, address).map(|it| (it.inode, it.offset + address - it.start))
+        };
+        spaces.note(&mapped(0x1000, 0x3000, 5));
+        spaces.note(&mapped(0x9000, 0x1000, 6));
+        // It grows where it is, up to the next; then its second page is moved away, longer, over the other.
+        spaces.moved(7, 0x1000, 0x3000, 0x1000, 0x5000, false);
+        assert_eq!(at(&spaces, 0x5fff), Some((5, 0x4fff)));
+        spaces.moved(7, 0x2000, 0x1000, 0x8000, 0x3000, false);
+        assert_eq!(
+            [0x1000, 0x2000, 0x3000].map(|it| at(&spaces, it)),
+            [Some((5, 0)), None, Some((5, 0x2000))]
+        );
+        assert_eq!(
+            [0x8000, 0x9000, 0xafff].map(|it| at(&spaces, it)),
+            [0x1000, 0x2000, 0x3fff].map(|it| Some((5, it)))
+        );
+        // It stays where it was too; what is not known is not moved; nothing overflows.
+        spaces.moved(7, 0x1000, 0x1000, 0x20000, 0x1000, true);
+        assert_eq!([0x1000, 0x20000].map(|it| at(&spaces, it)), [Some((5, 0)); 2]);
+        spaces.moved(7, 0x70000, 0x1000, 0x80000, 0x1000, false);
+        spaces.moved(8, 0x1000, 0x1000, 0x80000, 0x1000, false);
+        spaces.moved(7, 0x1000, u64::MAX, u64::MAX - 5, 0x1000, false);
+        assert_eq!([0x80000, u64::MAX - 2].map(|it| at(&spaces, it)), [None; 2]);
     }
 
     #[test]

@@ -181,6 +181,13 @@ impl Unwinder {
         self.cut
     }
 
+    /// Whether nobody calls the code that returns at an address, as the tables of its file say: a thread begins there.
+    pub fn is_outermost(&mut self, spaces: &Spaces, pid: u32, address: u64) -> bool {
+        let place = address.saturating_sub(1);
+        let Some(region) = spaces.find(pid, place) else { return false };
+        self.row(pid, region, place).is_some_and(|(_, row)| row.is_outermost())
+    }
+
     /// Follows a stack to where its thread began, or as far as it can be followed.
     fn follow(
         &mut self,

@@ -50,6 +50,8 @@ fn recording(rows: &[(Kind, u32, u64)]) -> Recording {
         every: 1,
         lost: 0,
         counted: None,
+        stack_bytes: 2048,
+        cut: Some(3),
         usage: Err(Absent::NotCollected("".into())),
         frames: vec![frame("touch", 12), frame("main", 30)],
         stacks: vec![vec![0, 1]],

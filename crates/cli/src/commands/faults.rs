@@ -64,7 +64,8 @@ fn open(path: &Path) -> anyhow::Result<Recording> {
 }
 
 fn request(args: &Faults, target: Target) -> Request {
-    Request { target, every: args.every, latency: args.latency }
+    let Faults { every, latency, stack, mremap, .. } = *args;
+    Request { target, every, latency, stack, mremap }
 }
 
 fn command(args: &Faults) -> anyhow::Result<(Recording, ExitCode)> {

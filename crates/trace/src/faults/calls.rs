@@ -1,9 +1,6 @@
 //! A call stack from two sources: the kernel follows frame pointers to the end, but skips the caller of a function that makes
 //! no frame, such as memset; unwind tables skip nobody, but end where the copy of the stack does.
 
-/// So many bytes of the stack are copied: enough for the functions of the C library, which has no frame pointers.
-pub(super) const COPIED: u16 = 512;
-
 /// Callers by tables, then those that frame pointers tell behind them.
 pub(super) fn join(tables: &[u64], pointers: impl Iterator<Item = u64>, into: &mut Vec<u64>) {
     into.clear();

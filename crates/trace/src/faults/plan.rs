@@ -11,7 +11,7 @@ use pagewise_sys::system;
 use pagewise_sys::tracefs::TraceFs;
 
 use crate::Error;
-use crate::faults::{Request, calls};
+use crate::faults::{Request, moves};
 use crate::session::Wanted;
 use crate::tracepoint::{Field, Tracepoint};
 use crate::unwind::Unwinder;
@@ -31,13 +31,24 @@ const ALLOCATION: &str = "kmem:mm_page_alloc";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// A fault begins.
-    Begin { by_kernel: bool, address: Field, code: Field },
+    Begin {
+        by_kernel: bool,
+        address: Field,
+        code: Field,
+    },
     /// One ends.
-    End { major: bool },
+    End {
+        major: bool,
+    },
     /// A huge page is allocated.
     HugePage,
+    /// Memory is to be moved or made longer or shorter, and it was.
+    Moves(moves::Fields),
+    Moved(moves::Fields),
     /// One ended, and nothing told of its beginning.
-    Whole { major: bool },
+    Whole {
+        major: bool,
+    },
 }
 
 /// Events and what they mean.
@@ -57,8 +68,8 @@ impl Plan {
         let denied = |error| Error::NotWatched { what: USER_BEGIN.to_owned(), error };
         let tracefs = TraceFs::open().map_err(denied)?;
         let mut plan = Plan::empty(Source::Tracepoints);
-        plan.begin(&tracefs, USER_BEGIN, request.every)?;
-        match plan.begin(&tracefs, KERNEL_BEGIN, request.every) {
+        plan.begin(&tracefs, USER_BEGIN, request)?;
+        match plan.begin(&tracefs, KERNEL_BEGIN, request) {
             Ok(()) => {}
             Err(Error::NoSuchEvent { what }) => plan.lacks.push(Absent::NotInThisKernel(
                 format!("{what}: faults in system calls are not told").into(),
@@ -71,6 +82,9 @@ impl Plan {
         let minor = plan.wanted.last_mut().expect("it was just added");
         minor.sampling.mode.exclude_user = !request.latency;
         plan.huge_pages(&tracefs);
+        if request.mremap {
+            plan.moves(&tracefs);
+        }
         Ok(plan)
     }
 
@@ -112,7 +126,7 @@ impl Plan {
         }
     }
 
-    fn begin(&mut self, tracefs: &TraceFs, name: &str, every: u64) -> Result<(), Error> {
+    fn begin(&mut self, tracefs: &TraceFs, name: &str, request: &Request) -> Result<(), Error> {
         let tracepoint = Tracepoint::find_or_fail(tracefs, name)?;
         let field = |field| {
             let no_such = || Error::NoSuchEvent { what: format!("{field} of {name}") };
@@ -121,8 +135,8 @@ impl Plan {
         let by_kernel = name == KERNEL_BEGIN;
         let role =
             Role::Begin { by_kernel, address: field("address")?, code: field("error_code")? };
-        let carries = Carries { raw: true, callers: CALLERS, ..Unwinder::carries(calls::COPIED) };
-        self.add(role, name, tracepoint.event(), every, carries);
+        let carries = Carries { raw: true, callers: CALLERS, ..Unwinder::carries(request.stack) };
+        self.add(role, name, tracepoint.event(), request.every, carries);
         Ok(())
     }
 
@@ -145,6 +159,22 @@ impl Plan {
                 format!("{ALLOCATION}: faults that made a huge page are among minor anonymous")
                     .into(),
             )),
+        }
+    }
+
+    /// What `mremap` was asked for, and what it did.
+    fn moves(&mut self, tracefs: &TraceFs) {
+        let raw = Carries { raw: true, ..Carries::default() };
+        let found = moves::Fields::find(tracefs);
+        let (fields, enter, exit) = match found {
+            Ok(found) => found,
+            Err(absent) => return self.lacks.push(absent),
+        };
+        for (role, (tracepoint, filter)) in
+            [(Role::Moves(fields), enter), (Role::Moved(fields), exit)]
+        {
+            self.add(role, &tracepoint.name, tracepoint.event(), 1, raw);
+            self.filters.extend(filter.map(|filter| (self.roles.len() - 1, filter)));
         }
     }
 

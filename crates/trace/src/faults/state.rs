@@ -14,6 +14,7 @@ use pagewise_proc::ProcRoot;
 use crate::faults::calls::join;
 use crate::faults::kinds::{ErrorCode, Facts, kind};
 use crate::faults::mappings::Mappings;
+use crate::faults::moves::Moves;
 use crate::faults::plan::Role;
 use crate::faults::time_line::Times;
 use crate::record::{Record, Sample};
@@ -79,6 +80,9 @@ pub(super) struct State {
     /// Room for a call stack.
     calls: Vec<u64>,
     mappings: Mappings,
+    moves: Moves,
+    /// Faults whose call stacks end too early.
+    cut: u64,
     pending: HashMap<u32, Pending>,
     threads: Vec<Thread>,
     /// The places of those that live.
@@ -118,6 +122,8 @@ impl State {
             unwinder: Unwinder::default(),
             calls: Vec::new(),
             mappings: Mappings::new(),
+            moves: Moves::default(),
+            cut: 0,
             pending: HashMap::new(),
             threads: Vec::new(),
             living: HashMap::new(),
@@ -138,6 +144,11 @@ impl State {
 
     pub(super) fn begin_ns(&self) -> u64 {
         self.begin
+    }
+
+    /// Faults whose call stacks are known not to be whole.
+    pub(super) fn cut(&self) -> u64 {
+        self.cut
     }
 
     /// Faults in user mode that began, as they were told.
@@ -178,6 +189,7 @@ impl State {
             }
             Record::Ended { tid, .. } => {
                 self.end(*tid, None);
+                self.moves.forget(*tid);
                 self.living.remove(tid);
             }
             _ => {}
@@ -210,6 +222,8 @@ impl State {
                     pending.is_huge |= ip.is_some() && pending.user_ip == ip;
                 }
             }
+            Some(Role::Moves(fields)) => self.moves.ask(fields, sample),
+            Some(Role::Moved(fields)) => self.moves.answer(fields, sample, &mut self.spaces),
             Some(Role::Whole { major }) => self.whole(sample, *major),
             None => {}
         }
@@ -251,7 +265,12 @@ impl State {
         if by_kernel && !from.is_some_and(is_mapped) {
             return stacks.number(spaces, sample.pid, std::iter::empty());
         }
+        let known = unwinder.cut();
         join(unwinder.unwind(spaces, sample), sample.callers(), calls);
+        // Frame pointers may lead on to the end.
+        let is_whole = unwinder.cut() == known
+            || calls.last().is_some_and(|last| unwinder.is_outermost(spaces, sample.pid, *last));
+        self.cut += if is_whole { 0 } else { self.every };
         stacks.number(spaces, sample.pid, calls.iter().copied())
     }
 

@@ -1,0 +1,106 @@
+//! Memory that `mremap` moves or makes longer: no record of a mapping tells of it, the tracepoints of the system call do.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+
+use pagewise_model::Absent;
+use pagewise_sys::system;
+use pagewise_sys::tracefs::TraceFs;
+
+use crate::record::Sample;
+use crate::spaces::Spaces;
+use crate::tracepoint::{Field, Tracepoint};
+
+/// `MREMAP_DONTUNMAP`: what was there stays mapped, and is empty.
+const DONT_UNMAP: u64 = 4;
+
+/// Where the tracepoints have what a call was passed, and what it returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fields {
+    arguments: [Argument; 4],
+    result: Field,
+}
+
+/// An argument: a field of its own, or one of several words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Argument {
+    Field(Field),
+    Word(Field, usize),
+}
+
+impl Argument {
+    fn read(self, raw: &[u8]) -> Option<u64> {
+        match self {
+            Argument::Field(field) => field.read(raw),
+            Argument::Word(field, at) => field.read_word(at, raw),
+        }
+    }
+}
+
+/// A tracepoint, and what it is to be told of only.
+type Chosen = (Tracepoint, Option<CString>);
+
+impl Fields {
+    /// The tracepoints of the call itself; else those of all calls, filtered.
+    pub(super) fn find(tracefs: &TraceFs) -> Result<(Fields, Chosen, Chosen), Absent> {
+        let own = ["enter", "exit"]
+            .map(|end| Tracepoint::find(tracefs, &format!("syscalls:sys_{end}_mremap")));
+        if let [Ok(enter), Ok(exit)] = own
+            && let Some(fields) = Fields::of_its_own(&enter, &exit)
+        {
+            return Ok((fields, (enter, None), (exit, None)));
+        }
+        let [enter, exit] = ["enter", "exit"]
+            .map(|end| Tracepoint::find(tracefs, &format!("raw_syscalls:sys_{end}")));
+        let (enter, exit) = (enter?, exit?);
+        let without = || {
+            Absent::NotInThisKernel("tracepoints of system calls: mremap is not followed".into())
+        };
+        let arguments = enter.field("args").ok_or_else(without)?;
+        let result = exit.field("ret").ok_or_else(without)?;
+        let arguments = [0, 1, 2, 3].map(|at| Argument::Word(arguments, at));
+        let filter = CString::new(format!("id == {}", libc::SYS_mremap)).ok();
+        Ok((Fields { arguments, result }, (enter, filter.clone()), (exit, filter)))
+    }
+
+    fn of_its_own(enter: &Tracepoint, exit: &Tracepoint) -> Option<Fields> {
+        let field = |name| enter.field(name).map(Argument::Field);
+        let arguments = [field("addr")?, field("old_len")?, field("new_len")?, field("flags")?];
+        Some(Fields { arguments, result: exit.field("ret")? })
+    }
+}
+
+/// What threads are moving.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    asked: HashMap<u32, [u64; 4]>,
+}
+
+impl Moves {
+    /// A thread asks for it.
+    pub(super) fn ask(&mut self, fields: &Fields, sample: &Sample<'_>) {
+        let read = |argument: Argument| argument.read(sample.raw);
+        let [Some(old), Some(old_length), Some(length), Some(flags)] = fields.arguments.map(read)
+        else {
+            return;
+        };
+        self.asked.insert(sample.tid, [old, old_length, length, flags]);
+    }
+
+    /// It was done, or refused.
+    pub(super) fn answer(&mut self, fields: &Fields, sample: &Sample<'_>, spaces: &mut Spaces) {
+        let Some([old, old_length, length, flags]) = self.asked.remove(&sample.tid) else { return };
+        let Some(new) = fields.result.read(sample.raw).filter(|it| it.cast_signed() > 0) else {
+            return;
+        };
+        let page = system::page_size();
+        let [old_length, length] = [old_length, length].map(|it| it.checked_next_multiple_of(page));
+        let (Some(old_length), Some(length)) = (old_length, length) else { return };
+        spaces.moved(sample.pid, old, old_length, new, length, flags & DONT_UNMAP != 0);
+    }
+
+    /// A thread has ended.
+    pub(super) fn forget(&mut self, tid: u32) {
+        self.asked.remove(&tid);
+    }
+}
