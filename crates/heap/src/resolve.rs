@@ -1,6 +1,9 @@
 //! Recordings with functions and lines: addresses are looked up in the files that they were in.
 
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::ops::Range;
+use std::rc::Rc;
 
 use pagewise_heaplog::reader::Cut;
 use pagewise_heaplog::recording::{self as raw, ROOT, Recording};
@@ -80,8 +83,8 @@ pub fn resolve(
         ending: recording.end.map_or(Ending::CutOff, |end| ending(end.how)),
         totals,
         peak_at_ns: peak_at_ns.ok_or_else(|| lack("when most was live")),
-        frames: frames.all,
-        stacks: stacks.all,
+        frames: frames.finish(),
+        stacks: stacks.finish(),
         moments: recording.moments.iter().map(|it| moment(it, &numbers.of_sites)).collect(),
         sites,
         sizes: counts.sizes.clone(),
@@ -104,19 +107,46 @@ fn seconds(nanos: u64) -> f64 {
 /// The frames of each place.
 #[derive(Debug, Default)]
 struct Frames {
-    all: Vec<Frame>,
-    numbers: HashMap<Frame, u32>,
-    /// Numbers of frames, the innermost inlined one first.
-    of_places: Vec<Box<[u32]>>,
+    all: Vec<Rc<Frame>>,
+    numbers: HashMap<Alike, u32>,
+    /// Numbers of frames, the innermost inlined one first, and where those of each place are.
+    flat: Vec<u32>,
+    of_places: Vec<Range<u32>>,
     /// Whether a place is in the recorder.
     is_recorder: Vec<bool>,
 }
+
+/// A frame as people know it: of a function that is known, and maybe its line, the address says no more.
+#[derive(Debug)]
+struct Alike(Rc<Frame>);
+
+impl Alike {
+    fn key(&self) -> impl Hash + Eq + '_ {
+        let Frame { function, module, offset, line, inlined } = &*self.0;
+        let offset = if function.is_some() { 0 } else { *offset };
+        (function, module, offset, line, *inlined)
+    }
+}
+
+impl Hash for Alike {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+impl PartialEq for Alike {
+    fn eq(&self, other: &Alike) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Alike {}
 
 impl Frames {
     fn of(recording: &Recording, symbols: &mut FileSymbols, lacks: &mut Vec<Absent>) -> Frames {
         let Recording { modules, places, .. } = recording;
         let mut frames = Frames {
-            of_places: vec![Box::default(); places.len()],
+            of_places: vec![0..0; places.len()],
             is_recorder: vec![false; places.len()],
             ..Frames::default()
         };
@@ -125,14 +155,14 @@ impl Frames {
             match place.module.and_then(|module| by_module.get_mut(module as usize)) {
                 Some(places) => places.push(at),
                 None => {
-                    let number = frames.number(Frame {
+                    let frame = Frame {
                         function: None,
                         module: None,
                         offset: place.address,
                         line: None,
                         inlined: false,
-                    });
-                    frames.of_places[at] = Box::new([number]);
+                    };
+                    frames.keep(at, vec![frame]);
                 }
             }
         }
@@ -155,8 +185,7 @@ impl Frames {
                 why.filter(|_| !is_recorder && is_file(&module.path)).map(|why| (why, name)),
             );
             for (at, found) in asked.iter().zip(found) {
-                frames.of_places[*at] =
-                    found.into_iter().map(|frame| frames.number(frame)).collect();
+                frames.keep(*at, found);
                 frames.is_recorder[*at] = is_recorder;
             }
         }
@@ -170,15 +199,35 @@ impl Frames {
         frames
     }
 
-    /// What looks alike has one number: of a function that is known, and maybe its line, the address says no more.
+    fn keep(&mut self, place: usize, found: Vec<Frame>) {
+        // Inlined functions of all places together are fewer than 2^32: each takes more than a byte of a file.
+        let end = |flat: &Vec<u32>| u32::try_from(flat.len()).unwrap_or(u32::MAX);
+        let start = end(&self.flat);
+        for frame in found {
+            let number = self.number(frame);
+            self.flat.push(number);
+        }
+        self.of_places[place] = start..end(&self.flat);
+    }
+
+    /// What looks alike has one number.
     fn number(&mut self, frame: Frame) -> u32 {
-        let offset = if frame.function.is_some() { 0 } else { frame.offset };
+        let frame = Rc::new(frame);
         let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        let key = Frame { offset, ..frame.clone() };
-        *self.numbers.entry(key).or_insert_with(|| {
+        *self.numbers.entry(Alike(Rc::clone(&frame))).or_insert_with(|| {
             self.all.push(frame);
             next
         })
+    }
+
+    fn of_place(&self, place: usize) -> &[u32] {
+        let range = self.of_places.get(place).cloned().unwrap_or_default();
+        self.flat.get(range.start as usize..range.end as usize).unwrap_or_default()
+    }
+
+    fn finish(self) -> Vec<Frame> {
+        drop(self.numbers);
+        self.all.into_iter().map(Rc::unwrap_or_clone).collect()
     }
 }
 
@@ -190,8 +239,8 @@ fn is_file(path: &[u8]) -> bool {
 /// Call stacks, each with a number.
 #[derive(Debug, Default)]
 struct Stacks {
-    all: Vec<Vec<u32>>,
-    numbers: HashMap<Vec<u32>, u32>,
+    all: Vec<Rc<Vec<u32>>>,
+    numbers: HashMap<Rc<Vec<u32>>, u32>,
     calls: usize,
     is_full: bool,
 }
@@ -209,9 +258,16 @@ impl Stacks {
         // Of fewer stacks than there are sites, of which there are less than 2^32.
         let number = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         self.calls += stack.len();
-        self.all.push(stack.clone());
+        stack.shrink_to_fit();
+        let stack = Rc::new(stack);
+        self.all.push(Rc::clone(&stack));
         self.numbers.insert(stack, number);
         number
+    }
+
+    fn finish(self) -> Vec<Vec<u32>> {
+        drop(self.numbers);
+        self.all.into_iter().map(Rc::unwrap_or_clone).collect()
     }
 }
 
@@ -253,7 +309,7 @@ fn stack(recording: &Recording, frames: &Frames, node: u32) -> Vec<u32> {
         let place = node.place as usize;
         is_program |= !frames.is_recorder.get(place).copied().unwrap_or(false);
         if is_program {
-            stack.extend(frames.of_places.get(place).into_iter().flatten().copied());
+            stack.extend(frames.of_place(place));
         }
         // A parent comes before its children: no chain of calls is a circle.
         if node.parent != ROOT && node.parent >= at {

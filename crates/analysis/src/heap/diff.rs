@@ -1,6 +1,6 @@
 //! What changed from one recording to another: by call stack, known by its functions, so that it works across builds.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
 
 use pagewise_model::Name;
@@ -179,22 +179,18 @@ fn summary(
     rows: &[(Key, Pair)],
     functions: &Functions,
 ) -> Paragraph {
-    let word = |before: u64, after: u64| match after.cmp(&before) {
-        std::cmp::Ordering::Greater => " more",
-        std::cmp::Ordering::Less => " less",
-        std::cmp::Ordering::Equal => " more or less",
+    let changed = |before: u64, after: u64| match after.cmp(&before) {
+        Ordering::Equal => [text("as much as before"), text("")],
+        Ordering::Greater => [Value::Bytes(after - before), text(" more")],
+        Ordering::Less => [Value::Bytes(before - after), text(" less")],
     };
     let peak = |it: &Recording| it.totals.peak.bytes;
     let leaked = |it: &Recording| it.totals.leaked.bytes;
-    let mut pieces = vec![
-        text("At the peak "),
-        Value::Bytes(peak(after).abs_diff(peak(before))),
-        text(word(peak(before), peak(after))),
-        text(" were live, and at the end "),
-        Value::Bytes(leaked(after).abs_diff(leaked(before))),
-        text(word(leaked(before), leaked(after))),
-        text(" had not been freed."),
-    ];
+    let mut pieces = vec![text("Live at the peak: ")];
+    pieces.extend(changed(peak(before), peak(after)));
+    pieces.push(text(". Not freed at the end: "));
+    pieces.extend(changed(leaked(before), leaked(after)));
+    pieces.push(text("."));
     let grown = rows.iter().max_by_key(|(_, pair)| change(Changed::Peak, pair));
     if let Some((key, pair)) = grown.filter(|(_, pair)| change(Changed::Peak, pair) > 0) {
         pieces.extend([

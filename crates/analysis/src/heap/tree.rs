@@ -32,6 +32,7 @@ enum Call {
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
+    parent: u32,
     call: Call,
     sum: Amount,
 }
@@ -41,7 +42,9 @@ pub(super) struct Tree<'a> {
     sites: &'a Sites<'a>,
     /// The root first; a parent before its children.
     nodes: Vec<Node>,
-    children: Vec<Vec<u32>>,
+    /// All but the root by parent, the largest first, and where those of each parent begin.
+    order: Vec<u32>,
+    starts: Vec<u32>,
     /// What of the root is at call stacks that are not known.
     others: Amount,
 }
@@ -54,7 +57,7 @@ impl<'a> Tree<'a> {
         others: Amount,
         direction: Direction,
     ) -> Tree<'a> {
-        let root = Node { call: Call::Unknown, sum: others };
+        let root = Node { parent: 0, call: Call::Unknown, sum: others };
         let mut nodes = vec![root];
         let mut known: HashMap<(u32, Call), u32> = HashMap::new();
         let mut calls = Vec::new();
@@ -79,23 +82,30 @@ impl<'a> Tree<'a> {
                 // There are fewer calls than 2^32 in all stacks together.
                 let next = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
                 parent = *known.entry((parent, *call)).or_insert_with(|| {
-                    nodes.push(Node { call: *call, sum: Amount::default() });
+                    nodes.push(Node { parent, call: *call, sum: Amount::default() });
                     next
                 });
                 plus(&mut nodes[parent as usize].sum, amount);
             }
         }
-        let mut children = vec![Vec::new(); nodes.len()];
-        for ((parent, _), node) in known {
-            children[parent as usize].push(node);
+        drop(known);
+        let mut order: Vec<u32> = (1..).take(nodes.len() - 1).collect();
+        order.sort_unstable_by_key(|at| {
+            let Node { parent, call, sum } = nodes[*at as usize];
+            (parent, Reverse((sum.bytes, sum.blocks)), call)
+        });
+        let mut starts = vec![0; nodes.len() + 1];
+        nodes[1..].iter().for_each(|node| starts[node.parent as usize + 1] += 1);
+        for at in 1..starts.len() {
+            starts[at] += starts[at - 1];
         }
-        for list in &mut children {
-            list.sort_by_key(|at| {
-                let Node { call, sum } = nodes[*at as usize];
-                (Reverse((sum.bytes, sum.blocks)), call)
-            });
-        }
-        Tree { sites, nodes, children, others }
+        Tree { sites, nodes, order, starts, others }
+    }
+
+    /// The children of a node, the largest first.
+    fn children(&self, node: u32) -> &[u32] {
+        let [start, end] = [0, 1].map(|next| self.starts[node as usize + next] as usize);
+        &self.order[start..end]
     }
 
     fn all(&self) -> u64 {
@@ -104,7 +114,7 @@ impl<'a> Tree<'a> {
 
     /// The children of a node that are large enough, and how many others there are, with what they have together.
     fn branches(&self, node: u32, threshold: f64) -> (&[u32], usize, Amount) {
-        let children = &self.children[node as usize];
+        let children = self.children(node);
         let least = super::real(self.all()) * threshold;
         let is_large = |at: &u32| super::real(self.nodes[*at as usize].sum.bytes) >= least;
         let (large, small) = children.split_at(children.partition_point(is_large));
@@ -130,7 +140,7 @@ impl<'a> Tree<'a> {
     }
 
     fn object(&self, at: u32, depth: usize, threshold: f64) -> Value {
-        let Node { call, sum } = self.nodes[at as usize];
+        let Node { call, sum, .. } = self.nodes[at as usize];
         let mut members = Vec::new();
         if at != 0 {
             members.extend(self.who(call));
@@ -210,7 +220,7 @@ impl<'a> Tree<'a> {
             return;
         }
         for child in large {
-            let Node { call, sum } = self.nodes[*child as usize];
+            let Node { call, sum, .. } = self.nodes[*child as usize];
             // A lone caller has its callee's numbers, and stands below it.
             let is_same = depth > 0 && sum == here;
             let is_alone = depth > 0 && large.len() == 1;
