@@ -263,7 +263,7 @@ fn totals(recording: &Recording) -> Facts {
     let error = |pick: fn(&(f64, f64)) -> f64| {
         errors.as_ref().map_or(Value::None, |it| Value::Bytes(within(pick(it))))
     };
-    let is_exact = errors.is_none();
+    let is_exact = recording.every_bytes.is_none();
     let facts = vec![
         meant("allocations", "ALLOCATIONS", Value::Count(totals.allocated.blocks)),
         meant("frees", "FREES", Value::Count(totals.freed.blocks)),

@@ -384,6 +384,8 @@ fn catch_up(
     sites: &mut [Site],
 ) {
     let Some(last) = recording.moments.last() else { return };
+    // How far these are off was not taken down with them.
+    totals.errors = None;
     totals.allocated = amount(last.allocated);
     totals.leaked = amount(last.live);
     totals.freed = Amount {
