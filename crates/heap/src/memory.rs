@@ -41,7 +41,8 @@ fn resident(root: &ProcRoot, pid: Pid, tables: &Tables) -> Option<Resident> {
 fn held(mappings: &[Mapping], mapped: u64) -> u64 {
     let heap = mappings.iter().filter(|mapping| mapping.name == Name::new(b"[heap]"));
     let heap: u64 = heap.map(|mapping| mapping.range.len().0).sum();
-    heap + arenas(mappings) + mapped
+    // Counted in the program, by threads that may be at it now.
+    heap.saturating_add(arenas(mappings)).saturating_add(mapped)
 }
 
 /// HEAP_MAX_SIZE of glibc on machines of 64 bits: an arena's heap starts at a multiple and reserves as much.

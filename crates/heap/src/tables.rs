@@ -325,7 +325,8 @@ impl Tables {
         }
         trim(&mut counts.sizes);
         trim(&mut counts.lifetimes);
-        let mapped = self.head(header::MAPPED)?;
+        // It may be below zero for a moment.
+        let mapped = self.head(header::MAPPED)?.cast_signed().max(0).cast_unsigned();
         let live = sums.iter().map(|sum| settled(sum.at_moment)).collect();
         Ok(State { counts, live, peak, mapped })
     }

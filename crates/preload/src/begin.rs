@@ -207,7 +207,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     let alive = ALIVE.load(Ordering::Relaxed);
     // SAFETY: the word is in memory that is never unmapped.
     unsafe { &*alive }.store(1, Ordering::Relaxed);
-    let mut targets = enter::every();
+    let mut targets = enter::every(is_glibc && every == 0);
     if every != 0 {
         targets[Function::Malloc as usize] = enter::sampled_malloc as *mut ();
         if !real::may_be_boot() {

@@ -94,11 +94,16 @@ pub(crate) fn aim(targets: [*mut (); FUNCTIONS]) {
     }
 }
 
-/// Where functions go on when every call is recorded.
-pub(crate) fn every() -> [*mut (); FUNCTIONS] {
+/// Where functions go on when every call is recorded; `usual` where the allocator is the C library's.
+pub(crate) fn every(usual: bool) -> [*mut (); FUNCTIONS] {
+    let (malloc, free) = if usual {
+        (usual_malloc as *mut (), hooks::free::<true> as *mut ())
+    } else {
+        (every_malloc as *mut (), hooks::free::<false> as *mut ())
+    };
     [
-        every_malloc as *mut (),
-        hooks::free as *mut (),
+        malloc,
+        free,
         two::<{ hooks::CALLOC }> as *mut (),
         two::<{ hooks::REALLOC }> as *mut (),
         two::<{ hooks::MEMALIGN }> as *mut (),
@@ -151,8 +156,13 @@ exported! {
 }
 
 #[unsafe(naked)]
+unsafe extern "C" fn usual_malloc() {
+    naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym hooks::malloc::<true>)
+}
+
+#[unsafe(naked)]
 unsafe extern "C" fn every_malloc() {
-    naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym hooks::malloc)
+    naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym hooks::malloc::<false>)
 }
 
 /// A function of one argument.
@@ -201,6 +211,6 @@ pub(crate) unsafe extern "C" fn sampled_free() {
         "jmp qword ptr [rip + {real}]",
         "2:",
         "jmp {hook}",
-        filter = sym sampling::FILTER, real = sym crate::real::FREE, hook = sym hooks::free,
+        filter = sym sampling::FILTER, real = sym crate::real::FREE, hook = sym hooks::free::<false>,
     )
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use pagewise_heaplog::tables::header;
 
 use crate::begin;
-use crate::live;
 use crate::real;
 use crate::sampling;
 use crate::shared::head;
@@ -29,42 +28,54 @@ pub(crate) fn at(stack: u64, frame: u64) -> At {
     At { code: unsafe { back.read_volatile() }, stack: stack + 8, frame }
 }
 
+// Hooks are made twice. With `USUAL` every call is recorded and the allocator is the C library's; without, both is asked.
+
 #[inline(always)]
-fn note(block: *mut c_void, size: usize, stack: u64, frame: u64) {
+fn note<const USUAL: bool>(block: *mut c_void, size: usize, stack: u64, frame: u64) {
     if block.is_null() {
         return;
     }
     if let Some(entered) = threads::enter() {
-        record(entered.thread(), block, size, stack, frame);
+        record::<USUAL>(entered.thread(), block, size, stack, frame);
         threads::leave(entered);
     }
 }
 
 #[inline(always)]
-fn record(thread: &Thread, block: *mut c_void, size: usize, stack: u64, frame: u64) {
-    if sampling::is_on() {
+fn record<const USUAL: bool>(
+    thread: &Thread,
+    block: *mut c_void,
+    size: usize,
+    stack: u64,
+    frame: u64,
+) {
+    if !USUAL && sampling::is_on() {
         sampling::allocated(thread, block.addr() as u64, size as u64, at(stack, frame));
     } else {
-        thread.allocated(block.addr() as u64, size as u64, at(stack, frame));
+        thread.allocated::<USUAL>(block.addr() as u64, size as u64, at(stack, frame));
     }
 }
 
-pub(crate) unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
-    let size = begin::size(size);
+pub(crate) unsafe extern "C" fn malloc<const USUAL: bool>(
+    size: usize,
+    stack: u64,
+    frame: u64,
+) -> *mut c_void {
+    let size = if USUAL { size } else { begin::size(size) };
     let block = real::malloc(size);
-    note(block, size, stack, frame);
+    note::<USUAL>(block, size, stack, frame);
     block
 }
 
-pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
+pub(crate) unsafe extern "C" fn free<const USUAL: bool>(block: *mut c_void) {
     if block.is_null() {
         return;
     }
     if let Some(entered) = threads::enter() {
         let thread = entered.thread();
         let address = block.addr() as u64;
-        match thread.take(address) {
-            Some(known) => thread.freed(address, known),
+        match thread.take::<USUAL>(address) {
+            Some(known) => thread.freed::<USUAL>(address, known),
             None => unknown(),
         }
         threads::leave(entered);
@@ -93,7 +104,7 @@ pub(crate) unsafe extern "C" fn one(
         VALLOC => real::valloc(size),
         _ => real::pvalloc(size),
     };
-    note(block, size, stack, frame);
+    note::<false>(block, size, stack, frame);
     block
 }
 
@@ -115,7 +126,7 @@ pub(crate) unsafe extern "C" fn two(
         MEMALIGN => (real::memalign(first, begin::size(second)), second),
         _ => (real::aligned_alloc(first, begin::size(second)), second),
     };
-    note(block, size, stack, frame);
+    note::<false>(block, size, stack, frame);
     block
 }
 
@@ -130,7 +141,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
     if result == 0 {
         // SAFETY: the call has succeeded, so the pointer was written.
         let block = unsafe { to.read() };
-        note(block, size, stack, frame);
+        note::<false>(block, size, stack, frame);
     }
     result
 }
@@ -139,7 +150,7 @@ fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void
     if old.is_null() {
         let size = begin::size(size);
         let block = real::realloc(old, size);
-        note(block, size, stack, frame);
+        note::<false>(block, size, stack, frame);
         return block;
     }
     if real::may_be_boot() && real::is_boot(old) {
@@ -148,7 +159,7 @@ fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void
     let address = old.addr() as u64;
     // The block may be another's before the call returns: it is taken out before.
     let known = threads::enter().and_then(|entered| {
-        let known = entered.thread().take(address);
+        let known = entered.thread().take::<false>(address);
         threads::leave(entered);
         known
     });
@@ -158,15 +169,15 @@ fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void
     if new.is_null() && size != 0 {
         // The old block is as it was.
         if let Some(block) = known {
-            live::put(address, block, begin::room(address));
+            thread.put_back(address, block);
         }
     } else {
         match known {
-            Some(block) => thread.freed(address, block),
+            Some(block) => thread.freed::<false>(address, block),
             None => unknown(),
         }
         if !new.is_null() {
-            record(thread, new, size, stack, frame);
+            record::<false>(thread, new, size, stack, frame);
         }
     }
     threads::leave(entered);

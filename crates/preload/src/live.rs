@@ -51,6 +51,12 @@ pub(crate) fn begin(is_glibc: bool) -> Option<()> {
     Some(())
 }
 
+/// Whether cells are of 4 bytes.
+#[inline(always)]
+fn is_glibc() -> bool {
+    IS_GLIBC.load(Relaxed) != 0
+}
+
 /// Forgets everything, in a child of `fork`.
 pub(crate) fn reset() {
     LOCK.reset();
@@ -66,10 +72,8 @@ fn leaf(address: u64) -> Option<&'static AtomicPtr<u8>> {
     if address >> SPACE != 0 {
         return None;
     }
+    // It is there before anything is recorded, and in a child of `fork` nobody comes here.
     let root = ROOT.load(Relaxed);
-    if root.is_null() {
-        return None;
-    }
     let place = root.wrapping_add((address >> LEAF) as usize);
     // SAFETY: the table has an entry for each value of these bits, and is never unmapped.
     Some(unsafe { &*place })
@@ -110,7 +114,7 @@ fn new_leaf(entry: &AtomicPtr<u8>) -> Option<*mut u8> {
 
 /// Notes a block; `room` is what the allocator gave it. False where that is not possible.
 #[inline(always)]
-pub(crate) fn put(address: u64, block: Block, room: u64) -> bool {
+pub(crate) fn put<const USUAL: bool>(address: u64, block: Block, room: u64) -> bool {
     let Some(entry) = leaf(address) else { return false };
     let mut leaf = entry.load(Relaxed);
     if leaf.is_null() {
@@ -119,7 +123,7 @@ pub(crate) fn put(address: u64, block: Block, room: u64) -> bool {
             None => return false,
         }
     }
-    if IS_GLIBC.load(Relaxed) == 1 {
+    if USUAL || is_glibc() {
         let slack = room.wrapping_sub(block.size);
         let low = if slack < u64::from(SLACK) {
             slack as u32
@@ -141,12 +145,12 @@ pub(crate) fn put(address: u64, block: Block, room: u64) -> bool {
 
 /// Takes a block out of the map; none where it is not known. `room` is asked for where the size depends on it.
 #[inline(always)]
-pub(crate) fn take(address: u64, room: impl FnOnce() -> u64) -> Option<Block> {
+pub(crate) fn take<const USUAL: bool>(address: u64, room: impl FnOnce() -> u64) -> Option<Block> {
     let leaf = leaf(address)?.load(Relaxed);
     if leaf.is_null() {
         return None;
     }
-    if IS_GLIBC.load(Relaxed) == 1 {
+    if USUAL || is_glibc() {
         let cell = narrow(leaf, address);
         let value = cell.load(Relaxed);
         let site = (value >> SITE_SHIFT).checked_sub(1)?;

@@ -157,7 +157,11 @@ type Two = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 
 #[inline(always)]
 pub(crate) fn malloc(size: usize) -> *mut c_void {
-    call!(Function::Malloc, One, size)
+    let function = MALLOC.load(Relaxed);
+    // SAFETY: the symbol of this name has this type; nothing comes here before it is found.
+    let function = unsafe { std::mem::transmute::<*mut c_void, One>(function) };
+    // SAFETY: the program called it with this argument.
+    unsafe { function(size) }
 }
 
 #[inline(always)]

@@ -117,6 +117,11 @@ fn weight(size: u64) -> Weight {
     }
 }
 
+/// How many bytes of a mapping those of a block of `size` bytes stand for.
+pub(crate) fn scaled(bytes: u64, size: u64) -> u64 {
+    bytes.saturating_mul(weight(size).blocks)
+}
+
 fn take(thread: &Thread, address: u64, size: u64, at: At) {
     let Some((site, record)) = thread.site(at) else { return };
     let weight = weight(size);
@@ -126,9 +131,12 @@ fn take(thread: &Thread, address: u64, size: u64, at: At) {
     vary(record, record::VARIANCE, weight.variance);
     vary(record, record::LIVE_VARIANCE, weight.variance);
     thread.count_size(size, weight.blocks);
-    thread.set_last(address);
-    if live::put(address, Block { site, size, timed: false }, begin::room(address)) {
+    thread.set_last(address, own::<{ Own::Left as usize }>());
+    if live::put::<false>(address, Block { site, size, timed: false }, begin::room(address)) {
         let _ = filter(address).fetch_update(Relaxed, Relaxed, |count| count.checked_add(1));
+    }
+    if size >= threads::LARGE {
+        threads::count_mapped(address, size, false);
     }
     peak::more(thread, weight.bytes);
 }
@@ -146,7 +154,8 @@ pub(crate) fn freed(thread: &Thread, address: u64, block: Block) {
     record.add(record::FREES, weight.blocks);
     record.add(record::FREED, weight.bytes);
     vary(record, record::LIVE_VARIANCE, -weight.variance);
-    if thread.is_last(address) {
+    // Whatever was allocated since was counted down.
+    if thread.is_last(address, own::<{ Own::Left as usize }>()) {
         record.add(record::TEMPORARY, weight.blocks);
     }
 }

@@ -115,17 +115,6 @@ impl Memo {
         Some(node)
     }
 
-    /// Makes the words a multiple of four, by comparing the last one again.
-    fn fill(&self) {
-        let mut count = usize::from(self.words.get());
-        while !count.is_multiple_of(4) && count < WORDS {
-            self.offsets[count].set(self.offsets[count - 1].get());
-            self.values[count].set(self.values[count - 1].get());
-            count += 1;
-        }
-        self.words.set(count as u8);
-    }
-
     /// The site that was found for it, and the thread's record of that.
     #[inline(always)]
     pub(crate) fn record(&self) -> Option<(u32, Record)> {
@@ -167,17 +156,7 @@ impl Memo {
         self.saved.set(UNSAVED);
     }
 
-    /// Has a word compared from now on.
-    fn compare(&self, address: u64, value: u64) -> Option<()> {
-        let count = usize::from(self.words.get());
-        let offset = self.offset(address)?;
-        self.offsets.get(count)?.set(offset);
-        self.values[count].set(value);
-        self.words.set(u8::try_from(count + 1).ok()?);
-        self.reach.set(self.reach.get().max(offset + 1));
-        Some(())
-    }
-
+    #[inline(always)]
     fn offset(&self, address: u64) -> Option<u16> {
         let words = address.checked_sub(self.stack.get())? / 8;
         u16::try_from(words).ok().filter(|&words| words < UNSAVED - 1)
@@ -348,14 +327,7 @@ impl Stacks {
         }
         let memo = &self.memos[index];
         memo.clear(at);
-        if walk(memo, at, end).is_none() {
-            // Something in it cannot be followed: this is where the stack ends.
-            memo.outer_code.set(0);
-            memo.is_cut.set(true);
-        }
-        memo.fill();
-        let places = &memo.places[..usize::from(memo.frames.get())];
-        memo.calls.set(places.iter().fold(1, |calls, place| tree::mix(calls, place.get().into())));
+        walk(memo, at, end);
         index
     }
 
@@ -398,94 +370,147 @@ impl Stacks {
     }
 }
 
-/// Follows frames from `at` on and has `memo` remember them; none where the last frame cannot be left.
-fn walk(memo: &Memo, at: At, end: u64) -> Option<()> {
+/// What is followed, to be remembered by a memo.
+struct Walk<'a> {
+    memo: &'a Memo,
+    words: usize,
+    frames: usize,
+    calls: u64,
+}
+
+impl Walk<'_> {
+    /// Has a word compared from now on.
+    #[inline(always)]
+    fn compare(&mut self, address: u64, value: u64) -> Option<()> {
+        let offset = self.memo.offset(address)?;
+        self.memo.offsets.get(self.words)?.set(offset);
+        self.memo.values[self.words].set(value);
+        self.words += 1;
+        self.memo.reach.set(self.memo.reach.get().max(offset + 1));
+        Some(())
+    }
+
+    #[inline(always)]
+    fn pass(&mut self, place: u32) -> Option<()> {
+        self.memo.places.get(self.frames)?.set(place);
+        self.frames += 1;
+        self.calls = tree::mix(self.calls, place.into());
+        Some(())
+    }
+
+    /// Whether another frame may not fit.
+    #[inline(always)]
+    fn is_full(&self) -> bool {
+        self.words + 4 > WORDS || self.frames >= WORDS
+    }
+
+    /// Writes down how much there is. Words are made a multiple of four, by comparing the last one again.
+    fn end(self) {
+        let mut words = self.words;
+        while !words.is_multiple_of(4) {
+            self.memo.offsets[words].set(self.memo.offsets[words - 1].get());
+            self.memo.values[words].set(self.memo.values[words - 1].get());
+            words += 1;
+        }
+        self.memo.words.set(words as u8);
+        self.memo.frames.set(self.frames as u8);
+        self.memo.calls.set(self.calls);
+    }
+}
+
+/// Follows frames from `at` on and has `memo` remember them.
+fn walk(memo: &Memo, at: At, end: u64) {
+    let mut walk = Walk { memo, words: 0, frames: 0, calls: 1 };
+    if !at.stack.is_multiple_of(8) || follow(&mut walk, at, end).is_none() {
+        // Something in it cannot be followed: this is where the stack ends.
+        memo.outer_code.set(0);
+        memo.is_cut.set(true);
+    }
+    walk.end();
+}
+
+/// None where the last frame cannot be left.
+fn follow(walk: &mut Walk<'_>, at: At, end: u64) -> Option<()> {
     let window = at.stack / WINDOW;
     let mut now = at;
     // Where the frame pointer was saved; none while it is what it was.
     let mut saved_at: Option<u64> = None;
+    // Whether it is compared already.
     let mut compared = false;
     loop {
         let known = rows::get(now.code)?;
-        let frames = usize::from(memo.frames.get());
-        memo.places.get(frames)?.set(known.place);
-        memo.frames.set(u8::try_from(frames + 1).ok()?);
-        let read = |address: u64| {
-            (address.is_multiple_of(8) && address >= now.stack && address < end)
-                .then(|| word(address))
-        };
-        let row = match known.row {
-            Row::Unknown => by_frame_pointer(now, end)?,
-            row => row,
-        };
-        if matches!(row, Row::Frame { .. } | Row::Behind { .. }) || row.saved_here() {
-            match saved_at {
-                None => memo.uses_frame.set(true),
-                Some(address) if !compared => memo.compare(address, now.frame)?,
-                Some(_) => {}
+        walk.pass(known.place)?;
+        let (top, saved_in) = match known.row {
+            // What most frames are. Stack pointers are multiples of 8 here.
+            Row::Stack { offset, saved } if i64::from(saved) != SAVED_HERE => {
+                let top = now.stack + u64::from(offset) * 8;
+                (top, (saved != 0).then(|| top.wrapping_sub(u64::from(saved) * 8)))
             }
-            compared = true;
-        }
-        let (top, saved) = match row {
             Row::End => return Some(()),
-            Row::Unknown => return None,
-            Row::Signal => return interrupted(memo, now, end),
-            Row::Stack { offset, saved } => (now.stack.checked_add(u64::from(offset) * 8)?, saved),
-            Row::Frame { offset, saved } => (now.frame.checked_add(u64::from(offset) * 8)?, saved),
-            Row::Behind { offset, saved } => {
-                let address = now.frame.checked_add_signed(i64::from(offset) * 8)?;
-                let top = read(address)?;
-                memo.compare(address, top)?;
-                (top, saved)
+            Row::Signal => return interrupted(walk, now, end),
+            row => {
+                match saved_at {
+                    None => walk.memo.uses_frame.set(true),
+                    Some(address) if !compared => walk.compare(address, now.frame)?,
+                    Some(_) => {}
+                }
+                compared = true;
+                by_frame(walk, row, now, end)?
             }
         };
-        if top <= now.stack || top > end {
+        if top <= now.stack || top > end || !top.is_multiple_of(8) {
             return None;
         }
-        let back = read(top - 8)?;
-        let frame = match saved {
-            0 => now.frame,
-            saved => {
-                let address = if i64::from(saved) == SAVED_HERE {
-                    now.frame
-                } else {
-                    top.checked_sub(u64::from(saved) * 8)?
-                };
-                let value = read(address)?;
-                memo.offset(address)?;
-                saved_at = Some(address);
-                compared = false;
-                value
+        let mut frame = now.frame;
+        if let Some(address) = saved_in {
+            if !address.is_multiple_of(8) || address < now.stack || address >= end {
+                return None;
             }
-        };
-        memo.compare(top - 8, back)?;
+            frame = word(address);
+            saved_at = Some(address);
+            compared = false;
+        }
+        let back = word(top - 8);
+        walk.compare(top - 8, back)?;
         now = At { code: back, stack: top, frame };
         if back == 0 {
             return Some(());
         }
-        let is_full =
-            usize::from(memo.words.get()) + 4 > WORDS || usize::from(memo.frames.get()) >= WORDS;
-        if now.stack / WINDOW != window || is_full {
+        if now.stack / WINDOW != window || walk.is_full() {
             break;
         }
     }
-    memo.outer_code.set(now.code);
-    memo.outer_stack.set(now.stack);
     if let Some(address) = saved_at {
-        memo.saved.set(memo.offset(address)?);
+        walk.memo.saved.set(walk.memo.offset(address)?);
     }
+    walk.memo.outer_code.set(now.code);
+    walk.memo.outer_stack.set(now.stack);
     Some(())
 }
 
-impl Row {
-    fn saved_here(self) -> bool {
-        match self {
-            Row::Stack { saved, .. } | Row::Frame { saved, .. } | Row::Behind { saved, .. } => {
-                i64::from(saved) == SAVED_HERE
+/// Where a frame ends that is found by the frame pointer, and where it saved that.
+fn by_frame(walk: &mut Walk<'_>, row: Row, now: At, end: u64) -> Option<(u64, Option<u64>)> {
+    let row = if row == Row::Unknown { by_frame_pointer(now, end)? } else { row };
+    let (top, saved) = match row {
+        Row::Stack { offset, saved } => (now.stack.checked_add(u64::from(offset) * 8)?, saved),
+        Row::Frame { offset, saved } => (now.frame.checked_add(u64::from(offset) * 8)?, saved),
+        Row::Behind { offset, saved } => {
+            let address = now.frame.checked_add_signed(i64::from(offset) * 8)?;
+            if !address.is_multiple_of(8) || address < now.stack || address >= end {
+                return None;
             }
-            Row::Signal | Row::End | Row::Unknown => false,
+            let top = word(address);
+            walk.compare(address, top)?;
+            (top, saved)
         }
-    }
+        Row::Signal | Row::End | Row::Unknown => return None,
+    };
+    let saved_in = match i64::from(saved) {
+        0 => None,
+        SAVED_HERE => Some(now.frame),
+        _ => Some(top.wrapping_sub(u64::from(saved) * 8)),
+    };
+    Some((top, saved_in))
 }
 
 /// Code without a table may keep a frame pointer, as compilers at run time often do.
@@ -500,7 +525,7 @@ fn by_frame_pointer(now: At, end: u64) -> Option<Row> {
 }
 
 /// A signal's handler: the kernel wrote down where the thread was (`struct ucontext` of x86-64).
-fn interrupted(memo: &Memo, now: At, end: u64) -> Option<()> {
+fn interrupted(walk: &mut Walk<'_>, now: At, end: u64) -> Option<()> {
     const FRAME: u64 = 120;
     const STACK: u64 = 160;
     const CODE: u64 = 168;
@@ -508,11 +533,11 @@ fn interrupted(memo: &Memo, now: At, end: u64) -> Option<()> {
         return None;
     }
     for offset in [FRAME, STACK, CODE] {
-        memo.compare(now.stack + offset, word(now.stack + offset))?;
+        walk.compare(now.stack + offset, word(now.stack + offset))?;
     }
-    memo.saved.set(memo.offset(now.stack + FRAME)?);
-    memo.outer_stack.set(word(now.stack + STACK));
-    memo.outer_code.set(word(now.stack + CODE) | INTERRUPTED);
+    walk.memo.saved.set(walk.memo.offset(now.stack + FRAME)?);
+    walk.memo.outer_stack.set(word(now.stack + STACK));
+    walk.memo.outer_code.set(word(now.stack + CODE) | INTERRUPTED);
     Some(())
 }
 

@@ -19,12 +19,16 @@ use crate::{kernel, peak, real, sampling, tree};
 /// What a thread has of its own, in memory that is zeros in a child of `fork`.
 #[repr(C)]
 pub(crate) struct Thread {
-    /// [`ON`]; 0 in a child of `fork`.
-    on: Cell<u64>,
+    /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`.
+    state: Cell<u32>,
+    /// Its own words that are shared: those of its slot.
+    own: Cell<*const AtomicU64>,
     /// Its slot.
     slot: Cell<usize>,
     /// What it allocated last.
     last: Cell<u64>,
+    /// Of samples: the bytes that were left then.
+    last_left: Cell<u64>,
     /// How much room is too much.
     pub most_room: Cell<i64>,
     /// Allocations until the next whose lifetime is measured.
@@ -45,13 +49,17 @@ pub(crate) struct Thread {
     directory: [Cell<u32>; SITES.room / RECORDS],
 }
 
-const ON: u64 = 0x0070_6167_6577_6973;
+/// It may record.
+const READY: u32 = 1;
+/// It does: what allocates meanwhile is not recorded.
+const BUSY_NOW: u32 = 2;
 /// Allocations to each whose lifetime is measured, in the mean.
 pub(crate) const TIMED_EVERY: u32 = 128;
-/// Chunks that one of several threads has before it empties them.
-const MOST_CHUNKS: u32 = 512;
+/// Chunks that several threads have together before they empty theirs, and that each has at the least.
+const MOST_CHUNKS: u64 = 8 << 10;
+const FEWEST_CHUNKS: u64 = 64;
 /// No smaller block has a mapping of its own, unless the program asks for it (`M_MMAP_THRESHOLD`).
-const LARGE: u64 = 64 << 10;
+pub(crate) const LARGE: u64 = 64 << 10;
 /// Slots of ended threads are used again when there are more.
 const MANY_SLOTS: u64 = (THREADS.room / 2) as u64;
 
@@ -106,10 +114,10 @@ pub(crate) fn enter() -> Option<Entered> {
     }
     // SAFETY: threads' memory is never unmapped, and this is this thread's.
     let thread = unsafe { &*thread };
-    if thread.on.get() != ON {
+    if thread.state.get() != READY {
         return enter_first();
     }
-    set_own::<{ Own::Thread as usize }>(0);
+    thread.state.set(BUSY_NOW);
     Some(Entered::Own(thread))
 }
 
@@ -117,9 +125,7 @@ pub(crate) fn enter() -> Option<Entered> {
 #[inline(always)]
 pub(crate) fn leave(entered: Entered) {
     match entered {
-        Entered::Own(thread) => {
-            set_own::<{ Own::Thread as usize }>(std::ptr::from_ref(thread).addr() as u64);
-        }
+        Entered::Own(thread) => thread.state.set(READY),
         Entered::Late(_) => leave_late(),
     }
 }
@@ -150,13 +156,13 @@ fn enter_first() -> Option<Entered> {
             return late.map(Entered::Late);
         }
         // It records already, or makes itself ready.
-        RECORDS_NOW if own::<{ Own::Thread as usize }>() == 0 => return None,
-        RECORDS_NOW => {}
         _ => return None,
     }
     set_own::<{ Own::Stage as usize }>(BUSY);
-    set_own::<{ Own::Thread as usize }>(0);
     let thread = begin_thread();
+    if let Some(thread) = thread {
+        set_own::<{ Own::Thread as usize }>(std::ptr::from_ref(thread).expose_provenance() as u64);
+    }
     set_own::<{ Own::Stage as usize }>(if thread.is_some() { RECORDS_NOW } else { BUSY });
     thread.map(Entered::Own)
 }
@@ -168,7 +174,7 @@ fn late() -> Option<&'static Thread> {
         return Some(unsafe { &*late });
     }
     let late = new_thread()?;
-    late.slot.set(0);
+    late.take_slot(0);
     LATE.store(std::ptr::from_ref(late).cast_mut(), Relaxed);
     Some(late)
 }
@@ -177,7 +183,7 @@ fn new_thread() -> Option<&'static Thread> {
     let memory = kernel::memory(size_of::<Thread>()).ok()?.cast::<Thread>();
     // SAFETY: zeros are a thread that has nothing; the memory stays.
     let thread = unsafe { &*memory };
-    thread.on.set(ON);
+    thread.state.set(BUSY_NOW);
     head(header::OWN).fetch_add(size_of::<Thread>() as u64, Relaxed);
     Some(thread)
 }
@@ -205,7 +211,7 @@ fn begin_thread() -> Option<&'static Thread> {
         empty_slot(index);
         index
     };
-    thread.slot.set(index);
+    thread.take_slot(index);
     thread.last.set(0);
     thread.samples.set(0);
     thread.most_room.set(0);
@@ -309,7 +315,16 @@ fn next_chunk(chunk: u32) -> &'static AtomicU32 {
 impl Thread {
     #[inline(always)]
     fn slot(&self, number: usize) -> &'static AtomicU64 {
-        slot(self.slot.get(), number)
+        debug_assert!(number < thread::WORDS);
+        let place = self.own.get().wrapping_add(number);
+        // SAFETY: it points at the words of the slot, which lie in the tables, and these stay.
+        unsafe { &*place }
+    }
+
+    /// Makes a slot this thread's.
+    fn take_slot(&self, index: usize) {
+        self.slot.set(index);
+        self.own.set(slot(index, 0));
     }
 
     #[inline(always)]
@@ -349,7 +364,8 @@ impl Thread {
     #[cold]
     #[inline(never)]
     fn new_chunk(&self, site: usize) -> Option<Record> {
-        if self.chunks.get() >= MOST_CHUNKS
+        let threads = head(header::RUNNING).load(Relaxed).max(1);
+        if u64::from(self.chunks.get()) >= (MOST_CHUNKS / threads).max(FEWEST_CHUNKS)
             && self.slot.get() != 0
             && head(header::MOST_THREADS).load(Relaxed) > 1
         {
@@ -434,7 +450,7 @@ impl Thread {
 
     /// Counts a block.
     #[inline(always)]
-    pub(crate) fn allocated(&self, address: u64, size: u64, at: At) {
+    pub(crate) fn allocated<const USUAL: bool>(&self, address: u64, size: u64, at: At) {
         let Some((site, record)) = self.site(at) else { return };
         record.roll();
         record.add(record::ALLOCATIONS, 1);
@@ -446,9 +462,10 @@ impl Thread {
         let until = self.until_timed.get() - 1;
         self.until_timed.set(until);
         let timed = until == 0 && self.time(address);
-        live::put(address, Block { site, size, timed }, begin::room(address));
+        let room = if USUAL { real::glibc_room(address) } else { begin::room(address) };
+        live::put::<USUAL>(address, Block { site, size, timed }, room);
         if size >= LARGE {
-            count_mapped(address, false);
+            count_mapped(address, size, false);
         }
         peak::more(self, size);
     }
@@ -475,18 +492,26 @@ impl Thread {
 
     /// Takes a block out of those that are live, without counting it.
     #[inline(always)]
-    pub(crate) fn take(&self, address: u64) -> Option<Block> {
-        let block = live::take(address, || real::glibc_room(address))?;
+    pub(crate) fn take<const USUAL: bool>(&self, address: u64) -> Option<Block> {
+        let block = live::take::<USUAL>(address, || real::glibc_room(address))?;
         if block.size >= LARGE {
-            count_mapped(address, true);
+            count_mapped(address, block.size, true);
         }
         Some(block)
     }
 
+    /// Puts a block back that was not freed after all.
+    pub(crate) fn put_back(&self, address: u64, block: Block) {
+        live::put::<false>(address, block, begin::room(address));
+        if block.size >= LARGE {
+            count_mapped(address, block.size, false);
+        }
+    }
+
     /// Counts that a block was freed.
     #[inline(always)]
-    pub(crate) fn freed(&self, address: u64, block: Block) {
-        if sampling::is_on() {
+    pub(crate) fn freed<const USUAL: bool>(&self, address: u64, block: Block) {
+        if !USUAL && sampling::is_on() {
             sampling::freed(self, address, block);
             return;
         }
@@ -508,13 +533,14 @@ impl Thread {
         self.record(site)
     }
 
-    /// Whether a block is what this thread allocated last.
-    pub(crate) fn is_last(&self, address: u64) -> bool {
-        self.last.get() == address
+    /// Whether a block is what this thread allocated last, when so many bytes were left.
+    pub(crate) fn is_last(&self, address: u64, left: u64) -> bool {
+        self.last.get() == address && self.last_left.get() == left
     }
 
-    pub(crate) fn set_last(&self, address: u64) {
+    pub(crate) fn set_last(&self, address: u64, left: u64) {
         self.last.set(address);
+        self.last_left.set(left);
     }
 
     pub(crate) fn count_size(&self, size: u64, times: u64) {
@@ -559,8 +585,9 @@ impl Thread {
 /// Counts a large block, if it has a mapping of its own.
 #[cold]
 #[inline(never)]
-fn count_mapped(address: u64, gone: bool) {
+pub(crate) fn count_mapped(address: u64, size: u64, gone: bool) {
     let Some(bytes) = begin::mapped(address) else { return };
+    let bytes = if sampling::is_on() { sampling::scaled(bytes, size) } else { bytes };
     let mapped = head(header::MAPPED);
     if gone {
         mapped.fetch_sub(bytes, Relaxed)
