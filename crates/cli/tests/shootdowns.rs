@@ -305,6 +305,168 @@ fn each_cause_has_its_name_and_its_function() {
     }
 }
 
+/// Settings of the kernel that are changed for a while: what they were is written back, also where the test fails.
+struct Changed(Vec<(&'static str, String)>);
+
+impl Changed {
+    /// Changes some; `None`, with a word, where one is not there or may not be written.
+    fn to(settings: &[(&'static str, &str)]) -> Option<Changed> {
+        let mut changed = Changed(Vec::new());
+        for (path, value) in settings {
+            let Ok(before) = fs::read_to_string(path) else {
+                lacks(&format!("there is no {path}"));
+                return None;
+            };
+            changed.0.push((path, before.trim().to_owned()));
+            if fs::write(path, value).is_err() {
+                lacks(&format!("{path} cannot be written"));
+                return None;
+            }
+        }
+        Some(changed)
+    }
+}
+
+impl Drop for Changed {
+    fn drop(&mut self) {
+        for (path, before) in self.0.iter().rev() {
+            // The word of several that is in brackets is the one that is chosen.
+            let chosen = before.split(['[', ']']).nth(1).unwrap_or(before);
+            // A test that fails already shall say why it does.
+            let _ = fs::write(path, chosen);
+        }
+    }
+}
+
+/// The sum of some lines of /proc/vmstat.
+fn vmstat(names: &[&str]) -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").unwrap();
+    let value = |line: &str| {
+        let (name, value) = line.split_once(' ')?;
+        names.contains(&name).then(|| value.parse::<u64>().ok()).flatten()
+    };
+    text.lines().filter_map(value).sum()
+}
+
+/// Has the kernel do something unasked to a program's memory, until the recording of the machine tells of that cause, in a
+/// process if it is to be in one. `done` are the kernel's own counts of it.
+fn is_told_by_itself(
+    kind: &str,
+    cause: &str,
+    process: Option<&str>,
+    done: &[&str],
+    settings: &[(&'static str, &str)],
+    mut also: impl FnMut(),
+) {
+    if !can_record() || !has_two_cpus() {
+        return;
+    }
+    let Some(_changed) = Changed::to(settings) else { return };
+    let until = Instant::now() + PATIENCE;
+    let (before, mut is_of_others) = (vmstat(done), false);
+    loop {
+        // New memory each time: what was merged or collapsed once stays so.
+        let mut program = Command::new(program("stirred"))
+            .args([kind, "32"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(program.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        let recorder =
+            (said == "ready\n").then(|| recording(&["--json", "--system", "--for", "2s"]));
+        also();
+        let told = recorder.map(end_of);
+        drop(program.stdin.take());
+        let ended = program.wait().unwrap();
+        let Some((code, text)) = told else {
+            return lacks(&format!("the kernel has nothing of the kind: {ended}"));
+        };
+        assert_eq!(code, Some(0));
+        let report: Value = serde_json::from_str(&text).unwrap();
+        let mut stacks = rows(&report, "by_stack", "cause", cause);
+        is_of_others |= !stacks.is_empty();
+        stacks.retain(|row| process.is_none_or(|process| row["process"] == process));
+        if sum_of(&stacks, "flush_orders") + sum_of(&stacks, "local_flushes") > 0 {
+            return;
+        }
+        if Instant::now() >= until && is_of_others {
+            return lacks(&format!("what is busy here besides kept it from {process:?}: {cause}"));
+        }
+        if Instant::now() >= until {
+            let grown = vmstat(done) - before;
+            assert_eq!(grown, 0, "the kernel did it {grown} times: {}", report["by_cause"]);
+            return lacks(&format!("the kernel does nothing of the kind here: {cause}"));
+        }
+    }
+}
+
+#[test]
+fn what_ksm_flushes_is_its_doing() {
+    const RUN: &str = "/sys/kernel/mm/ksm/run";
+    const PAGES: &str = "/sys/kernel/mm/ksm/pages_to_scan";
+    const SLEEP: &str = "/sys/kernel/mm/ksm/sleep_millisecs";
+    const SMART: &str = "/sys/kernel/mm/ksm/smart_scan";
+    let mut settings = vec![(PAGES, "20000"), (SLEEP, "5"), (RUN, "1")];
+    if Path::new(SMART).exists() {
+        settings.insert(0, (SMART, "0"));
+    }
+    is_told_by_itself(
+        "same",
+        "KSM",
+        Some("ksmd"),
+        &["ksm_swpin_copy", "cow_ksm"],
+        &settings,
+        || {},
+    );
+}
+
+#[test]
+fn what_compaction_flushes_is_its_doing() {
+    let compact = || {
+        for _ in 0..3 {
+            // Whatever there is to gain: what counts is that pages are moved.
+            let _ = fs::write("/proc/sys/vm/compact_memory", "1");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    is_told_by_itself("holes", "compaction", None, &["pgmigrate_success"], &[], compact);
+}
+
+#[test]
+fn what_khugepaged_flushes_is_its_doing() {
+    const FOLDER: [&str; 4] = [
+        "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs",
+        "/sys/kernel/mm/transparent_hugepage/khugepaged/alloc_sleep_millisecs",
+        "/sys/kernel/mm/transparent_hugepage/khugepaged/pages_to_scan",
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+    ];
+    let settings =
+        [(FOLDER[0], "10"), (FOLDER[1], "10"), (FOLDER[2], "100000"), (FOLDER[3], "madvise")];
+    is_told_by_itself(
+        "small",
+        "huge page collapse",
+        Some("khugepaged"),
+        &["thp_collapse_alloc"],
+        &settings,
+        || {},
+    );
+}
+
+#[test]
+fn what_numa_balancing_flushes_is_its_doing_and_is_the_programs_time() {
+    let settings = [("/proc/sys/kernel/numa_balancing", "1")];
+    is_told_by_itself(
+        "plain",
+        "NUMA balancing",
+        Some("stirred"),
+        &["numa_pte_updates"],
+        &settings,
+        || {},
+    );
+}
+
 #[test]
 fn a_command_has_its_streams_and_its_exit_status() {
     if !can_record() {
@@ -440,7 +602,7 @@ fn the_machine_is_told_by_process() {
         return;
     }
     let busy = Busy::start();
-    let report = fixture::json(&["shootdowns", "--system", "--for", "1s", "--json"]);
+    let report = fixture::json(&["shootdowns", "--system", "--for", "2s", "--json"]);
     assert_eq!(report["recording"]["scope"], "machine");
     let rows = report["by_process"].as_array().unwrap();
     let its = rows.iter().find(|row| row["pid"] == u64::from(busy.0.id())).unwrap();
