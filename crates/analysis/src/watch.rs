@@ -89,42 +89,42 @@ pub fn watch(watched: &Watched, options: &Options) -> Report {
     Report { schema: "pagewise.watch/1", title: title(watched), blocks }
 }
 
-/// An access as it comes, for people: a line, and one for each of its callers where its call stack was not told before.
+/// An access as it comes, for people: a line, and one for each of its callers where its call stack was not told before. Stacks
+/// have a number behind a `#`.
 pub fn lines(hit: &Hit, stacks: &[Vec<Frame>], is_new: bool) -> Vec<Vec<Value>> {
-    let mut line = vec![
-        Value::Seconds(hit.time_ns),
-        Value::text("  "),
-        Value::Name(place(stacks, hit)),
-        Value::text(": "),
-    ];
     // Why a value is unknown is told once, at the end.
     let side = |side: fn(&Hit) -> &Reading<Vec<u8>>| match side(hit) {
         Ok(_) => words(hit, side),
         Err(_) => Value::text("?"),
     };
+    let mut line = vec![Value::Seconds(hit.time_ns), Value::text("  ")];
     line.extend(match hit.access {
         Access::Read => vec![Value::text("reads "), side(|hit| &hit.value)],
         Access::Write | Access::Either => {
             vec![side(|hit| &hit.old), Value::text(" → "), side(|hit| &hit.value)]
         }
     });
+    let place = place(stacks, hit);
+    line.extend([Value::text("  "), Value::Name(place.clone())]);
     line.push(Value::text(match hit.known {
         Known::Unchanged => String::new(),
-        Known::Not => ", not known".to_owned(),
-        told => format!(", {}", known(told)),
+        Known::Not => "  not known".to_owned(),
+        told => format!("  {}", known(told)),
     }));
     line.extend([
-        Value::text("; thread "),
+        Value::text("  "),
         Value::Name(with_number(hit)),
-        Value::text(format!(", stack {}", hit.stack)),
+        Value::text(format!("  #{}", hit.stack)),
     ]);
-    let frames = stacks.get(hit.stack as usize).filter(|_| is_new);
-    let frames = frames.into_iter().flatten().map(|frame| {
+    let frames = stacks.get(hit.stack as usize).filter(|_| is_new).map_or(&[][..], Vec::as_slice);
+    let frames = frames.iter().map(|frame| {
         let module = frame.module.as_ref().filter(|_| frame.line.is_none());
         let module = module.map(|module| format!(" in {}", String::from_utf8_lossy(module.base())));
-        let text = with_its_line(frame) + &module.unwrap_or_default();
-        vec![Value::text("        "), Value::Name(Name::new(text.as_bytes()))]
+        Name::new((with_its_line(frame) + &module.unwrap_or_default()).as_bytes())
     });
+    // The first is what the line says already.
+    let frames = frames.enumerate().filter(|(at, name)| *at > 0 || *name != place);
+    let frames = frames.map(|(_, name)| vec![Value::text("        "), Value::Name(name)]);
     std::iter::once(line).chain(frames).collect()
 }
 
@@ -610,8 +610,9 @@ mod tests {
         };
         assert_eq!(told(&it, false).len(), 1);
         let lines = told(&it, true);
-        assert_eq!(lines.len(), 3);
-        for (line, words) in [(0, "\" → \""), (0, "1 one"), (1, "sets b.c:7"), (2, "in libc.so.6")]
+        // What the line says is not said again.
+        assert_eq!(lines.len(), 2);
+        for (line, words) in [(0, "\" → \""), (0, "1 one"), (0, "sets b.c:7"), (1, "in libc.so.6")]
         {
             assert!(lines[line].contains(words), "{words}: {}", lines[line]);
         }
