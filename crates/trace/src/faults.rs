@@ -42,8 +42,8 @@ const WAKE_AT: usize = 8;
 const LARGEST: usize = 32 << 20;
 const SMALLEST: usize = 1 << 17;
 
-/// So many bytes of a stack are copied if nothing else is said: six in seven stacks of Python, which keeps no frame pointers, are
-/// whole, and recording is some 2 % slower than with 512 bytes; with 8 KiB it would be 20 %. See `docs/performance.md`.
+/// So many bytes of a stack are copied if nothing else is said: six in seven stacks of a Python and a shell without frame
+/// pointers are whole, and recording is some 2 % slower than with 512 bytes; with 8 KiB it would be 20 %. See `docs/performance.md`.
 pub const STACK: u16 = 2048;
 
 /// What to record.
