@@ -7,6 +7,7 @@
 
 #[cfg(feature = "file")]
 mod format;
+pub mod guard;
 #[cfg(feature = "file")]
 pub mod reader;
 pub mod recording;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
 use pagewise_heaplog::tables::{LENGTH, MAGIC, allocator, greeting, header, trouble};
 
 use crate::enter::{self, Function, Own, set_own};
+use crate::guard;
 use crate::kernel::{self, File};
 use crate::modules;
 use crate::real::{self, Whose};
@@ -68,6 +69,16 @@ pub(crate) fn is_recording() -> bool {
     if FOLLOW.load(Ordering::Relaxed) == 0 {
         turn_off();
         return false;
+    }
+    if guard::is_on() {
+        // All that is guarded is as it was in the parent, and so are the tables.
+        threads::reset();
+        rows::reset();
+        tree::reset();
+        guard::forked();
+        // SAFETY: the word is in memory that is never unmapped.
+        unsafe { &*alive }.store(1, Ordering::Relaxed);
+        return true;
     }
     // Who forked is alone here, and all of our own memory is zeros.
     set_stage(Stage::Begins);
@@ -152,6 +163,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     let length = settings.iter().position(|&byte| byte == 0)?;
     let mut every = 0;
     let mut socket = None;
+    let mut guard = guard::Wanted::default();
     let mut rest = settings.get(..length)?;
     while !rest.is_empty() {
         // The socket's path comes last, and may have commas.
@@ -167,9 +179,16 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         match name {
             b"every" => every = number(value)?,
             b"follow" => FOLLOW.store(u8::from(number(value)? != 0), Ordering::Relaxed),
+            b"guard" => guard.rate = number(value)?,
+            b"most" => guard.most = number(value)?,
+            b"then" => guard.goes_on = value == b"continue",
+            b"side" => guard.side = guard::side(value)?,
             b"socket" => socket = Some(value),
             _ => {}
         }
+    }
+    if guard.rate != 0 {
+        return begin_to_guard(&guard, socket?);
     }
     let connection = File::connect(socket?).ok()?;
     let tables = File::unnamed(c"pagewise-heap", LENGTH).ok()?;
@@ -215,6 +234,23 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         }
         set_own::<{ Own::Left as usize }>(0);
     }
+    set_stage(Stage::Records);
+    enter::aim(targets);
+    Some(())
+}
+
+/// Begins to guard, if who listens says so. The tables are this process's own.
+fn begin_to_guard(wanted: &guard::Wanted, socket: &[u8]) -> Option<()> {
+    shared::install(kernel::private(LENGTH).ok()?);
+    ALIVE.store(kernel::memory(size_of::<AtomicU64>()).ok()?.cast(), Ordering::Relaxed);
+    threads::begin()?;
+    tree::begin();
+    let is_glibc = IS_GLIBC.load(Ordering::Relaxed) != 0;
+    let targets = guard::begin(wanted, socket, is_glibc)?;
+    let alive = ALIVE.load(Ordering::Relaxed);
+    // SAFETY: the word is in memory that is never unmapped.
+    unsafe { &*alive }.store(1, Ordering::Relaxed);
+    set_own::<{ Own::Left as usize }>(0);
     set_stage(Stage::Records);
     enter::aim(targets);
     Some(())

@@ -123,6 +123,21 @@ impl File {
         }
     }
 
+    /// Sends bytes, all of them.
+    pub(crate) fn say(&self, mut bytes: &[u8]) -> Result<(), Errno> {
+        let flags = libc::MSG_NOSIGNAL.cast_unsigned() as usize;
+        while !bytes.is_empty() {
+            let arguments = [self.argument(), bytes.as_ptr().addr(), bytes.len(), flags, 0, 0];
+            // SAFETY: the kernel reads what lies in `bytes`.
+            match unsafe { call(libc::SYS_sendto, arguments) } {
+                Ok(count) => bytes = bytes.get(count..).unwrap_or(&[]),
+                Err(Errno(libc::EINTR)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// Reads into `bytes`; how many.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
         loop {
@@ -168,6 +183,76 @@ pub(crate) unsafe fn forget(at: *mut u8, length: usize) {
     let advice = libc::MADV_DONTNEED.cast_unsigned() as usize;
     // SAFETY: the caller's promise.
     let _ = unsafe { call(libc::SYS_madvise, [at.addr(), length, advice, 0, 0, 0]) };
+}
+
+/// Memory of zeros that takes no room until it is touched. A child of `fork` has its own copy of it.
+pub(crate) fn private(length: usize) -> Result<*mut u8, Errno> {
+    map_new(length, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+/// Addresses that nobody else gets, and nobody may touch.
+pub(crate) fn reserve(length: usize) -> Result<*mut u8, Errno> {
+    map_new(length, libc::PROT_NONE)
+}
+
+fn map_new(length: usize, protection: i32) -> Result<*mut u8, Errno> {
+    let flags =
+        (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE).cast_unsigned() as usize;
+    let arguments = [0, length, protection.cast_unsigned() as usize, flags, usize::MAX, 0];
+    // SAFETY: a new mapping where nothing was.
+    let at = unsafe { call(libc::SYS_mmap, arguments) }?;
+    let small = libc::MADV_NOHUGEPAGE.cast_unsigned() as usize;
+    // SAFETY: the mapping is our own. A kernel without huge pages refuses, which is as good.
+    let _ = unsafe { call(libc::SYS_madvise, [at, length, small, 0, 0, 0]) };
+    Ok(ptr::with_exposed_provenance_mut(at))
+}
+
+/// Gives a mapping back.
+///
+/// # Safety
+/// The whole of it is of [`reserve`] or [`private`], and nobody uses it.
+pub(crate) unsafe fn unmap(at: *mut u8, length: usize) {
+    // SAFETY: the caller's promise.
+    let _ = unsafe { call(libc::SYS_munmap, [at.addr(), length, 0, 0, 0, 0]) };
+}
+
+/// Changes what may be done with pages.
+///
+/// # Safety
+/// They are of [`reserve`], and who must not be disturbed does not use them.
+pub(crate) unsafe fn protect(at: usize, length: usize, protection: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { call(libc::SYS_mprotect, [at, length, protection.cast_unsigned() as usize, 0, 0, 0]) }
+}
+
+/// Gives advice on pages, which may empty them.
+///
+/// # Safety
+/// They are of [`reserve`], and who must not be disturbed does not use them.
+pub(crate) unsafe fn advise(at: usize, length: usize, advice: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { call(libc::SYS_madvise, [at, length, advice.cast_unsigned() as usize, 0, 0, 0]) }
+}
+
+/// Sends this thread a signal.
+pub(crate) fn raise(signal: i32) {
+    let arguments = [process() as usize, thread() as usize, signal.cast_unsigned() as usize];
+    let [process, thread, signal] = arguments;
+    // SAFETY: it goes to this thread alone, which is to get it.
+    let _ = unsafe { call(libc::SYS_tgkill, [process, thread, signal, 0, 0, 0]) };
+}
+
+/// Writes a message to standard error.
+pub(crate) fn complain(bytes: &[u8]) {
+    let error = libc::STDERR_FILENO.cast_unsigned() as usize;
+    // SAFETY: the kernel reads what lies in `bytes`.
+    let _ = unsafe { call(libc::SYS_write, [error, bytes.as_ptr().addr(), bytes.len(), 0, 0, 0]) };
+}
+
+/// Lets others run.
+pub(crate) fn give_way() {
+    // SAFETY: it changes nothing.
+    let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
 }
 
 /// Maps a file, shared, to read and write.

@@ -15,6 +15,7 @@
 //!  live    which blocks are live, by address
 //!  peak    how much is live, and when it was most
 //!  others  threads that begin, libraries that are unloaded
+//!  guard   the other mode: objects on pages of their own, so that misuse is noticed
 //!  begin   what happens at the first call, after fork, and how a collector is greeted
 //! ```
 #![cfg_attr(
@@ -33,6 +34,7 @@
 mod begin;
 mod cfi;
 mod enter;
+mod guard;
 mod hooks;
 mod kernel;
 mod live;

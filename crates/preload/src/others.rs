@@ -7,7 +7,7 @@ use crate::begin::{self, Stage};
 use crate::{modules, peak, threads};
 
 /// A function behind, found at its first call.
-fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Relaxed);
     if !known.is_null() {
         return known;

@@ -165,7 +165,7 @@ fn vary(record: crate::shared::Record, number: usize, more: f64) {
 }
 
 /// ln(x) for x in (0, 1], without the mathematical library, which the program may not have.
-fn logarithm(x: f64) -> f64 {
+pub(crate) fn logarithm(x: f64) -> f64 {
     let bits = x.to_bits();
     let exponent = ((bits >> 52) as i64 - 1023) as f64;
     let mantissa = f64::from_bits(bits & ((1 << 52) - 1) | 1023 << 52);

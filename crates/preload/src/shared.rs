@@ -97,6 +97,15 @@ pub(crate) fn string(bytes: &[u8]) -> Option<u64> {
     Some(used)
 }
 
+/// A byte of the strings; zero behind their end.
+pub(crate) fn byte(index: usize) -> u8 {
+    if index >= STRINGS.room {
+        return 0;
+    }
+    // SAFETY: the byte lies in the table, and who adds strings has written it before it was counted.
+    unsafe { at(STRINGS.at + index).read() }
+}
+
 /// The counters of a site, those of one thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record(&'static [AtomicU64; record::SIZE / 8]);

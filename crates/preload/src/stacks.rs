@@ -341,7 +341,7 @@ impl Stacks {
 
     /// Where the stack that `stack` points into ends.
     #[inline(always)]
-    fn end(&self, stack: u64) -> Option<u64> {
+    pub(crate) fn end(&self, stack: u64) -> Option<u64> {
         if stack >= self.low.get() && stack < self.end.get() {
             Some(self.end.get())
         } else {

@@ -490,6 +490,20 @@ impl Thread {
         Some((site, record))
     }
 
+    /// The node of a call stack's innermost call; [`pagewise_heaplog::recording::ROOT`] where there is none.
+    pub(crate) fn node(&self, at: At) -> u32 {
+        if self.generation.get() != GENERATION.load(Relaxed) {
+            self.generation.set(GENERATION.load(Relaxed));
+            self.stacks.forget();
+        }
+        self.stacks.find(at).map_or(pagewise_heaplog::recording::ROOT, |memo| memo.node())
+    }
+
+    /// Where the stack ends that an address lies in, if it is one that this thread is known to have used.
+    pub(crate) fn end_of_stack(&self, address: u64) -> Option<u64> {
+        self.stacks.end(address)
+    }
+
     /// Takes a block out of those that are live, without counting it.
     #[inline(always)]
     pub(crate) fn take<const USUAL: bool>(&self, address: u64) -> Option<Block> {

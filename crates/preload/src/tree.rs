@@ -126,7 +126,11 @@ fn put(index: *mut AtomicU32, mask: usize, number: u32, parent: u32, place: u32)
 fn grow(used: usize) -> Option<()> {
     let old = INDEX.load(Ordering::Relaxed);
     let old_mask = MASK.load(Ordering::Relaxed);
-    let count = if old.is_null() { FIRST } else { (old_mask + 1) * 2 };
+    let mut count = if old.is_null() { FIRST } else { (old_mask + 1) * 2 };
+    // A child of `fork` that keeps its parent's nodes begins with many.
+    while used * 3 > (count - 1) * 2 {
+        count *= 2;
+    }
     let index = kernel::memory((count + 1) * size_of::<AtomicU32>()).ok()?.cast::<AtomicU32>();
     let mask = count - 1;
     of(index, 0).store(u32::try_from(mask).ok()?, Ordering::Relaxed);

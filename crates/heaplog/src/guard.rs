@@ -1,0 +1,147 @@
+//! What a guard in a program says to who listens: messages of words, on a Unix socket.
+//!
+//! A guard connects anew for each message, sends it, and waits for one byte ([`crate::tables::greeting::YES`]) before it goes on.
+//! All that a message speaks of is in it, so that it can be read when the program is gone. Words are of 8 bytes in the
+//! machine's own order. Each message begins with the words of [`word`] up to [`word::TIME`].
+//!
+//! A message of [`kind::BUG`] goes on behind [`word::BUG_WORDS`] with modules, each of five words ([`module`]) and its path and
+//! build ID, each filled up to whole words; then with frames, each two words: the address, and the module's number plus 1 (0
+//! for none). The frames are those of the three call stacks, one behind the other, the innermost call first.
+
+/// The first word: `pwguard` and the version.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pwguard\x01");
+/// Words in a message, at most.
+pub const MOST_WORDS: usize = 8 << 10;
+/// Frames of one call stack, at most.
+pub const MOST_FRAMES: usize = 256;
+/// Modules of one message, at most.
+pub const MOST_MODULES: usize = 64;
+
+/// What a message is for.
+pub mod kind {
+    /// A process begins to be guarded.
+    pub const HELLO: u64 = 1;
+    /// Something is wrong.
+    pub const BUG: u64 = 2;
+    /// A process ends in order.
+    pub const END: u64 = 3;
+}
+
+/// Numbers of words.
+pub mod word {
+    /// [`super::MAGIC`].
+    pub const MAGIC: usize = 0;
+    /// [`super::kind`].
+    pub const KIND: usize = 1;
+    /// How many words the message has.
+    pub const LENGTH: usize = 2;
+    /// The process.
+    pub const PID: usize = 3;
+    /// When, in nanoseconds since 1970.
+    pub const TIME: usize = 4;
+
+    /// Of [`super::kind::HELLO`]: the parent.
+    pub const PARENT: usize = 5;
+    /// How pages are made inaccessible: [`super::means`].
+    pub const MEANS: usize = 6;
+    /// Words of it.
+    pub const HELLO_WORDS: usize = 7;
+
+    /// Of [`super::kind::END`]: objects that were guarded.
+    pub const GUARDED: usize = 5;
+    /// Objects that were not, for want of room.
+    pub const LEFT_OUT: usize = 6;
+    /// Most bytes of memory in guarded objects at a time.
+    pub const MOST: usize = 7;
+    /// Words of it.
+    pub const END_WORDS: usize = 8;
+
+    /// Of [`super::kind::BUG`]: the thread.
+    pub const TID: usize = 5;
+    /// Its name, 16 bytes that end with a zero.
+    pub const NAME: usize = 6;
+    /// [`super::bug`].
+    pub const BUG: usize = 8;
+    /// [`super::access`].
+    pub const ACCESS: usize = 9;
+    /// Where.
+    pub const ADDRESS: usize = 10;
+    /// The object's address; 0 where there is none.
+    pub const OBJECT: usize = 11;
+    /// Its size.
+    pub const SIZE: usize = 12;
+    /// Who allocated it.
+    pub const ALLOCATED_BY: usize = 13;
+    /// Who freed it; 0 for nobody.
+    pub const FREED_BY: usize = 14;
+    /// 1 where the first frame of the first stack is the instruction itself, not where a call returns to.
+    pub const EXACT: usize = 15;
+    /// How many modules follow.
+    pub const MODULES: usize = 16;
+    /// How many frames the stack of the access has.
+    pub const FRAMES: usize = 17;
+    /// How many that of the allocation has.
+    pub const ALLOCATION_FRAMES: usize = 18;
+    /// How many that of the free has.
+    pub const FREE_FRAMES: usize = 19;
+    /// 1 where the program goes on.
+    pub const GOES_ON: usize = 20;
+    /// Words before modules.
+    pub const BUG_WORDS: usize = 21;
+}
+
+/// Numbers of the words of a module.
+pub mod module {
+    /// Its first address.
+    pub const START: usize = 0;
+    /// Behind its last.
+    pub const END: usize = 1;
+    /// What to take off an address to have the file's own.
+    pub const BIAS: usize = 2;
+    /// The length of its path; empty for the program itself.
+    pub const PATH_LENGTH: usize = 3;
+    /// The length of its build ID.
+    pub const BUILD_ID_LENGTH: usize = 4;
+    /// Words of these.
+    pub const WORDS: usize = 5;
+}
+
+/// How pages are made inaccessible.
+pub mod means {
+    /// By marks in the page tables (`MADV_GUARD_INSTALL`).
+    pub const MARKS: u64 = 1;
+    /// By mappings (`mprotect`), of which a process may have only so many.
+    pub const MAPPINGS: u64 = 2;
+}
+
+/// What is wrong.
+pub mod bug {
+    /// An access behind an object's end.
+    pub const OVERFLOW: u64 = 1;
+    /// An access before an object's beginning.
+    pub const UNDERFLOW: u64 = 2;
+    /// An access to an object that was freed.
+    pub const USE_AFTER_FREE: u64 = 3;
+    /// An object was freed again.
+    pub const DOUBLE_FREE: u64 = 4;
+    /// Something was freed that is no object.
+    pub const INVALID_FREE: u64 = 5;
+    /// An access to guarded memory where no object ever was.
+    pub const WILD: u64 = 6;
+}
+
+/// What was done.
+pub mod access {
+    /// It was read.
+    pub const READ: u64 = 1;
+    /// It was written.
+    pub const WRITE: u64 = 2;
+    /// It was executed.
+    pub const EXECUTE: u64 = 3;
+    /// It was freed, by `free` or `realloc`.
+    pub const FREE: u64 = 4;
+    /// It had been written at some time before it was freed: the first stack is that of the free.
+    pub const WRITTEN_BEFORE_FREE: u64 = 5;
+    /// It had been written at some time before the program's end; there is no stack.
+    pub const WRITTEN_BEFORE_END: u64 = 6;
+}

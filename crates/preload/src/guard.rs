@@ -1,0 +1,561 @@
+//! The other mode of this library: some objects, drawn by chance, or all, lie on pages of their own, so that whoever goes beyond
+//! their ends or comes after their end is noticed at once.
+//!
+//! ```text
+//!  guard    which allocations are guarded, and each function of malloc's family for these
+//!  pool     where they lie; inaccessible pages around them; freed ones wait before they are used again
+//!  canary   what is left of their pages is filled, and looked at when they are freed
+//!  signals  the processor refuses an access: who made it, and what the program's own handlers are told
+//!  tell     what is wrong, with its call stacks, is told before the program goes on or ends
+//! ```
+//!
+//! Allocations are counted down by each thread from a number that is drawn anew each time, so that each has the same chance. All
+//! others go on to the allocator behind after two instructions more.
+
+mod canary;
+mod pool;
+mod signals;
+mod tell;
+
+use std::arch::naked_asm;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use pagewise_heaplog::guard::{access, bug};
+use pagewise_heaplog::recording::ROOT;
+
+use crate::begin::{self, Stage};
+use crate::enter::{FUNCTIONS, Function, Own, own, set_own};
+use crate::hooks::at;
+use crate::sampling::logarithm;
+use crate::threads::{self, Thread};
+use crate::{kernel, modules, others, real};
+
+use pool::{Id, NotFreed};
+
+/// What is wanted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted {
+    /// Each of so many allocations, in the mean, is guarded; 0 for none.
+    pub rate: u64,
+    /// In so many bytes of memory.
+    pub most: u64,
+    /// The program goes on after a mistake.
+    pub goes_on: bool,
+    /// Where in its page an object lies: [`side`].
+    pub side: u8,
+}
+
+/// At the end, at the beginning, or one of these by chance.
+const AT_END: u8 = 0;
+const AT_START: u8 = 1;
+const BY_CHANCE: u8 = 2;
+
+/// Reads where objects are to lie.
+pub(crate) fn side(word: &[u8]) -> Option<u8> {
+    match word {
+        b"end" => Some(AT_END),
+        b"start" => Some(AT_START),
+        b"chance" => Some(BY_CHANCE),
+        _ => None,
+    }
+}
+
+/// What every object of `malloc` may be used for.
+const ALIGN: usize = 16;
+
+static RATE: AtomicU64 = AtomicU64::new(0);
+/// 1 / ln(1 - 1/rate), an `f64`.
+static SCALE: AtomicU64 = AtomicU64::new(0);
+static GOES_ON: AtomicU8 = AtomicU8::new(0);
+static SIDE: AtomicU8 = AtomicU8::new(AT_END);
+/// 1 where the allocator behind is the C library's, and has not been asked for a block that begins a page.
+static IS_ODD: AtomicU8 = AtomicU8::new(0);
+/// Where what is not guarded goes on.
+static PASS: [AtomicPtr<()>; FUNCTIONS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
+
+/// Whether this process is guarded.
+pub(crate) fn is_on() -> bool {
+    RATE.load(Relaxed) != 0 && begin::stage() == Stage::Records
+}
+
+fn goes_on() -> bool {
+    GOES_ON.load(Relaxed) != 0
+}
+
+/// Whether each allocation is guarded: then what is freed is looked at more closely.
+fn is_strict() -> bool {
+    RATE.load(Relaxed) == 1
+}
+
+/// Begins; where functions are to go on. None where this process is not to be guarded, or cannot be.
+pub(crate) fn begin(
+    wanted: &Wanted,
+    socket: &[u8],
+    is_glibc: bool,
+) -> Option<[*mut (); FUNCTIONS]> {
+    pool::begin(wanted.most)?;
+    tell::begin(socket)?;
+    if !tell::hello() {
+        return None;
+    }
+    signals::begin()?;
+    others::behind(&FORK, c"fork");
+    others::behind(&USABLE_SIZE, c"malloc_usable_size");
+    let chance = 1.0 / wanted.rate as f64;
+    let scale = if wanted.rate > 1 { 1.0 / logarithm(1.0 - chance) } else { 0.0 };
+    SCALE.store(scale.to_bits(), Relaxed);
+    GOES_ON.store(u8::from(wanted.goes_on), Relaxed);
+    SIDE.store(wanted.side, Relaxed);
+    IS_ODD.store(u8::from(is_glibc), Relaxed);
+    RATE.store(wanted.rate, Relaxed);
+    let mut targets = real::targets();
+    for (pass, target) in PASS.iter().zip(targets) {
+        pass.store(target, Relaxed);
+    }
+    let is_careful = wanted.rate == 1 || real::may_be_boot();
+    let mut aim = |function: Function, target: unsafe extern "C" fn()| {
+        targets[function as usize] = target as *mut ();
+    };
+    aim(Function::Malloc, enter_malloc);
+    aim(Function::Free, if is_careful { enter_any_free } else { enter_free });
+    aim(Function::Calloc, enter_calloc);
+    aim(Function::Realloc, if is_careful { enter_any_realloc } else { enter_realloc });
+    aim(Function::Memalign, enter_memalign);
+    aim(Function::AlignedAlloc, enter_aligned_alloc);
+    aim(Function::PosixMemalign, enter_posix_memalign);
+    aim(Function::Valloc, enter_valloc);
+    aim(Function::Pvalloc, enter_pvalloc);
+    Some(targets)
+}
+
+/// Goes on in a child of `fork`.
+pub(crate) fn forked() {
+    pool::forked();
+    signals::forked();
+    tell::forked();
+}
+
+/// `malloc`: most allocations are only counted down.
+#[unsafe(naked)]
+unsafe extern "C" fn enter_malloc() {
+    naked_asm!(
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "sub qword ptr fs:[rax + {left}], 1",
+        "js 2f",
+        "jmp qword ptr [rip + {pass} + 8 * {function}]",
+        "2:", "mov rsi, rsp", "mov rdx, rbp", "jmp {hook}",
+        left = const Own::Left as usize, pass = sym PASS, function = const Function::Malloc as usize,
+        hook = sym malloc,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn enter_calloc() {
+    naked_asm!(
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "sub qword ptr fs:[rax + {left}], 1",
+        "js 2f",
+        "jmp qword ptr [rip + {pass} + 8 * {function}]",
+        "2:", "mov rdx, rsp", "mov rcx, rbp", "jmp {hook}",
+        left = const Own::Left as usize, pass = sym PASS, function = const Function::Calloc as usize,
+        hook = sym calloc,
+    )
+}
+
+/// `free`: most blocks are not guarded.
+#[unsafe(naked)]
+unsafe extern "C" fn enter_free() {
+    naked_asm!(
+        "mov rax, rdi",
+        "sub rax, qword ptr [rip + {base}]",
+        "cmp rax, qword ptr [rip + {length}]",
+        "jb 2f",
+        "jmp qword ptr [rip + {pass} + 8 * {function}]",
+        "2:", "mov rsi, rsp", "mov rdx, rbp", "jmp {hook}",
+        base = sym pool::BASE, length = sym pool::LENGTH, pass = sym PASS,
+        function = const Function::Free as usize, hook = sym free,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn enter_any_free() {
+    naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym free)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn enter_realloc() {
+    naked_asm!(
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "sub qword ptr fs:[rax + {left}], 1",
+        "js 2f",
+        "mov rax, rdi",
+        "sub rax, qword ptr [rip + {base}]",
+        "cmp rax, qword ptr [rip + {length}]",
+        "jb 2f",
+        "jmp qword ptr [rip + {pass} + 8 * {function}]",
+        "2:", "mov rdx, rsp", "mov rcx, rbp", "jmp {hook}",
+        left = const Own::Left as usize, base = sym pool::BASE, length = sym pool::LENGTH, pass = sym PASS,
+        function = const Function::Realloc as usize, hook = sym realloc,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn enter_any_realloc() {
+    naked_asm!(
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "sub qword ptr fs:[rax + {left}], 1",
+        "mov rdx, rsp", "mov rcx, rbp", "jmp {hook}",
+        left = const Own::Left as usize, hook = sym realloc,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn enter_memalign() {
+    naked_asm!("mov rdx, rsp", "mov rcx, rbp", "jmp {hook}", hook = sym memalign)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn enter_aligned_alloc() {
+    naked_asm!("mov rdx, rsp", "mov rcx, rbp", "jmp {hook}", hook = sym aligned_alloc)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn enter_posix_memalign() {
+    naked_asm!("mov rcx, rsp", "mov r8, rbp", "jmp {hook}", hook = sym posix_memalign)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn enter_valloc() {
+    naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym valloc)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn enter_pvalloc() {
+    naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym pvalloc)
+}
+
+/// Allocations that are to pass before the next is guarded.
+fn draw(thread: &Thread) -> u64 {
+    if is_strict() {
+        return 0;
+    }
+    // In (0, 1].
+    let uniform = ((thread.draw() >> 11) + 1) as f64 / (1_u64 << 53) as f64;
+    let scale = f64::from_bits(SCALE.load(Relaxed));
+    let passed = logarithm(uniform) * scale;
+    (passed as i64).max(0).cast_unsigned()
+}
+
+/// Whether an allocation is guarded that was counted down; draws the next.
+fn is_due(thread: &Thread) -> bool {
+    if own::<{ Own::Left as usize }>().cast_signed() >= 0 {
+        return false;
+    }
+    let passed = draw(thread);
+    if thread.begins_sampling() && passed > 0 {
+        // Nothing was drawn before: this one may be as far from the next as any.
+        set_own::<{ Own::Left as usize }>(passed - 1);
+        return false;
+    }
+    set_own::<{ Own::Left as usize }>(passed);
+    true
+}
+
+/// A guarded object for an allocation that was counted down, if it is due and there is room.
+fn guarded(size: usize, align: usize, stack: u64, frame: u64) -> Option<*mut c_void> {
+    let Some(entered) = threads::enter() else {
+        // Not to come here at once again.
+        set_own::<{ Own::Left as usize }>(0);
+        return None;
+    };
+    let thread = entered.thread();
+    let object = is_due(thread).then(|| {
+        let first = match SIDE.load(Relaxed) {
+            AT_END => false,
+            AT_START => true,
+            _ => thread.draw() >> 63 != 0,
+        };
+        let node = thread.node(at(stack, frame));
+        pool::allocate(size, align.max(ALIGN), first, node, kernel::thread())
+    });
+    threads::leave(entered);
+    object.flatten().map(std::ptr::with_exposed_provenance_mut)
+}
+
+/// Counts an allocation down that no stub did.
+fn count() {
+    let left = own::<{ Own::Left as usize }>();
+    set_own::<{ Own::Left as usize }>(left.wrapping_sub(1));
+}
+
+unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
+    guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::malloc(begin::size(size)))
+}
+
+unsafe extern "C" fn calloc(number: usize, size: usize, stack: u64, frame: u64) -> *mut c_void {
+    // Pages of guarded objects are zeros.
+    let object = number.checked_mul(size).and_then(|all| guarded(all, ALIGN, stack, frame));
+    object.unwrap_or_else(|| real::calloc(number, begin::size(size)))
+}
+
+/// An object that is aligned, if the alignment is one.
+fn aligned(align: usize, size: usize, stack: u64, frame: u64) -> Option<*mut c_void> {
+    count();
+    let object = align.is_power_of_two().then(|| guarded(size, align, stack, frame)).flatten();
+    if object.is_none() {
+        IS_ODD.store(0, Relaxed);
+    }
+    object
+}
+
+unsafe extern "C" fn memalign(align: usize, size: usize, stack: u64, frame: u64) -> *mut c_void {
+    let object = aligned(align, size, stack, frame);
+    object.unwrap_or_else(|| real::memalign(align, begin::size(size)))
+}
+
+unsafe extern "C" fn aligned_alloc(
+    align: usize,
+    size: usize,
+    stack: u64,
+    frame: u64,
+) -> *mut c_void {
+    let object = aligned(align, size, stack, frame);
+    object.unwrap_or_else(|| real::aligned_alloc(align, begin::size(size)))
+}
+
+unsafe extern "C" fn posix_memalign(
+    to: *mut *mut c_void,
+    align: usize,
+    size: usize,
+    stack: u64,
+    frame: u64,
+) -> c_int {
+    if !align.is_multiple_of(size_of::<usize>()) {
+        return libc::EINVAL;
+    }
+    let Some(object) = aligned(align, size, stack, frame) else {
+        return real::posix_memalign(to, align, begin::size(size));
+    };
+    // SAFETY: the caller's pointer is to be written.
+    unsafe { to.write(object) };
+    0
+}
+
+unsafe extern "C" fn valloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
+    aligned(pool::page(), size, stack, frame).unwrap_or_else(|| real::valloc(size))
+}
+
+unsafe extern "C" fn pvalloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
+    let whole = size.max(1).checked_next_multiple_of(pool::page());
+    let object = whole.and_then(|size| aligned(pool::page(), size, stack, frame));
+    object.unwrap_or_else(|| real::pvalloc(size))
+}
+
+unsafe extern "C" fn free(block: *mut c_void, stack: u64, frame: u64) {
+    let address = block.addr();
+    if let Some(id) = pool::find(address) {
+        free_guarded(id, address, stack, frame);
+        return;
+    }
+    if block.is_null() || (real::may_be_boot() && real::is_boot(block)) {
+        return;
+    }
+    if is_strict() && is_no_block(address, stack, frame) {
+        return;
+    }
+    real::free(block);
+}
+
+/// The node of the caller, for which this thread enters the recorder once more.
+fn node(stack: u64, frame: u64) -> u32 {
+    threads::enter().map_or(ROOT, |entered| {
+        let node = entered.thread().node(at(stack, frame));
+        threads::leave(entered);
+        node
+    })
+}
+
+fn free_guarded(id: Id, address: usize, stack: u64, frame: u64) {
+    if !release(id, address, stack, frame) {
+        return;
+    }
+    let node = node(stack, frame);
+    let broken = pool::broken(id);
+    if let Some(place) = broken {
+        tell_broken(id, place, node, access::WRITTEN_BEFORE_FREE);
+    }
+    pool::free(id, node, kernel::thread());
+    if broken.is_some() {
+        tell::after_a_call();
+    }
+}
+
+/// Takes an object to free it. Where it is none, that is told, and the program ends if it is to.
+fn release(id: Id, address: usize, stack: u64, frame: u64) -> bool {
+    let Err(why) = pool::take(id, address) else { return true };
+    let bug = match why {
+        NotFreed::Freed => bug::DOUBLE_FREE,
+        NotFreed::NoObject => bug::INVALID_FREE,
+    };
+    tell_free(bug, address, pool::meant(address).map(|(id, _)| id), node(stack, frame));
+    false
+}
+
+fn tell_free(bug: u64, address: usize, object: Option<Id>, node: u32) {
+    let access = access::FREE;
+    tell::tell(&tell::Bug { bug, access, address, object, node, exact: false, goes_on: goes_on() });
+    tell::after_a_call();
+}
+
+fn tell_broken(id: Id, address: usize, node: u32, access: u64) {
+    let is_before = address < id.slot().address.load(Relaxed);
+    let bug = if is_before { bug::UNDERFLOW } else { bug::OVERFLOW };
+    let goes_on = goes_on() || access == access::WRITTEN_BEFORE_END;
+    tell::tell(&tell::Bug { bug, access, address, object: Some(id), node, exact: false, goes_on });
+}
+
+/// Whether an address is of nothing that `malloc` gives: of the stack, of a program's data, not aligned, or of a mapping. It
+/// is told then.
+fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
+    let on_stack = || {
+        let entered = threads::enter()?;
+        let end = entered.thread().end_of_stack(stack);
+        threads::leave(entered);
+        Some((stack..end?).contains(&(address as u64)))
+    };
+    let is_page = IS_ODD.load(Relaxed) != 0 && address.is_multiple_of(pool::page());
+    let is_none = !address.is_multiple_of(ALIGN)
+        || is_page
+        || on_stack().unwrap_or(false)
+        || modules::find(address as u64).is_some();
+    if is_none {
+        tell_free(bug::INVALID_FREE, address, None, node(stack, frame));
+    }
+    is_none
+}
+
+unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
+    let address = old.addr();
+    if old.is_null() {
+        return guarded(size, ALIGN, stack, frame)
+            .unwrap_or_else(|| real::realloc(old, begin::size(size)));
+    }
+    if real::may_be_boot() && real::is_boot(old) {
+        return begin::from_boot(old, size);
+    }
+    let Some(id) = pool::find(address) else {
+        if is_strict() && is_no_block(address, stack, frame) {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the program hands a block of the allocator behind over.
+        return unsafe { realloc_other(old, size, stack, frame) };
+    };
+    let length = match pool::length(id, address) {
+        Some(length) => length,
+        None => {
+            release(id, address, stack, frame);
+            return std::ptr::null_mut();
+        }
+    };
+    if size == 0 {
+        // As the C library does.
+        free_guarded(id, address, stack, frame);
+        return std::ptr::null_mut();
+    }
+    let new = guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::malloc(begin::size(size)));
+    if !new.is_null() {
+        // SAFETY: both are live, of at least that many bytes.
+        unsafe { copy(old, new, length.min(size)) };
+        free_guarded(id, address, stack, frame);
+    }
+    new
+}
+
+unsafe fn copy(from: *const c_void, to: *mut c_void, length: usize) {
+    // SAFETY: the caller's promise; both are not the same object.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), length) };
+}
+
+unsafe fn realloc_other(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
+    let object = if size == 0 { None } else { guarded(size, ALIGN, stack, frame) };
+    let Some(new) = object else { return real::realloc(old, begin::size(size)) };
+    // SAFETY: the block is live.
+    let length = unsafe { malloc_usable_size(old) }.min(size);
+    // SAFETY: both are live, of at least that many bytes.
+    unsafe { copy(old, new, length) };
+    real::free(old);
+    new
+}
+
+static USABLE_SIZE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static FORK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// How many bytes of a block may be used.
+///
+/// # Safety
+/// That of the C library's function.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
+    let address = block.addr();
+    if let Some(id) = pool::find(address) {
+        return pool::length(id, address).unwrap_or(0);
+    }
+    let function = others::behind(&USABLE_SIZE, c"malloc_usable_size");
+    if function.is_null() || block.is_null() {
+        return 0;
+    }
+    type Kind = unsafe extern "C" fn(*mut c_void) -> usize;
+    // SAFETY: the symbol of this name has this type.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    // SAFETY: the caller's promise.
+    unsafe { function(block) }
+}
+
+/// Makes a child, which has all that is guarded as its parent does.
+///
+/// # Safety
+/// That of the C library's function.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn fork() -> c_int {
+    let function = others::behind(&FORK, c"fork");
+    if function.is_null() {
+        return -1;
+    }
+    // SAFETY: the symbol of this name has this type.
+    let function =
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(function) };
+    let entered = if is_on() { threads::enter() } else { None };
+    let Some(entered) = entered else {
+        // SAFETY: the caller's promise.
+        return unsafe { function() };
+    };
+    pool::hold_for_fork();
+    // SAFETY: the caller's promise.
+    let result = unsafe { function() };
+    // SAFETY: it was held above, by this thread, or by the one that it is a copy of.
+    unsafe { pool::go_on_after_fork() };
+    // In the child a thread's memory is zeros, and it begins anew.
+    threads::leave(entered);
+    result
+}
+
+/// Runs when the program ends in order.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_END_OF_PROGRAM: unsafe extern "C" fn() = at_end;
+
+unsafe extern "C" fn at_end() {
+    // A child of `fork` that has allocated nothing yet knows it now.
+    if RATE.load(Relaxed) == 0 || !begin::is_recording() {
+        return;
+    }
+    pool::each_live(|id| {
+        if let Some(place) = pool::broken(id) {
+            tell_broken(id, place, ROOT, access::WRITTEN_BEFORE_END);
+        }
+    });
+    tell::end();
+}

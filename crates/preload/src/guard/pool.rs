@@ -1,0 +1,582 @@
+//! Where guarded objects lie: pages of their own, with inaccessible ones on both sides.
+//!
+//! A range of addresses is reserved once, so that one comparison tells guarded objects from others. It has a part for each
+//! class of sizes, cut into slots. A slot of class *c* has 2^*c* pages for one object and as many, at least three, that are
+//! never accessible:
+//!
+//! ```text
+//!  class 0  | guard | object | guard | guard |         class 2  | guard | o | o | o | o | guard | guard | guard |
+//!                          ^ ends here, or begins at the page's beginning
+//! ```
+//!
+//! Pages that the object does not reach stay inaccessible. What is left in its own pages is filled ([`super::canary`]). Once it
+//! is freed its pages are inaccessible again and take no memory. Its slot is used again when no other of its class is left
+//! that never was, and then the one that was freed first.
+//!
+//! Pages are made inaccessible by marks in the page tables where the kernel has these (`MADV_GUARD_INSTALL`, Linux 6.13), and
+//! by mappings else, and in classes whose slots would take whole page tables: a process may have some 65,000 mappings.
+
+use std::sync::atomic::{
+    AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
+
+use super::canary;
+use crate::kernel::{self, File};
+use crate::lock::Lock;
+
+/// The first address, and how many there are: 0 where nothing is guarded.
+pub(crate) static BASE: AtomicUsize = AtomicUsize::new(0);
+pub(crate) static LENGTH: AtomicUsize = AtomicUsize::new(0);
+
+/// Classes of sizes: objects of up to 2^15 pages.
+const CLASSES: usize = 16;
+/// From here on pages are made inaccessible by mappings in any case.
+const LARGE: usize = 5;
+/// Bits of a part's length, the largest that is tried, and the smallest.
+const PART: u32 = 36;
+const SMALLEST_PART: u32 = 28;
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of `<linux/mman.h>`.
+const INSTALL: i32 = 102;
+const REMOVE: i32 = 103;
+/// Mappings that are left to the program.
+const MAPPINGS_LEFT: i64 = 5000;
+/// How many a process has, where the kernel does not say.
+const MAPPINGS_USUAL: i64 = 65_530;
+/// Slots that each class has at the least.
+const FEWEST: usize = 16;
+
+static PART_BITS: AtomicU32 = AtomicU32::new(0);
+static PAGE_BITS: AtomicU32 = AtomicU32::new(0);
+static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(std::ptr::null_mut());
+/// Whether the kernel has marks.
+static HAS_MARKS: AtomicU32 = AtomicU32::new(0);
+/// Bytes of accessible pages that there may still be, and objects with mappings of their own.
+static ROOM: AtomicI64 = AtomicI64::new(0);
+static MAPPINGS: AtomicI64 = AtomicI64::new(0);
+static MOST: AtomicI64 = AtomicI64::new(0);
+static LEAST_ROOM: AtomicI64 = AtomicI64::new(0);
+/// Objects guarded, and left out.
+static GUARDED: AtomicU64 = AtomicU64::new(0);
+static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+
+/// Under which slots are taken.
+static LOCK: Lock = Lock::new();
+
+/// What a slot is.
+pub(crate) mod state {
+    /// Nothing was ever here.
+    pub(crate) const UNUSED: u32 = 0;
+    /// An object that is live.
+    pub(crate) const LIVE: u32 = 1;
+    /// One that was freed.
+    pub(crate) const FREED: u32 = 2;
+    /// One that is live, and being looked at.
+    pub(crate) const CHECKED: u32 = 3;
+}
+
+/// A slot's object.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Slot {
+    pub state: AtomicU32,
+    /// The next of those that were freed, plus 1.
+    next: AtomicU32,
+    pub address: AtomicUsize,
+    pub size: AtomicUsize,
+    /// Nodes of call stacks, and threads.
+    pub allocated_at: AtomicU32,
+    pub allocated_by: AtomicU32,
+    pub freed_at: AtomicU32,
+    pub freed_by: AtomicU32,
+    /// 1 where pages were made accessible that should not be.
+    opened: AtomicU32,
+}
+
+/// Slots of a class.
+struct Class {
+    /// How many there may be, and how many were ever used.
+    most: AtomicU32,
+    used: AtomicU32,
+    /// Those that were freed, plus 1: from the first to the last; and some that are yet to be put behind the last, in no order.
+    first: AtomicU32,
+    last: AtomicU32,
+    late: AtomicU32,
+    /// Bytes of the part that are marked.
+    marked: AtomicUsize,
+}
+
+static ALL: [Class; CLASSES] = [const {
+    Class {
+        most: AtomicU32::new(0),
+        used: AtomicU32::new(0),
+        first: AtomicU32::new(0),
+        last: AtomicU32::new(0),
+        late: AtomicU32::new(0),
+        marked: AtomicUsize::new(0),
+    }
+}; CLASSES];
+
+/// A slot by class and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Id {
+    class: usize,
+    number: u32,
+}
+
+fn page_bits() -> u32 {
+    PAGE_BITS.load(Relaxed)
+}
+
+pub(crate) fn page() -> usize {
+    1 << page_bits()
+}
+
+/// Bits of a slot's length.
+fn slot_bits(class: usize) -> u32 {
+    page_bits() + (class as u32 + 1).max(2)
+}
+
+fn part_bits() -> u32 {
+    PART_BITS.load(Relaxed)
+}
+
+/// Slots that a class has addresses for.
+fn slots_of(class: usize, part: u32) -> usize {
+    1_usize.checked_shl(part.saturating_sub(slot_bits(class))).unwrap_or(0)
+}
+
+fn is_marked(class: usize) -> bool {
+    class < LARGE && HAS_MARKS.load(Relaxed) != 0
+}
+
+impl Id {
+    /// What is known of it.
+    pub(crate) fn slot(self) -> &'static Slot {
+        let before: usize = (0..self.class).map(|class| slots_of(class, part_bits())).sum();
+        let place = SLOTS.load(Relaxed).wrapping_add(before + self.number as usize);
+        // SAFETY: there is one for each slot of each class, all atomic, and they are never unmapped.
+        unsafe { &*place }
+    }
+
+    fn start(self) -> usize {
+        let part = BASE.load(Relaxed) + (self.class << part_bits());
+        part + ((self.number as usize) << slot_bits(self.class))
+    }
+
+    /// From where to where an object may lie.
+    fn objects(self) -> (usize, usize) {
+        let start = self.start() + page();
+        (start, start + (page() << self.class))
+    }
+
+    /// The slot before this one, and the one behind it.
+    fn neighbours(self) -> [Option<Id>; 2] {
+        let behind = self.number + 1;
+        let has_behind = (behind as usize) < slots_of(self.class, part_bits());
+        [
+            self.number.checked_sub(1).map(|number| Id { number, ..self }),
+            has_behind.then_some(Id { number: behind, ..self }),
+        ]
+    }
+
+    /// The pages that its object has bytes in.
+    pub(crate) fn pages(self) -> (usize, usize) {
+        let slot = self.slot();
+        let start = slot.address.load(Relaxed);
+        let end = start + slot.size.load(Relaxed).max(1);
+        (start & !(page() - 1), end.next_multiple_of(page()))
+    }
+
+    /// Makes pages accessible.
+    fn open(self, from: usize, to: usize) -> bool {
+        if is_marked(self.class) {
+            // SAFETY: the pages are this slot's, in which nobody has anything.
+            unsafe { kernel::advise(from, to - from, REMOVE) }.is_ok()
+        } else {
+            let all = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: as above.
+            unsafe { kernel::protect(from, to - from, all) }.is_ok()
+        }
+    }
+
+    /// Makes pages inaccessible and empty.
+    fn shut(self, from: usize, to: usize) {
+        if is_marked(self.class) {
+            // SAFETY: the pages are this slot's, whose object is no more.
+            if unsafe { kernel::advise(from, to - from, INSTALL) }.is_ok() {
+                return;
+            }
+        } else {
+            // SAFETY: as above.
+            let _ = unsafe { kernel::protect(from, to - from, libc::PROT_NONE) };
+        }
+        // SAFETY: as above.
+        let _ = unsafe { kernel::advise(from, to - from, libc::MADV_DONTNEED) };
+    }
+
+    /// Makes the page of an address accessible for good, since the program is to go on.
+    pub(crate) fn let_in(self, address: usize) -> bool {
+        let from = address & !(page() - 1);
+        self.slot().opened.store(1, Relaxed);
+        self.open(from, from + page())
+    }
+}
+
+/// Makes ready to guard objects in at most so many bytes of memory; none where that cannot be.
+pub(crate) fn begin(most: u64) -> Option<()> {
+    // SAFETY: it only reads what the kernel handed to the program.
+    let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
+    if !page.is_power_of_two() {
+        return None;
+    }
+    PAGE_BITS.store(page.trailing_zeros(), Relaxed);
+    let (part, base) = (SMALLEST_PART..=PART)
+        .rev()
+        .step_by(2)
+        .find_map(|part| kernel::reserve(CLASSES << part).ok().map(|base| (part, base)))?;
+    let count: usize = (0..CLASSES).map(|class| slots_of(class, part)).sum();
+    let Ok(slots) = kernel::private(count * size_of::<Slot>()) else {
+        // SAFETY: nobody knows of it yet.
+        unsafe { kernel::unmap(base, CLASSES << part) };
+        return None;
+    };
+    SLOTS.store(slots.cast(), Relaxed);
+    PART_BITS.store(part, Relaxed);
+    let base = base.expose_provenance();
+    HAS_MARKS.store(u32::from(try_marks(base)), Relaxed);
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
+    // What is not for objects is for slots and their page tables.
+    let room = most / 4 * 3;
+    ROOM.store(room, Relaxed);
+    LEAST_ROOM.store(room, Relaxed);
+    MOST.store(room, Relaxed);
+    // An object splits a mapping into three.
+    MAPPINGS.store((mappings() - MAPPINGS_LEFT).max(0) / 2, Relaxed);
+    let mut share = usize::try_from(most / 4).unwrap_or(usize::MAX);
+    for (class, its) in ALL.iter().enumerate() {
+        share /= 2;
+        let tables = if is_marked(class) { 8 << (slot_bits(class) - page_bits()) } else { 0 };
+        let most = (share / (size_of::<Slot>() + tables)).max(FEWEST).min(slots_of(class, part));
+        its.most.store(u32::try_from(most).unwrap_or(u32::MAX), Relaxed);
+    }
+    BASE.store(base, Relaxed);
+    LENGTH.store(CLASSES << part, Release);
+    Some(())
+}
+
+/// Whether this kernel has marks: tried on the first page, where they stay.
+fn try_marks(base: usize) -> bool {
+    let length = page();
+    let all = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: nobody uses it yet.
+    let opened = unsafe { kernel::protect(base, length, all) };
+    // SAFETY: as above.
+    opened.is_ok() && unsafe { kernel::advise(base, length, INSTALL) }.is_ok()
+}
+
+/// How many mappings a process may have.
+fn mappings() -> i64 {
+    let read = || {
+        let file = File::open(c"/proc/sys/vm/max_map_count").ok()?;
+        let mut bytes = [0_u8; 24];
+        let count = file.read(&mut bytes).ok()?;
+        let digits = bytes.get(..count)?.iter().take_while(|byte| byte.is_ascii_digit());
+        Some(digits.fold(0_i64, |number, digit| {
+            number.saturating_mul(10).saturating_add(i64::from(digit - b'0'))
+        }))
+    };
+    read().filter(|&count| count > 0).unwrap_or(MAPPINGS_USUAL)
+}
+
+/// Whether pages are made inaccessible by marks.
+pub(crate) fn has_marks() -> bool {
+    HAS_MARKS.load(Relaxed) != 0
+}
+
+/// Whether an address is of guarded memory.
+#[inline(always)]
+pub(crate) fn contains(address: usize) -> bool {
+    address.wrapping_sub(BASE.load(Relaxed)) < LENGTH.load(Relaxed)
+}
+
+/// The slot that an address is in, which must be of guarded memory.
+pub(crate) fn find(address: usize) -> Option<Id> {
+    let offset = address.wrapping_sub(BASE.load(Relaxed));
+    if offset >= LENGTH.load(Relaxed) {
+        return None;
+    }
+    let class = offset >> part_bits();
+    let within = offset & ((1 << part_bits()) - 1);
+    Some(Id { class, number: (within >> slot_bits(class)) as u32 })
+}
+
+/// Objects that were guarded, those that were not for want of room, and the most bytes at a time.
+pub(crate) fn counts() -> (u64, u64, u64) {
+    let most = MOST.load(Relaxed) - LEAST_ROOM.load(Relaxed);
+    (GUARDED.load(Relaxed), LEFT_OUT.load(Relaxed), most.cast_unsigned())
+}
+
+/// Guards an object; none where there is no room. With `first` it lies at the beginning of its page, else at the end.
+pub(crate) fn allocate(
+    size: usize,
+    align: usize,
+    first: bool,
+    node: u32,
+    thread: u32,
+) -> Option<usize> {
+    let id = place(size, align);
+    if id.is_none() {
+        LEFT_OUT.fetch_add(1, Relaxed);
+    }
+    let (id, bytes) = id?;
+    let slot = id.slot();
+    let (low, high) = id.objects();
+    let address =
+        if first { low.next_multiple_of(align) } else { (high - size.max(1)) & !(align - 1) };
+    slot.state.store(state::UNUSED, Relaxed);
+    if slot.opened.swap(0, Relaxed) != 0 {
+        id.shut(id.start(), id.start() + (1 << slot_bits(id.class)));
+    }
+    slot.address.store(address, Relaxed);
+    slot.size.store(size, Relaxed);
+    slot.allocated_at.store(node, Relaxed);
+    slot.allocated_by.store(thread, Relaxed);
+    slot.freed_at.store(0, Relaxed);
+    slot.freed_by.store(0, Relaxed);
+    let (from, to) = id.pages();
+    // Of an alignment above a page more was taken than is used.
+    let exact = i64::try_from(to - from).unwrap_or(bytes);
+    ROOM.fetch_add(bytes - exact, Relaxed);
+    if !id.open(from, to) {
+        give_back(id, exact);
+        LEFT_OUT.fetch_add(1, Relaxed);
+        slot.state.store(state::FREED, Relaxed);
+        put_late(id);
+        return None;
+    }
+    canary::fill(from, address, address + size, to);
+    slot.state.store(state::LIVE, Release);
+    GUARDED.fetch_add(1, Relaxed);
+    Some(address)
+}
+
+/// A slot for an object, and the bytes of memory that it will take.
+fn place(size: usize, align: usize) -> Option<(Id, i64)> {
+    let more = if align > page() { align } else { 0 };
+    let pages = size.max(1).checked_add(more)?.checked_add(page() - 1)? >> page_bits();
+    let class = pages.checked_next_power_of_two()?.trailing_zeros() as usize;
+    let its = ALL.get(class)?;
+    let bytes = i64::try_from(pages << page_bits()).ok()?;
+    if ROOM.fetch_sub(bytes, Relaxed) < bytes {
+        ROOM.fetch_add(bytes, Relaxed);
+        return None;
+    }
+    if !is_marked(class) && MAPPINGS.fetch_sub(1, Relaxed) <= 0 {
+        MAPPINGS.fetch_add(1, Relaxed);
+        ROOM.fetch_add(bytes, Relaxed);
+        return None;
+    }
+    LEAST_ROOM.fetch_min(ROOM.load(Relaxed), Relaxed);
+    let taken = its.take(class);
+    let Some(number) = taken else {
+        give_back(Id { class, number: 0 }, bytes);
+        return None;
+    };
+    Some((Id { class, number }, bytes))
+}
+
+fn give_back(id: Id, bytes: i64) {
+    ROOM.fetch_add(bytes, Relaxed);
+    if !is_marked(id.class) {
+        MAPPINGS.fetch_add(1, Relaxed);
+    }
+}
+
+impl Class {
+    fn take(&self, class: usize) -> Option<u32> {
+        let _held = LOCK.hold();
+        let used = self.used.load(Relaxed);
+        if used < self.most.load(Relaxed) {
+            self.mark(class, used)?;
+            self.used.store(used + 1, Relaxed);
+            return Some(used);
+        }
+        if self.first.load(Relaxed) == 0 {
+            self.put_in_order(class);
+        }
+        let number = self.first.load(Relaxed).checked_sub(1)?;
+        let next = Id { class, number }.slot().next.load(Relaxed);
+        self.first.store(next, Relaxed);
+        if next == 0 {
+            self.last.store(0, Relaxed);
+        }
+        Some(number)
+    }
+
+    /// Puts those that were freed late behind the last.
+    fn put_in_order(&self, class: usize) {
+        // The one that was freed last comes first there.
+        let newest = self.late.swap(0, Acquire);
+        let (mut late, mut oldest) = (newest, 0);
+        while let Some(number) = late.checked_sub(1) {
+            late = Id { class, number }.slot().next.swap(oldest, Relaxed);
+            oldest = number + 1;
+        }
+        if newest == 0 {
+            return;
+        }
+        match self.last.swap(newest, Relaxed).checked_sub(1) {
+            None => self.first.store(oldest, Relaxed),
+            Some(last) => Id { class, number: last }.slot().next.store(oldest, Relaxed),
+        }
+    }
+
+    /// Has the pages of a slot marked that is used for the first time, and those of the next ones.
+    fn mark(&self, class: usize, number: u32) -> Option<()> {
+        const AT_ONCE: usize = 2 << 20;
+        if !is_marked(class) {
+            return Some(());
+        }
+        let id = Id { class, number };
+        let part = BASE.load(Relaxed) + (class << part_bits());
+        let end = id.start() + (1 << slot_bits(class)) - part;
+        let marked = self.marked.load(Relaxed);
+        if end <= marked {
+            return Some(());
+        }
+        let all = libc::PROT_READ | libc::PROT_WRITE;
+        // Marks first cannot be: they need pages that may be accessed. Nobody knows of them meanwhile.
+        // SAFETY: nothing was ever in these pages.
+        unsafe { kernel::protect(part + marked, AT_ONCE, all) }.ok()?;
+        // SAFETY: as above.
+        unsafe { kernel::advise(part + marked, AT_ONCE, INSTALL) }.ok()?;
+        self.marked.store(marked + AT_ONCE, Relaxed);
+        Some(())
+    }
+}
+
+/// Has a slot used again, without a lock: whoever holds it puts it in order.
+fn put_late(id: Id) {
+    let late = &ALL[id.class].late;
+    let mut first = late.load(Relaxed);
+    loop {
+        id.slot().next.store(first, Relaxed);
+        match late.compare_exchange_weak(first, id.number + 1, Release, Relaxed) {
+            Ok(_) => return,
+            Err(now) => first = now,
+        }
+    }
+}
+
+/// Why an object cannot be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotFreed {
+    /// No object begins there.
+    NoObject,
+    /// It was freed before.
+    Freed,
+}
+
+/// How long the live object is that begins at an address.
+pub(crate) fn length(id: Id, address: usize) -> Option<usize> {
+    let slot = id.slot();
+    let is_live = matches!(slot.state.load(Acquire), state::LIVE | state::CHECKED);
+    (is_live && slot.address.load(Relaxed) == address).then(|| slot.size.load(Relaxed))
+}
+
+/// Takes an object for this thread to free; it is live for nobody else from then on.
+pub(crate) fn take(id: Id, address: usize) -> Result<(), NotFreed> {
+    let slot = id.slot();
+    loop {
+        let state = slot.state.load(Acquire);
+        if state == state::UNUSED || slot.address.load(Relaxed) != address {
+            return Err(NotFreed::NoObject);
+        }
+        match slot.state.compare_exchange(state::LIVE, state::FREED, Acquire, Acquire) {
+            Ok(_) => return Ok(()),
+            Err(state::CHECKED) => kernel::give_way(),
+            Err(_) => return Err(NotFreed::Freed),
+        }
+    }
+}
+
+/// The byte nearest to an object that was changed outside of it, in its own pages. The object is taken, or being checked.
+pub(crate) fn broken(id: Id) -> Option<usize> {
+    let slot = id.slot();
+    let address = slot.address.load(Relaxed);
+    let (from, to) = id.pages();
+    canary::broken(from, address, address + slot.size.load(Relaxed), to)
+}
+
+/// Frees an object that was taken.
+pub(crate) fn free(id: Id, node: u32, thread: u32) {
+    let slot = id.slot();
+    slot.freed_at.store(node, Relaxed);
+    slot.freed_by.store(thread, Relaxed);
+    let (from, to) = id.pages();
+    id.shut(from, to);
+    give_back(id, i64::try_from(to - from).unwrap_or(0));
+    put_late(id);
+}
+
+/// Calls `look` with each object that is live, which nobody frees meanwhile.
+pub(crate) fn each_live(mut look: impl FnMut(Id)) {
+    for (class, its) in ALL.iter().enumerate() {
+        for number in 0..its.used.load(Relaxed) {
+            let id = Id { class, number };
+            let state = &id.slot().state;
+            if state.compare_exchange(state::LIVE, state::CHECKED, Acquire, Relaxed).is_ok() {
+                look(id);
+                state.store(state::LIVE, Release);
+            }
+        }
+    }
+}
+
+/// The object that an access to guarded memory most probably meant, and how far from it the address is.
+pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
+    let here = find(address)?;
+    let [before, behind] = here.neighbours();
+    let distance = |id: &Id| {
+        let slot = id.slot();
+        let start = slot.address.load(Relaxed);
+        let end = start + slot.size.load(Relaxed);
+        match slot.state.load(Acquire) {
+            state::UNUSED => None,
+            _ if address < start => Some(start - address),
+            _ if address >= end => Some(address - end + 1),
+            _ => Some(0),
+        }
+    };
+    let candidates = [Some(here), before, behind].into_iter().flatten();
+    let known = candidates.filter_map(|id| distance(&id).map(|distance| (id, distance)));
+    // An object that is live is a likelier neighbour than one that was freed, unless the access was to that one itself.
+    known.min_by_key(|&(id, distance)| {
+        let is_live = id.slot().state.load(Relaxed) == state::LIVE;
+        let (from, to) = id.pages();
+        let is_own_page = !is_live && (from..to).contains(&address);
+        (!is_own_page && !is_live, distance)
+    })
+}
+
+/// No child of `fork` begins while slots are being taken.
+pub(crate) fn hold_for_fork() {
+    std::mem::forget(LOCK.hold());
+}
+
+/// Ends what [`hold_for_fork`] began.
+///
+/// # Safety
+/// This thread called that.
+pub(crate) unsafe fn go_on_after_fork() {
+    // SAFETY: the caller's promise.
+    unsafe { LOCK.open() };
+}
+
+/// Begins anew in a child of `fork`, with the objects of its parent.
+pub(crate) fn forked() {
+    LOCK.reset();
+    GUARDED.store(0, Relaxed);
+    LEFT_OUT.store(0, Relaxed);
+}

@@ -1,0 +1,324 @@
+//! What is wrong is told: to who listens at the socket, with all call stacks, before the program goes on or ends.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use pagewise_heaplog::guard::{
+    self, MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, means, module, word,
+};
+use pagewise_heaplog::recording::ROOT;
+use pagewise_heaplog::tables::{greeting, module as entry};
+
+use super::{goes_on, pool};
+use crate::kernel::{self, File};
+use crate::lock::Lock;
+use crate::rows::INTERRUPTED;
+use crate::shared;
+use crate::stacks::At;
+use crate::threads;
+
+/// How an object was come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+    Execute,
+}
+
+/// What is wrong with an object, or where there is none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bug {
+    pub bug: u64,
+    pub access: u64,
+    pub address: usize,
+    pub object: Option<pool::Id>,
+    /// The call stack.
+    pub node: u32,
+    pub exact: bool,
+    pub goes_on: bool,
+}
+
+/// The path of the socket, with a zero behind it.
+static PATH: [AtomicU8; 109] = [const { AtomicU8::new(0) }; 109];
+/// Under which a message is put together.
+static LOCK: Lock = Lock::new();
+static MESSAGE: [AtomicU64; MOST_WORDS] = [const { AtomicU64::new(0) }; MOST_WORDS];
+/// What was told, so that a loop tells it once.
+static TOLD: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
+/// Bytes of build IDs and paths end here.
+const LONGEST: usize = 4 << 10;
+
+/// Says where to tell.
+pub(crate) fn begin(path: &[u8]) -> Option<()> {
+    for (to, from) in PATH.iter().zip(path) {
+        to.store(*from, Relaxed);
+    }
+    (path.len() < PATH.len()).then_some(())
+}
+
+/// In a child of `fork`.
+pub(crate) fn forked() {
+    LOCK.reset();
+}
+
+/// A message that is being put together; the lock is held.
+struct Message {
+    used: usize,
+}
+
+impl Message {
+    fn new(kind: u64, words: usize) -> Message {
+        let mut message = Message { used: words };
+        for number in 0..words {
+            message.set(number, 0);
+        }
+        message.set(word::MAGIC, MAGIC);
+        message.set(word::KIND, kind);
+        message.set(word::PID, u64::from(kernel::process()));
+        message.set(word::TIME, kernel::clock(libc::CLOCK_REALTIME));
+        message
+    }
+
+    fn set(&mut self, number: usize, value: u64) {
+        if let Some(to) = MESSAGE.get(number) {
+            to.store(value, Relaxed);
+        }
+    }
+
+    fn push(&mut self, value: u64) {
+        self.set(self.used, value);
+        self.used += 1;
+    }
+
+    fn bytes(&mut self, at: u64, length: usize) {
+        for begin in (0..length).step_by(8) {
+            let mut word = [0_u8; 8];
+            for (number, byte) in word.iter_mut().enumerate().take(length - begin) {
+                *byte = shared::byte(at as usize + begin + number);
+            }
+            self.push(u64::from_ne_bytes(word));
+        }
+    }
+
+    /// Sends it and waits for the answer: true where who listens has it.
+    fn send(mut self) -> bool {
+        self.set(word::LENGTH, self.used as u64);
+        let mut path = [0_u8; 109];
+        for (to, from) in path.iter_mut().zip(&PATH) {
+            *to = from.load(Relaxed);
+        }
+        let end = path.iter().position(|&byte| byte == 0).unwrap_or(0);
+        let words = self.used.min(MOST_WORDS);
+        // SAFETY: the words are so many, of eight bytes, and change only under the lock, which is held.
+        let bytes = unsafe { std::slice::from_raw_parts(MESSAGE.as_ptr().cast(), words * 8) };
+        let say = || {
+            let socket = File::connect(path.get(..end)?).ok()?;
+            socket.say(bytes).ok()?;
+            let mut answer = [0_u8];
+            socket.read(&mut answer).ok()?;
+            (answer == [greeting::YES]).then_some(())
+        };
+        say().is_some()
+    }
+}
+
+/// Asks whether this process is to be guarded.
+pub(crate) fn hello() -> bool {
+    let _held = LOCK.hold();
+    let mut message = Message::new(kind::HELLO, word::HELLO_WORDS);
+    message.set(word::PARENT, u64::from(kernel::parent()));
+    message.set(word::MEANS, if pool::has_marks() { means::MARKS } else { means::MAPPINGS });
+    message.send()
+}
+
+/// Says that the program ends.
+pub(crate) fn end() {
+    let _held = LOCK.hold();
+    let (guarded, left_out, most) = pool::counts();
+    let mut message = Message::new(kind::END, word::END_WORDS);
+    message.set(word::GUARDED, guarded);
+    message.set(word::LEFT_OUT, left_out);
+    message.set(word::MOST, most);
+    message.send();
+}
+
+/// An access to guarded memory that the processor has refused. Whether the program can go on: the page is accessible now.
+pub(crate) fn access(address: usize, at: At, how: Access) -> bool {
+    let goes_on = goes_on();
+    let meant = pool::meant(address).map(|(id, _)| id);
+    let bug = meant.map_or(bug::WILD, |id| {
+        let slot = id.slot();
+        let start = slot.address.load(Relaxed);
+        let end = start + slot.size.load(Relaxed);
+        if slot.state.load(Relaxed) == pool::state::FREED {
+            bug::USE_AFTER_FREE
+        } else if address < start {
+            bug::UNDERFLOW
+        } else if address >= end {
+            bug::OVERFLOW
+        } else {
+            // Freed and used again meanwhile, by another thread: the object is not the one that was meant.
+            bug::WILD
+        }
+    });
+    let access = match how {
+        Access::Read => access::READ,
+        Access::Write => access::WRITE,
+        Access::Execute => access::EXECUTE,
+    };
+    let at = At { code: at.code | INTERRUPTED, ..at };
+    let node = match threads::enter() {
+        Some(entered) => {
+            let node = entered.thread().node(at);
+            threads::leave(entered);
+            node
+        }
+        None => ROOT,
+    };
+    tell(&Bug { bug, access, address, object: meant, node, exact: true, goes_on });
+    goes_on && pool::find(address).is_some_and(|id| id.let_in(address))
+}
+
+/// Tells of a bug, unless the same was told before.
+pub(crate) fn tell(bug: &Bug) {
+    let _held = LOCK.hold();
+    let object = bug.object.map(pool::Id::slot);
+    let allocated_at = object.map_or(ROOT, |slot| slot.allocated_at.load(Relaxed));
+    if was_told([bug.bug, bug.access, u64::from(bug.node), u64::from(allocated_at)]) {
+        return;
+    }
+    let mut message = Message::new(kind::BUG, word::BUG_WORDS);
+    message.set(word::TID, u64::from(kernel::thread()));
+    for (number, part) in kernel::thread_name().chunks_exact(8).enumerate() {
+        message.set(word::NAME + number, part.try_into().map_or(0, u64::from_ne_bytes));
+    }
+    message.set(word::BUG, bug.bug);
+    message.set(word::ACCESS, bug.access);
+    message.set(word::ADDRESS, bug.address as u64);
+    message.set(word::EXACT, u64::from(bug.exact));
+    message.set(word::GOES_ON, u64::from(bug.goes_on));
+    let mut stacks = [bug.node, ROOT, ROOT];
+    if let Some(slot) = object {
+        message.set(word::OBJECT, slot.address.load(Relaxed) as u64);
+        message.set(word::SIZE, slot.size.load(Relaxed) as u64);
+        message.set(word::ALLOCATED_BY, u64::from(slot.allocated_by.load(Relaxed)));
+        message.set(word::FREED_BY, u64::from(slot.freed_by.load(Relaxed)));
+        stacks[1] = allocated_at;
+        if slot.freed_by.load(Relaxed) != 0 {
+            stacks[2] = slot.freed_at.load(Relaxed);
+        }
+    }
+    let mut modules = Modules { known: [0; MOST_MODULES], count: 0 };
+    for node in stacks {
+        for place in (Nodes { node, left: MOST_FRAMES }) {
+            modules.number(shared::place(place).1.load(Relaxed));
+        }
+    }
+    for index in 0..modules.count {
+        modules.put(index, &mut message);
+    }
+    message.set(word::MODULES, modules.count as u64);
+    for (number, node) in stacks.into_iter().enumerate() {
+        let mut frames = 0;
+        for place in (Nodes { node, left: MOST_FRAMES }) {
+            let (address, module) = shared::place(place);
+            message.push(address.load(Relaxed));
+            message.push(modules.number(module.load(Relaxed)));
+            frames += 1;
+        }
+        message.set(word::FRAMES + number, frames);
+    }
+    if !message.send() {
+        kernel::complain(
+            b"pagewise guard: the heap was misused, and nobody listens to be told how\n",
+        );
+    }
+}
+
+fn was_told(words: [u64; 4]) -> bool {
+    let mix =
+        |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let hash = words.into_iter().fold(1, mix) | 1;
+    for told in &TOLD {
+        match told.load(Relaxed) {
+            0 => {
+                told.store(hash, Relaxed);
+                return false;
+            }
+            known if known == hash => return true,
+            _ => {}
+        }
+    }
+    // Who makes this many mistakes has heard enough.
+    true
+}
+
+/// Places of a call stack, the innermost first.
+struct Nodes {
+    node: u32,
+    left: usize,
+}
+
+impl Iterator for Nodes {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        if self.node == ROOT {
+            return None;
+        }
+        self.left = self.left.checked_sub(1)?;
+        let (parent, place) = shared::node(self.node as usize);
+        self.node = parent.load(Relaxed);
+        Some(place.load(Relaxed) as usize)
+    }
+}
+
+/// Modules of a message: numbers plus 1.
+struct Modules {
+    known: [u64; MOST_MODULES],
+    count: usize,
+}
+
+impl Modules {
+    /// The number plus 1 in the message, of the number plus 1 in the tables; 0 for none.
+    fn number(&mut self, module: u64) -> u64 {
+        if module == 0 {
+            return 0;
+        }
+        let known = self.known.iter().take(self.count).position(|&known| known == module);
+        match known {
+            Some(index) => index as u64 + 1,
+            None if self.count < MOST_MODULES => {
+                self.known[self.count] = module;
+                self.count += 1;
+                self.count as u64
+            }
+            None => 0,
+        }
+    }
+
+    fn put(&self, index: usize, message: &mut Message) {
+        let number = self.known[index] as usize - 1;
+        let get = |word| shared::module(number, word).load(Relaxed);
+        let path = (get(entry::PATH_LENGTH) as usize).min(LONGEST);
+        let id = (get(entry::BUILD_ID_LENGTH) as usize).min(64);
+        // Paths may be long, and the message has to hold the frames yet.
+        let room = MOST_WORDS - 2 * 3 * MOST_FRAMES - (MOST_MODULES - index) * (module::WORDS + 16);
+        let path = if message.used + path / 8 > room { 0 } else { path };
+        for value in [get(entry::START), get(entry::END), get(entry::BIAS), path as u64, id as u64]
+        {
+            message.push(value);
+        }
+        message.bytes(get(entry::PATH), path);
+        message.bytes(get(entry::BUILD_ID), id);
+    }
+}
+
+/// What a mistaken call comes to: the end of the program, or nothing.
+pub(crate) fn after_a_call() {
+    if !goes_on() {
+        // SAFETY: it ends the program, as the C library does where it finds such a mistake.
+        unsafe { libc::abort() }
+    }
+}
+
+const _: () = assert!(guard::MOST_FRAMES * 6 + guard::MOST_MODULES * 32 < guard::MOST_WORDS);
