@@ -2,7 +2,7 @@
 
 mod advice;
 mod diff;
-mod frames;
+pub(crate) mod frames;
 mod histograms;
 mod tables;
 #[cfg(test)]

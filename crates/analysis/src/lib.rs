@@ -12,6 +12,7 @@ pub mod faults;
 pub mod filter;
 mod findings;
 pub mod fragmentation;
+pub mod guard;
 pub mod heap;
 pub mod invariants;
 pub mod lab;

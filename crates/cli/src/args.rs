@@ -1,5 +1,6 @@
 //! The command line as clap sees it. Nothing is resolved or read here.
 
+pub(crate) mod guard;
 pub(crate) mod heap;
 mod sim;
 
@@ -177,6 +178,17 @@ pub(crate) enum Command {
     /// Record the heap of a program over time, and say what was on it: the peak, leaks, who allocates most
     #[command(subcommand)]
     Heap(heap::Heap),
+    /// Run a command and say where it misuses its heap: overflows, use after free, double and invalid frees, by whom
+    ///
+    /// Each of so many allocations, drawn by chance, lies on pages of its own with inaccessible ones around them. A mistake is
+    /// told as it is made, with the call stacks of the access, the allocation and the free; then the command ends, as
+    /// it would have of itself, or goes on. Its standard streams are its own.
+    ///
+    /// Examples:
+    ///   pagewise guard -- ./server --test
+    ///   pagewise guard --rate 1 --then continue -- ./program
+    #[command(verbatim_doc_comment)]
+    Guard(guard::Guard),
     /// Say who writes some bytes of a process: old and new value, thread, and call stack with source lines, for each access
     ///
     /// The CPU watches them, on all threads, those that come later too; nothing is stopped.

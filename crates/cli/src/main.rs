@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         Command::Shootdowns(args) => commands::shootdowns::run(&args, &cli.look),
         Command::Faults(args) => commands::faults::run(&args, &cli.look),
         Command::Heap(args) => commands::heap::run(&args, &look),
+        Command::Guard(args) => commands::guard::run(&args, &cli.look),
         Command::Watch(args) => commands::watch::run(&args, &look, &Look::on_stderr(&cli.look)),
         Command::Sim(args) => commands::sim::run(args, &look),
         Command::Lab(args) => commands::lab::run(args, &look),

@@ -116,11 +116,7 @@ impl Collector {
 
     /// The variables that a program is to have in its environment to be recorded, beside ours.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let mut preload = self.request.library.clone().into_os_string();
-        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
+        let preload = preload(&self.request.library);
         let every = self.request.every_bytes.unwrap_or(0);
         let follow = u8::from(self.request.follow);
         let mut settings = OsString::from(format!("every={every},follow={follow},socket="));
@@ -253,8 +249,18 @@ impl Drop for Collector {
     }
 }
 
+/// What is to be loaded before all else, with what was to be in any case.
+pub(crate) fn preload(library: &Path) -> OsString {
+    let mut preload = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    preload
+}
+
 /// A folder that nobody else can look into.
-fn folder() -> io::Result<PathBuf> {
+pub(crate) fn folder() -> io::Result<PathBuf> {
     let base = std::env::temp_dir();
     let pid = std::process::id();
     let mut number = 0_u32;

@@ -6,6 +6,7 @@
 
 mod collector;
 mod error;
+pub mod guard;
 mod memory;
 mod resolve;
 mod tables;

@@ -10,6 +10,7 @@ pub mod counters;
 pub mod faults;
 pub mod fields;
 pub mod fragmentation;
+pub mod guard;
 pub mod heap;
 pub mod histogram;
 pub mod lab;

@@ -59,7 +59,7 @@ fn passes_on(frame: &Frame) -> bool {
 }
 
 /// A function as people read it: words from outside.
-pub(super) fn name(frame: &Frame) -> Name {
+pub(crate) fn name(frame: &Frame) -> Name {
     match (&frame.function, &frame.module) {
         (Some(name), _) => Name::new(name.as_bytes()),
         (None, Some(module)) => {
@@ -135,7 +135,7 @@ pub(super) fn brief(frame: &Frame) -> Name {
 }
 
 /// With the line and its whole path, for programs.
-pub(super) fn full(frame: &Frame) -> Name {
+pub(crate) fn full(frame: &Frame) -> Name {
     let Some(line) = &frame.line else { return name(frame) };
     let place = format!(" ({}:{})", line.file, line.number);
     Name::new(&[name(frame).as_bytes(), place.as_bytes()].concat())

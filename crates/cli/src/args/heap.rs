@@ -152,13 +152,14 @@ pub(crate) enum Grown {
     Calls,
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 0,
         "k" | "kib" => 10,
         "m" | "mib" => 20,
-        _ => return Err("a number of bytes, KiB or MiB: `512k`".into()),
+        "g" | "gib" => 30,
+        _ => return Err("a number of bytes, KiB, MiB or GiB: `512k`".into()),
     };
     let number: Option<u64> = digits.parse().ok();
     let bytes = number.and_then(|number| number.checked_mul(1 << shift));

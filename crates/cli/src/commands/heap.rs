@@ -17,6 +17,8 @@ use pagewise_trace::FileSymbols;
 use pagewise_view::html;
 use pagewise_view::text::Units;
 
+pub(crate) use record::NO_LIBRARY;
+
 use crate::args::heap::{Grown, Heap, HeapDiff, HeapReport, Moment, Way, What};
 use crate::args::{Limit, Output};
 use crate::look::Look;

@@ -7,6 +7,7 @@ pub(crate) mod events;
 pub(crate) mod explain;
 pub(crate) mod faults;
 pub(crate) mod fragmentation;
+pub(crate) mod guard;
 pub(crate) mod heap;
 pub(crate) mod lab;
 pub(crate) mod maps;

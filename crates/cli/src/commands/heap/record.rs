@@ -19,16 +19,17 @@ use crate::commands::run_command::{NotRun, exit_code};
 /// Between looks at whether the command has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// Where the recorder was looked for.
+pub(crate) const NO_LIBRARY: &str = "libpagewise_preload.so was not found beside this program or in its ../lib: `cargo build --release -p \
+     pagewise-preload` makes it, `cargo xtask install` puts it there, PAGEWISE_PRELOAD says where it is";
+
 /// Runs the command, and passes on its exit code.
 pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     if !ProcRoot::live().has_our_ids() {
         bail!("/proc is not of this pid namespace: a command run here would not be found in it");
     }
     let (program, arguments) = args.command.split_first().context("no command was given")?;
-    let library = library().context(
-        "libpagewise_preload.so was not found beside this program or in its ../lib: `cargo build --release -p \
-         pagewise-preload` makes it, `cargo xtask install` puts it there, PAGEWISE_PRELOAD says where it is",
-    )?;
+    let library = library().context(NO_LIBRARY)?;
     let not_run = |error| NotRun::new(program, error);
     // A Ctrl-C is for the command.
     let _interrupts = Interrupts::note();

@@ -1,0 +1,413 @@
+//! Listens to what guards in programs say: that a process is guarded, that something is wrong, that it ends.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use pagewise_heaplog::guard::{
+    MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, means, module, word,
+};
+use pagewise_heaplog::tables::greeting;
+use pagewise_model::guard::{Access, Bug, Call, Kind, Means, Object};
+use pagewise_model::traced::Frame;
+use pagewise_model::{Absent, Name, Pid, Reading};
+use pagewise_proc::ProcRoot;
+use pagewise_trace::{FileSymbols, Module};
+
+use crate::collector::{folder, preload};
+use crate::error::Error;
+
+/// What is wanted of a guard.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Each of so many allocations is guarded, in the mean; from 1.
+    pub rate: u64,
+    /// In so many bytes of memory.
+    pub most_bytes: u64,
+    /// Whether the program goes on after a mistake.
+    pub goes_on: bool,
+    /// Where in its page an object lies.
+    pub side: Side,
+    /// The library: `libpagewise_preload.so`.
+    pub library: PathBuf,
+}
+
+/// Where in its page an object lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// At the end: who goes beyond it faults.
+    End,
+    /// At the beginning: who goes before it faults.
+    Start,
+    /// One of these by chance.
+    Chance,
+}
+
+/// What a guard says.
+#[derive(Debug)]
+pub enum Heard {
+    /// A process is guarded from now on.
+    Hello {
+        /// The process.
+        pid: u32,
+        /// How.
+        means: Means,
+    },
+    /// Something is wrong.
+    Bug(Box<Raw>),
+    /// A process ends in order.
+    End {
+        /// Objects that it guarded.
+        guarded: u64,
+        /// Objects that it did not, for want of room.
+        left_out: u64,
+        /// The most bytes of memory in guarded objects at a time.
+        most_bytes: u64,
+    },
+}
+
+/// A bug, of which the call stacks are yet to be looked up.
+#[derive(Debug)]
+pub struct Raw {
+    bug: Bug,
+    is_exact: bool,
+    modules: Vec<RawModule>,
+    /// Of the access, the allocation and the free: addresses, and which module each is in.
+    stacks: [Vec<(u64, Option<usize>)>; 3],
+}
+
+#[derive(Debug)]
+struct RawModule {
+    path: Vec<u8>,
+    build_id: Vec<u8>,
+    bias: u64,
+}
+
+/// Listens, in a thread of its own: guards wait for an answer.
+#[derive(Debug)]
+pub struct Listener {
+    wanted: Wanted,
+    folder: PathBuf,
+    heard: Receiver<Heard>,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How long a guard that has connected may take to say all.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Listener {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// Where no socket can be made.
+    pub fn open(wanted: Wanted) -> Result<Listener, Error> {
+        let folder = folder().map_err(Error::Socket)?;
+        let ends = Arc::new(AtomicBool::new(false));
+        let (sender, heard) = channel();
+        let begin = || -> io::Result<JoinHandle<()>> {
+            let listener = UnixListener::bind(folder.join("s"))?;
+            let ends = Arc::clone(&ends);
+            let named = thread::Builder::new().name("listener".to_owned());
+            named.spawn(move || listen(&listener, &ends, &sender))
+        };
+        let thread = begin().map_err(|error| {
+            let _ = fs::remove_dir_all(&folder);
+            Error::Socket(error)
+        })?;
+        Ok(Listener { wanted, folder, heard, ends, thread: Some(thread) })
+    }
+
+    /// The variables that a program is to have in its environment to be guarded, beside ours.
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        let Wanted { rate, most_bytes, goes_on, side, .. } = self.wanted;
+        let then = if goes_on { "continue" } else { "abort" };
+        let side = match side {
+            Side::End => "end",
+            Side::Start => "start",
+            Side::Chance => "chance",
+        };
+        let settings = format!("guard={rate},most={most_bytes},then={then},side={side},socket=");
+        let mut settings = OsString::from(settings);
+        settings.push(self.folder.join("s"));
+        vec![
+            ("LD_PRELOAD".into(), preload(&self.wanted.library)),
+            (greeting::VARIABLE.into(), settings),
+        ]
+    }
+
+    /// What was said, as soon as it is; none where nothing is for so long.
+    pub fn next(&self, wait: Duration) -> Option<Heard> {
+        match self.heard.recv_timeout(wait) {
+            Ok(heard) => Some(heard),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                thread::sleep(wait);
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Release);
+        // It waits for somebody to connect.
+        let _ = UnixStream::connect(self.folder.join("s"));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn listen(listener: &UnixListener, ends: &AtomicBool, heard: &Sender<Heard>) {
+    let root = ProcRoot::live();
+    for stream in listener.incoming() {
+        if ends.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(mut stream) = stream else { continue };
+        // Who says what cannot be read is no guard of ours.
+        let Ok(Some(message)) = hear(&mut stream).map(|words| read(&words, &root)) else {
+            continue;
+        };
+        if heard.send(message).is_err() {
+            return;
+        }
+        let _ = stream.write_all(&[greeting::YES]);
+    }
+}
+
+/// A message.
+fn hear(stream: &mut UnixStream) -> io::Result<Vec<u64>> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut bytes = vec![0; 8 * (word::LENGTH + 1)];
+    stream.read_exact(&mut bytes)?;
+    let words = |bytes: &[u8]| -> Vec<u64> {
+        let word = |piece: &[u8]| piece.try_into().map_or(0, u64::from_ne_bytes);
+        bytes.chunks_exact(8).map(word).collect()
+    };
+    let first = words(&bytes);
+    let length = usize::try_from(first[word::LENGTH]).unwrap_or(usize::MAX);
+    if first[word::MAGIC] != MAGIC || length > MOST_WORDS || length < first.len() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    bytes.resize(8 * length, 0);
+    stream.read_exact(&mut bytes[8 * (word::LENGTH + 1)..])?;
+    Ok(words(&bytes))
+}
+
+/// What a message says; none where it makes no sense.
+fn read(words: &[u64], root: &ProcRoot) -> Option<Heard> {
+    let get = |number: usize| words.get(number).copied();
+    let pid = u32::try_from(get(word::PID)?).ok()?;
+    match get(word::KIND)? {
+        kind::HELLO => {
+            let means = match get(word::MEANS)? {
+                means::MARKS => Means::Marks,
+                _ => Means::Mappings,
+            };
+            Some(Heard::Hello { pid, means })
+        }
+        kind::END => Some(Heard::End {
+            guarded: get(word::GUARDED)?,
+            left_out: get(word::LEFT_OUT)?,
+            most_bytes: get(word::MOST)?,
+        }),
+        kind::BUG => {
+            let program = fs::read_link(root.file(Pid(pid), "exe"));
+            let program = program.map(|path| path.into_os_string().into_vec()).unwrap_or_default();
+            read_bug(words, Pid(pid), &program).map(|raw| Heard::Bug(Box::new(raw)))
+        }
+        _ => None,
+    }
+}
+
+fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
+    let get = |number: usize| words.get(number).copied();
+    let tid = |number: usize| get(number).and_then(|tid| u32::try_from(tid).ok()).map(Pid);
+    let kind = match get(word::BUG)? {
+        bug::OVERFLOW => Kind::Overflow,
+        bug::UNDERFLOW => Kind::Underflow,
+        bug::USE_AFTER_FREE => Kind::UseAfterFree,
+        bug::DOUBLE_FREE => Kind::DoubleFree,
+        bug::INVALID_FREE => Kind::InvalidFree,
+        bug::WILD => Kind::Wild,
+        _ => return None,
+    };
+    let access = match get(word::ACCESS)? {
+        access::READ => Access::Read,
+        access::WRITE => Access::Write,
+        access::EXECUTE => Access::Execute,
+        access::FREE => Access::Free,
+        access::WRITTEN_BEFORE_FREE => Access::WrittenBeforeFree,
+        access::WRITTEN_BEFORE_END => Access::WrittenBeforeEnd,
+        _ => return None,
+    };
+    let mut name = Vec::new();
+    for word in words.get(word::NAME..word::NAME + 2)? {
+        name.extend(word.to_ne_bytes());
+    }
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    let mut rest = words.get(word::BUG_WORDS..)?;
+    let modules = modules(&mut rest, get(word::MODULES)?, program)?;
+    let mut stacks = [const { Vec::new() }; 3];
+    for (number, stack) in stacks.iter_mut().enumerate() {
+        let count = usize::try_from(get(word::FRAMES + number)?).ok()?;
+        if count > MOST_FRAMES {
+            return None;
+        }
+        for frame in take(&mut rest, count * 2)?.chunks_exact(2) {
+            let module = frame[1].checked_sub(1).and_then(|module| usize::try_from(module).ok());
+            stack.push((frame[0], module.filter(|&module| module < modules.len())));
+        }
+    }
+    let unknown = || -> Reading<Vec<Frame>> {
+        Err(Absent::NotCollected("the call stack could not be followed".into()))
+    };
+    let call = |by: usize| Some(Call { tid: tid(by)?, stack: unknown() });
+    let object = match get(word::OBJECT)? {
+        0 => None,
+        address => Some(Object {
+            address,
+            size: get(word::SIZE)?,
+            allocated: call(word::ALLOCATED_BY)?,
+            freed: if get(word::FREED_BY)? == 0 { None } else { call(word::FREED_BY) },
+        }),
+    };
+    let stack = match access {
+        Access::WrittenBeforeEnd => {
+            Err(Absent::NotCollected("it was noticed only when the program ended".into()))
+        }
+        _ => unknown(),
+    };
+    Some(Raw {
+        bug: Bug {
+            time_ns: get(word::TIME)?,
+            pid,
+            program: Name::new(program),
+            tid: tid(word::TID)?,
+            thread: Name::new(name),
+            kind,
+            access,
+            address: get(word::ADDRESS)?,
+            stack,
+            object,
+            goes_on: get(word::GOES_ON)? != 0,
+        },
+        is_exact: get(word::EXACT)? != 0,
+        modules,
+        stacks,
+    })
+}
+
+/// The next words.
+fn take<'a>(rest: &mut &'a [u64], count: usize) -> Option<&'a [u64]> {
+    let (taken, others) = rest.split_at_checked(count)?;
+    *rest = others;
+    Some(taken)
+}
+
+fn modules(rest: &mut &[u64], count: u64, program: &[u8]) -> Option<Vec<RawModule>> {
+    let count = usize::try_from(count).ok().filter(|&count| count <= MOST_MODULES)?;
+    let mut modules = Vec::new();
+    for _ in 0..count {
+        let words = take(rest, module::WORDS)?;
+        let mut text = |length: u64| -> Option<Vec<u8>> {
+            let length = usize::try_from(length).ok()?;
+            let words = take(rest, length.div_ceil(8))?;
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            bytes.truncate(length);
+            Some(bytes)
+        };
+        let path = text(words[module::PATH_LENGTH])?;
+        modules.push(RawModule {
+            path: if path.is_empty() { program.to_vec() } else { path },
+            build_id: text(words[module::BUILD_ID_LENGTH])?,
+            bias: words[module::BIAS],
+        });
+    }
+    Some(modules)
+}
+
+/// Looks up the call stacks of bugs.
+#[derive(Debug, Default)]
+pub struct Resolver {
+    symbols: FileSymbols,
+    /// By path, build ID and address.
+    known: HashMap<(Vec<u8>, Vec<u8>, u64), Vec<Frame>>,
+}
+
+/// The library's own file: what it does in a program is not the program's.
+const RECORDER: &[u8] = b"libpagewise_preload.so";
+
+impl Resolver {
+    /// A bug with functions and lines.
+    pub fn resolve(&mut self, raw: Raw) -> Bug {
+        let Raw { mut bug, is_exact, modules, stacks } = raw;
+        let [access, allocated, freed] = stacks;
+        let began_ns = bug.time_ns;
+        let mut put = |stack: &[(u64, Option<usize>)], is_exact: bool, to: &mut Reading<_>| {
+            if !stack.is_empty() {
+                *to = Ok(self.stack(stack, is_exact, &modules, began_ns));
+            }
+        };
+        put(&access, is_exact, &mut bug.stack);
+        if let Some(object) = &mut bug.object {
+            put(&allocated, false, &mut object.allocated.stack);
+            if let Some(call) = &mut object.freed {
+                put(&freed, false, &mut call.stack);
+            }
+        }
+        bug
+    }
+
+    fn stack(
+        &mut self,
+        stack: &[(u64, Option<usize>)],
+        is_exact: bool,
+        modules: &[RawModule],
+        ran_ns: u64,
+    ) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        for (depth, &(address, module)) in stack.iter().enumerate() {
+            // A return address is behind the call: the call itself may be the last of its line or function.
+            let is_return = depth > 0 || !is_exact;
+            let Some(module) = module.and_then(|module| modules.get(module)) else {
+                let (function, line) = (None, None);
+                frames.push(Frame {
+                    function,
+                    module: None,
+                    offset: address,
+                    line,
+                    inlined: false,
+                });
+                continue;
+            };
+            let name = Name::new(&module.path);
+            if frames.is_empty() && name.base().starts_with(RECORDER) {
+                continue;
+            }
+            let offset = address.wrapping_sub(module.bias).wrapping_sub(is_return.into());
+            let key = (module.path.clone(), module.build_id.clone(), offset);
+            let symbols = &mut self.symbols;
+            let found = self.known.entry(key).or_insert_with(|| {
+                let file = Module { path: &module.path, build_id: &module.build_id, ran_ns };
+                symbols.frames(&file, &[offset]).0.into_iter().next().unwrap_or_default()
+            });
+            frames.extend(found.iter().cloned());
+        }
+        frames
+    }
+}
