@@ -66,10 +66,6 @@ pub(crate) fn is_recording() -> bool {
     if unsafe { &*alive }.load(Ordering::Relaxed) == 1 {
         return true;
     }
-    if FOLLOW.load(Ordering::Relaxed) == 0 {
-        turn_off();
-        return false;
-    }
     if guard::is_on() {
         // All that is guarded is as it was in the parent, and so are the tables.
         threads::reset();
@@ -79,6 +75,10 @@ pub(crate) fn is_recording() -> bool {
         // SAFETY: the word is in memory that is never unmapped.
         unsafe { &*alive }.store(1, Ordering::Relaxed);
         return true;
+    }
+    if FOLLOW.load(Ordering::Relaxed) == 0 {
+        turn_off();
+        return false;
     }
     // Who forked is alone here, and all of our own memory is zeros.
     set_stage(Stage::Begins);
