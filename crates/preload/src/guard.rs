@@ -278,7 +278,12 @@ fn guarded(size: usize, align: usize, stack: u64, frame: u64) -> Option<*mut c_v
             _ => thread.draw() >> 63 != 0,
         };
         let node = thread.node(at(stack, frame));
-        pool::allocate(size, align.max(ALIGN), first, node, kernel::thread())
+        let tid = match thread.tid() {
+            // Of threads that are ending all have the same.
+            0 => kernel::thread(),
+            tid => tid,
+        };
+        pool::allocate(size, align.max(ALIGN), first, node, tid)
     });
     threads::leave(entered);
     object.flatten().map(std::ptr::with_exposed_provenance_mut)
@@ -368,25 +373,35 @@ unsafe extern "C" fn free(block: *mut c_void, stack: u64, frame: u64) {
     real::free(block);
 }
 
-/// The node of the caller, for which this thread enters the recorder once more.
+/// The node of the caller, and this thread's number.
+fn caller(stack: u64, frame: u64) -> (u32, u32) {
+    match threads::enter() {
+        Some(entered) => {
+            let thread = entered.thread();
+            let both = (thread.node(at(stack, frame)), thread.tid());
+            threads::leave(entered);
+            // Of threads that are ending all have the same.
+            if both.1 == 0 { (both.0, kernel::thread()) } else { both }
+        }
+        None => (ROOT, kernel::thread()),
+    }
+}
+
+/// The node of the caller.
 fn node(stack: u64, frame: u64) -> u32 {
-    threads::enter().map_or(ROOT, |entered| {
-        let node = entered.thread().node(at(stack, frame));
-        threads::leave(entered);
-        node
-    })
+    caller(stack, frame).0
 }
 
 fn free_guarded(id: Id, address: usize, stack: u64, frame: u64) {
     if !release(id, address, stack, frame) {
         return;
     }
-    let node = node(stack, frame);
+    let (node, thread) = caller(stack, frame);
     let broken = pool::broken(id);
     if let Some(place) = broken {
         tell_broken(id, place, node, access::WRITTEN_BEFORE_FREE);
     }
-    pool::free(id, node, kernel::thread());
+    pool::free(id, node, thread);
     if broken.is_some() {
         tell::after_a_call();
     }

@@ -499,6 +499,11 @@ impl Thread {
         self.stacks.find(at).map_or(pagewise_heaplog::recording::ROOT, |memo| memo.node())
     }
 
+    /// Its number.
+    pub(crate) fn tid(&self) -> u32 {
+        self.slot(thread::TID).load(Relaxed) as u32
+    }
+
     /// Where the stack ends that an address lies in, if it is one that this thread is known to have used.
     pub(crate) fn end_of_stack(&self, address: u64) -> Option<u64> {
         self.stacks.end(address)
