@@ -84,6 +84,24 @@ impl Map {
         Some(())
     }
 
+    /// Changes what is known of a key that is there.
+    pub(crate) fn change(&self, key: u64, value: u64) {
+        let entries = self.entries.load(Ordering::Relaxed);
+        if entries.is_null() {
+            return;
+        }
+        let mask = mask(entries);
+        let mut index = hash(key) & mask;
+        loop {
+            let entry = at(entries, index + 1);
+            match entry.key.load(Ordering::Relaxed) {
+                0 => return,
+                there if there == key => return entry.value.store(value, Ordering::Relaxed),
+                _ => index = (index + 1) & mask,
+            }
+        }
+    }
+
     #[cold]
     fn grow(&self, old: *mut Entry) -> Option<*mut Entry> {
         let count = if old.is_null() { FIRST } else { (mask(old) + 1) * 2 };

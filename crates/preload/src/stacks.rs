@@ -131,6 +131,23 @@ impl Memo {
         self.node.get()
     }
 
+    /// The site of its innermost frame; none where there is no more room.
+    #[inline(always)]
+    pub(crate) fn site(&self, kind: u32) -> Option<u32> {
+        match self.site.get() {
+            NONE => self.new_site(kind),
+            site => Some(site),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn new_site(&self, kind: u32) -> Option<u32> {
+        let site = tree::site(self.node.get(), kind)?;
+        tree::keep_site(self.hash.get(), self.node.get(), site);
+        Some(site)
+    }
+
     /// Notes what was found.
     pub(crate) fn keep(&self, site: u32, record: Record) {
         self.site.set(site);
@@ -278,7 +295,10 @@ impl Stacks {
         let first = &self.memos[usize::from(pieces[0])];
         if first.node.get() == NONE {
             match tree::find_run(hash) {
-                Some(node) => first.node.set(node),
+                Some((node, site)) => {
+                    first.node.set(node);
+                    first.site.set(site.unwrap_or(NONE));
+                }
                 None => self.resolve(&pieces[..count])?,
             }
         }
@@ -293,7 +313,7 @@ impl Stacks {
         for &index in pieces.iter().rev() {
             let memo = &self.memos[usize::from(index)];
             node = match tree::find_run(memo.hash.get()) {
-                Some(node) => node,
+                Some((node, _)) => node,
                 None => memo.learn_run(node)?,
             };
             memo.node.set(node);

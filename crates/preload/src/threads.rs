@@ -14,7 +14,7 @@ use crate::live::{self, Block};
 use crate::lock::Lock;
 use crate::shared::{self, Record, head, slot};
 use crate::stacks::{At, Stacks};
-use crate::{kernel, peak, real, sampling, tree};
+use crate::{kernel, peak, real, sampling};
 
 /// What a thread has of its own, in memory that is zeros in a child of `fork`.
 #[repr(C)]
@@ -484,7 +484,7 @@ impl Thread {
         if let Some(known) = memo.record() {
             return Some(known);
         }
-        let site = tree::site(memo.node(), kind::HEAP)?;
+        let site = memo.site(kind::HEAP)?;
         let record = self.record(site)?;
         memo.keep(site, record);
         Some((site, record))

@@ -34,10 +34,11 @@ fn key(calls: u64) -> u64 {
     calls.max(2)
 }
 
-/// The node that some calls lead to, if it is known.
+/// The node that some calls lead to, and its site, if they are known.
 #[inline(always)]
-pub(crate) fn find_run(calls: u64) -> Option<u32> {
-    RUNS.find(key(calls)).map(|node| node as u32)
+pub(crate) fn find_run(calls: u64) -> Option<(u32, Option<u32>)> {
+    let both = RUNS.find(key(calls))?;
+    Some((both as u32, ((both >> 32) as u32).checked_sub(1)))
 }
 
 /// Notes the node that some calls lead to.
@@ -48,6 +49,13 @@ pub(crate) fn keep_run(calls: u64, node: u32) {
         // Without memory it is looked up call by call.
         let _ = RUNS.insert(key(calls), u64::from(node));
     }
+}
+
+/// Notes the site of a node that some calls lead to.
+#[cold]
+pub(crate) fn keep_site(calls: u64, node: u32, site: u32) {
+    let _held = LOCK.hold();
+    RUNS.change(key(calls), u64::from(node) | u64::from(site + 1) << 32);
 }
 
 /// Slots of the first index.
