@@ -8,8 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,6 +21,7 @@ use pagewise_proc::ProcRoot;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::error::Error;
+use crate::library::{Library, folder};
 use crate::memory;
 use crate::tables::{State, Tables};
 
@@ -34,8 +34,8 @@ pub struct Request {
     pub every_bytes: Option<u64>,
     /// Whether children are recorded too, each into a file of its own.
     pub follow: bool,
-    /// The recorder: `libpagewise_preload.so`.
-    pub library: PathBuf,
+    /// The recorder.
+    pub library: Library,
 }
 
 /// Awaits recorders, and collects what they count.
@@ -43,6 +43,8 @@ pub struct Request {
 pub struct Collector {
     request: Request,
     folder: PathBuf,
+    /// The recorder's file.
+    recorder: PathBuf,
     listener: UnixListener,
     root: ProcRoot,
     /// The process that the recording is of; the others are its children.
@@ -92,18 +94,19 @@ impl Collector {
     /// Where no socket can be made.
     pub fn open(request: Request) -> Result<Collector, Error> {
         let folder = folder().map_err(Error::Socket)?;
-        let listen = || -> io::Result<UnixListener> {
+        let listen = || -> io::Result<(UnixListener, PathBuf)> {
             let listener = UnixListener::bind(folder.join("s"))?;
             listener.set_nonblocking(true)?;
-            Ok(listener)
+            Ok((listener, request.library.place(&folder)?))
         };
-        let listener = listen().map_err(|error| {
+        let (listener, recorder) = listen().map_err(|error| {
             let _ = fs::remove_dir_all(&folder);
             Error::Socket(error)
         })?;
         Ok(Collector {
             request,
             folder,
+            recorder,
             listener,
             root: ProcRoot::live(),
             first: None,
@@ -116,7 +119,7 @@ impl Collector {
 
     /// The variables that a program is to have in its environment to be recorded, beside ours.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let preload = preload(&self.request.library);
+        let preload = preload(&self.recorder);
         let every = self.request.every_bytes.unwrap_or(0);
         let follow = u8::from(self.request.follow);
         let mut settings = OsString::from(format!("every={every},follow={follow},socket="));
@@ -257,23 +260,6 @@ pub(crate) fn preload(library: &Path) -> OsString {
         preload.push(others);
     }
     preload
-}
-
-/// A folder that nobody else can look into.
-pub(crate) fn folder() -> io::Result<PathBuf> {
-    let base = std::env::temp_dir();
-    let pid = std::process::id();
-    let mut number = 0_u32;
-    loop {
-        let path = base.join(format!("pagewise-heap-{pid}-{number}"));
-        match fs::DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => return Ok(path),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => {
-                number += 1
-            }
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 /// Whether a process has not ended.
@@ -480,25 +466,4 @@ fn tree(live: &[Amount]) -> Tree {
         others.blocks = others.blocks.saturating_sub(amount.blocks);
     }
     Tree { sites, others }
-}
-
-/// Where the recorder lies: beside this program, in the library folder beside its own, or where a variable says.
-pub fn library() -> Option<PathBuf> {
-    const NAME: &str = "libpagewise_preload.so";
-    if let Some(path) = std::env::var_os("PAGEWISE_PRELOAD") {
-        return Some(path.into());
-    }
-    let program = std::env::current_exe().ok()?;
-    let folder = program.parent()?;
-    let places = [
-        folder.join(NAME),
-        folder.join("../lib").join(NAME),
-        folder.join("../lib/pagewise").join(NAME),
-    ];
-    let found = places.into_iter().find(|path| path.exists())?;
-    // The variable separates its paths by colons and blanks.
-    let path = found.canonicalize().ok()?;
-    let plain =
-        |path: &Path| !path.as_os_str().as_bytes().iter().any(|&byte| byte == b':' || byte == b' ');
-    plain(&path).then_some(path)
 }

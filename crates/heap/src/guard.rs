@@ -23,8 +23,9 @@ use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::ProcRoot;
 use pagewise_trace::{FileSymbols, Module};
 
-use crate::collector::{folder, preload};
+use crate::collector::preload;
 use crate::error::Error;
+use crate::library::{Library, folder};
 
 /// What is wanted of a guard.
 #[derive(Clone, Debug)]
@@ -37,8 +38,8 @@ pub struct Wanted {
     pub goes_on: bool,
     /// Where in its page an object lies.
     pub side: Side,
-    /// The library: `libpagewise_preload.so`.
-    pub library: PathBuf,
+    /// The library that guards.
+    pub library: Library,
 }
 
 /// Where in its page an object lies.
@@ -97,6 +98,8 @@ struct RawModule {
 pub struct Listener {
     wanted: Wanted,
     folder: PathBuf,
+    /// The library's file.
+    recorder: PathBuf,
     heard: Receiver<Heard>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -114,17 +117,19 @@ impl Listener {
         let folder = folder().map_err(Error::Socket)?;
         let ends = Arc::new(AtomicBool::new(false));
         let (sender, heard) = channel();
-        let begin = || -> io::Result<JoinHandle<()>> {
+        let begin = || -> io::Result<(JoinHandle<()>, PathBuf)> {
+            let recorder = wanted.library.place(&folder)?;
             let listener = UnixListener::bind(folder.join("s"))?;
             let ends = Arc::clone(&ends);
             let named = thread::Builder::new().name("listener".to_owned());
-            named.spawn(move || listen(&listener, &ends, &sender))
+            let thread = named.spawn(move || listen(&listener, &ends, &sender))?;
+            Ok((thread, recorder))
         };
-        let thread = begin().map_err(|error| {
+        let (thread, recorder) = begin().map_err(|error| {
             let _ = fs::remove_dir_all(&folder);
             Error::Socket(error)
         })?;
-        Ok(Listener { wanted, folder, heard, ends, thread: Some(thread) })
+        Ok(Listener { wanted, folder, recorder, heard, ends, thread: Some(thread) })
     }
 
     /// The variables that a program is to have in its environment to be guarded, beside ours.
@@ -139,10 +144,7 @@ impl Listener {
         let settings = format!("guard={rate},most={most_bytes},then={then},side={side},socket=");
         let mut settings = OsString::from(settings);
         settings.push(self.folder.join("s"));
-        vec![
-            ("LD_PRELOAD".into(), preload(&self.wanted.library)),
-            (greeting::VARIABLE.into(), settings),
-        ]
+        vec![("LD_PRELOAD".into(), preload(&self.recorder)), (greeting::VARIABLE.into(), settings)]
     }
 
     /// What was said, as soon as it is; none where nothing is for so long.

@@ -7,10 +7,12 @@
 mod collector;
 mod error;
 pub mod guard;
+mod library;
 mod memory;
 mod resolve;
 mod tables;
 
-pub use collector::{Collector, Finished, Request, library};
+pub use collector::{Collector, Finished, Request};
 pub use error::Error;
+pub use library::{Library, library};
 pub use resolve::resolve;

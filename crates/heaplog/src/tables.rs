@@ -242,8 +242,8 @@ pub mod trouble {
 
 /// What a recorder and a collector say to each other when a recording begins, on a Unix socket.
 ///
-/// The recorder connects, sends one message, [`HELLO`] followed by its process number and its parent's in 4 bytes each, with
-/// the file of the tables as ancillary data (`SCM_RIGHTS`), and waits for one byte: [`YES`] to record.
+/// The recorder connects, sends one message, [`greeting::HELLO`] followed by its process number and its parent's in 4 bytes each, with
+/// the file of the tables as ancillary data (`SCM_RIGHTS`), and waits for one byte: [`greeting::YES`] to record.
 pub mod greeting {
     /// The variable of the environment that says where the socket is, and by which rules to record: words with commas between,
     /// the socket's path last: `every=0,follow=0,socket=/run/x`.

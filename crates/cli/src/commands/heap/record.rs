@@ -20,8 +20,8 @@ use crate::commands::run_command::{NotRun, exit_code};
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Where the recorder was looked for.
-pub(crate) const NO_LIBRARY: &str = "libpagewise_preload.so was not found beside this program or in its ../lib: `cargo build --release -p \
-     pagewise-preload` makes it, `cargo xtask install` puts it there, PAGEWISE_PRELOAD says where it is";
+pub(crate) const NO_LIBRARY: &str =
+    "not available: programs can be recorded from inside on x86-64 Linux with glibc";
 
 /// Runs the command, and passes on its exit code.
 pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
