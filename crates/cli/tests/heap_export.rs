@@ -17,7 +17,7 @@ use pagewise_heaplog::recording::{
 };
 use tempfile::TempDir;
 
-use fixture::{disk, lacks, pagewise, program, tool};
+use fixture::{disk, pagewise, program, tool};
 
 const MIB: u64 = 1 << 20;
 
@@ -210,7 +210,7 @@ fn by_stack(file: &Path, of: &str) -> Option<BTreeMap<String, u64>> {
 /// Two recorders of the same program, and between them all of ours: the recorder, the file, functions, made-up events.
 #[test]
 fn heaptracks_own_record_of_a_program_says_the_same_by_call_stack() {
-    let Some(run) = recorder() else { return };
+    let run = recorded_into();
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let course = program("course");
     let theirs = folder.path().join("theirs");
@@ -256,7 +256,7 @@ fn at_peak(massif: &str) -> BTreeMap<String, u64> {
 
 #[test]
 fn massifs_own_peak_of_a_program_is_the_same_by_call_stack() {
-    let Some(run) = recorder() else { return };
+    let run = recorded_into();
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let course = program("course");
     let [theirs, heap] = ["massif.out", "heap.pwh"].map(|name| folder.path().join(name));
@@ -273,17 +273,12 @@ fn massifs_own_peak_of_a_program_is_the_same_by_call_stack() {
     assert_eq!(at_peak(&ours).len(), 4, "{ours}");
 }
 
-/// What records a program into a file; none, with a word, where the recorder is not built.
-fn recorder() -> Option<impl Fn(&Path, &Path)> {
-    let preload =
-        Path::new(env!("CARGO_BIN_EXE_pagewise")).with_file_name("libpagewise_preload.so");
-    if !preload.exists() {
-        lacks("libpagewise_preload.so is not built: `cargo build -p pagewise-preload`");
-        return None;
-    }
-    Some(|heap: &Path, program: &Path| {
+/// What records a program into a file.
+fn recorded_into() -> impl Fn(&Path, &Path) {
+    fixture::recorder();
+    |heap: &Path, program: &Path| {
         let words = ["heap", "run", "-o", heap.to_str().unwrap(), "--", program.to_str().unwrap()];
         let output = pagewise(&words);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    })
+    }
 }

@@ -213,8 +213,9 @@ impl Tables {
     /// Everything that is counted. With `mark` the recorder keeps what is live at this moment, so that all sites are as they
     /// were at one time; without, the process must have ended.
     pub(crate) fn state(&mut self, mark: bool) -> io::Result<State> {
+        // No copy is of a moment that nobody was told of: without a mark all sites are as they are now.
+        self.moment = self.moment.wrapping_add(1);
         if mark {
-            self.moment = self.moment.wrapping_add(1);
             let at = HEADER.place(header::EPOCHS) + 4;
             self.file.write_all_at(&self.moment.to_ne_bytes(), at as u64)?;
         }

@@ -242,7 +242,8 @@ pub(crate) fn glibc_room(address: u64) -> u64 {
 
 /// Whether headers of blocks say what the C library says.
 pub(crate) fn has_headers() -> bool {
-    [24_usize, 1000, 1 << 20].iter().all(|&size| {
+    // No large one: to free that would have the C library take the next from elsewhere (M_MMAP_THRESHOLD moves).
+    [24_usize, 1000].iter().all(|&size| {
         let block = malloc(size);
         if block.is_null() {
             return false;

@@ -1,0 +1,209 @@
+//! `heap run`: programs that count for themselves what they allocate, function by function, and programs that make it hard to
+//! count. Other recorders of heaps are asked about the same.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use fixture::{disk, number, pagewise, program, tool};
+
+/// What a program did in one of its functions, or what was recorded of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Did {
+    blocks: u64,
+    bytes: u64,
+    left_bytes: u64,
+}
+
+/// A recording in a folder of its own.
+struct Run {
+    folder: TempDir,
+    output: Output,
+}
+
+impl Run {
+    /// Runs a command under the recorder.
+    fn of(options: &[&str], command: &[&str]) -> Run {
+        Run::with(options, command, |_| {})
+    }
+
+    /// The same, with `change` made to how pagewise is started.
+    fn with(options: &[&str], command: &[&str], change: impl FnOnce(&mut Command)) -> Run {
+        fixture::recorder();
+        let folder = tempfile::tempdir_in(disk()).unwrap();
+        let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        pagewise.args(["heap", "run", "-o"]).arg(folder.path().join("heap.pwh")).args(options);
+        pagewise.arg("--").args(command).stdin(Stdio::null()).current_dir(folder.path());
+        change(&mut pagewise);
+        let output = pagewise.output().unwrap();
+        Run { folder, output }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("heap.pwh")
+    }
+
+    fn said(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    fn printed(&self) -> String {
+        String::from_utf8_lossy(&self.output.stdout).into_owned()
+    }
+
+    /// The report of the command's file, where the command ended with success.
+    fn report(&self) -> Value {
+        assert!(self.output.status.success(), "{:?}: {}", self.output.status, self.said());
+        report(&self.file())
+    }
+
+    /// What was recorded by functions whose names begin with `prefix`.
+    fn by_function(&self, prefix: &str) -> BTreeMap<String, Did> {
+        let mut did = BTreeMap::<String, Did>::new();
+        let mut of = |what: &str, set: fn(&mut Did, u64)| {
+            for (stack, number) in stacks(&self.file(), what) {
+                let function = stack.split(';').find(|name| name.starts_with(prefix));
+                if let Some(function) = function {
+                    set(did.entry(function.to_owned()).or_default(), number);
+                }
+            }
+        };
+        of("allocations", |did, number| did.blocks += number);
+        of("allocated", |did, number| did.bytes += number);
+        of("leaked", |did, number| did.left_bytes += number);
+        did
+    }
+}
+
+fn report(file: &Path) -> Value {
+    fixture::json(&["heap", "report", "--json", file.to_str().unwrap()])
+}
+
+/// Numbers by call stack.
+fn stacks(file: &Path, of: &str) -> Vec<(String, u64)> {
+    let output = pagewise(&["heap", "export", "--collapsed", "--of", of, file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = |line: &str| {
+        let (stack, number) = line.rsplit_once(' ').unwrap();
+        (stack.to_owned(), number.parse().unwrap())
+    };
+    text.lines().map(line).collect()
+}
+
+/// What a program says that it did: lines of a function's name, blocks, bytes, and blocks and bytes that it left.
+fn told(text: &str) -> BTreeMap<String, (Did, u64)> {
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse().unwrap();
+        let did = Did { blocks: number(1), bytes: number(2), left_bytes: number(4) };
+        (words[0].to_owned(), (did, number(3)))
+    };
+    text.lines().filter(|line| line.starts_with("case_")).map(line).collect()
+}
+
+fn plainly(command: &[&str]) -> Output {
+    Command::new(command[0]).args(&command[1..]).stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn every_function_of_mallocs_family_is_counted_as_the_program_counts() {
+    let path = program("heapcalls");
+    let run = Run::of(&[], &[path.to_str().unwrap()]);
+    let report = run.report();
+    let plain = plainly(&[path.to_str().unwrap()]);
+    assert!(plain.status.success(), "{plain:?}");
+    assert_eq!(run.printed(), String::from_utf8_lossy(&plain.stdout));
+    let told = told(&run.printed());
+    let expected: BTreeMap<_, _> =
+        told.iter().map(|(name, (did, _))| (name.clone(), *did)).collect();
+    assert_eq!(expected.len(), 13);
+    assert_eq!(run.by_function("case_"), expected);
+    let totals = &report["totals"];
+    assert_eq!(number(totals, "unknown_frees"), 0);
+    // Beyond these functions, the program only prints, and leaves nothing.
+    assert_eq!(number(totals, "leaked_blocks"), told.values().map(|(_, left)| left).sum::<u64>());
+    assert_eq!(
+        number(totals, "leaked_bytes"),
+        expected.values().map(|did| did.left_bytes).sum::<u64>()
+    );
+    assert_eq!(
+        number(totals, "allocations"),
+        number(totals, "frees") + number(totals, "leaked_blocks")
+    );
+    assert_eq!(number(totals, "peak_within"), 0);
+    let last = report["timeline"].as_array().unwrap().last().unwrap();
+    assert_eq!(number(last, "live"), number(totals, "leaked_bytes"));
+}
+
+#[test]
+fn memcheck_counts_the_same() {
+    let path = program("heapcalls");
+    let words = [path.to_str().unwrap(), "plain"];
+    let run = Run::of(&[], &words);
+    let totals = &run.report()["totals"];
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let to = format!("--log-file={}", log.display());
+    if tool("valgrind", &[&["--leak-check=full", &to][..], &words].concat()).is_none() {
+        return;
+    }
+    let log = fs::read_to_string(log).unwrap().replace(',', "");
+    // `total heap usage: 13 allocs 12 frees 345 bytes allocated`, `in use at exit: 0 bytes in 0 blocks`.
+    let numbers = |of: &str| -> Vec<u64> {
+        let rest = log.split_once(of).unwrap_or_else(|| panic!("{log}")).1.lines().next().unwrap();
+        rest.split(' ').filter_map(|word| word.parse().ok()).collect()
+    };
+    let ours = |keys: &[&str]| -> Vec<u64> { keys.iter().map(|key| number(totals, key)).collect() };
+    assert_eq!(ours(&["allocations", "frees", "allocated_bytes"]), numbers("total heap usage:"));
+    assert_eq!(ours(&["leaked_bytes", "leaked_blocks"]), numbers("in use at exit:"));
+}
+
+#[test]
+fn heaptrack_counts_the_same_by_function() {
+    let path = program("heapcalls");
+    let words = [path.to_str().unwrap(), "plain"];
+    let run = Run::of(&[], &words);
+    let theirs = run.folder.path().join("theirs");
+    let record = ["-o", theirs.to_str().unwrap()];
+    if tool("heaptrack", &[&record[..], &words].concat()).is_none() {
+        return;
+    }
+    let packed = ["zst", "gz"].map(|end| theirs.with_extension(end));
+    let theirs = packed.iter().find(|path| path.exists()).expect("heaptrack wrote a file");
+    for of in ["allocations", "leaked", "peak"] {
+        let told = theirs.with_extension(of);
+        let words = ["--flamegraph-cost-type", of, "-F", told.to_str().unwrap()];
+        tool("heaptrack_print", &[&["-f", theirs.to_str().unwrap()][..], &words].concat());
+        let mut by_function = [BTreeMap::<String, u64>::new(), BTreeMap::new()];
+        let text = fs::read_to_string(told).unwrap();
+        let lines = text.lines().map(|line| line.rsplit_once(' ').unwrap());
+        let numbered = lines.map(|(stack, number)| (stack.to_owned(), number.parse().unwrap()));
+        for (to, stacks) in
+            by_function.iter_mut().zip([numbered.collect(), stacks(&run.file(), of)])
+        {
+            for (stack, number) in stacks.into_iter().filter(|&(_, number)| number > 0) {
+                let function = stack.split(';').find(|name| name.starts_with("case_"));
+                if let Some(name) = function.and_then(|name| name.split(' ').next()) {
+                    *to.entry(name.to_owned()).or_default() += number;
+                }
+            }
+        }
+        let [mut theirs, mut ours] = by_function;
+        // heaptrack knows of no `memalign`, nor that a `realloc` to nothing frees.
+        for function in ["case_aligned", "case_realloc_to_zero"] {
+            theirs.remove(function);
+            ours.remove(function);
+        }
+        assert!(!ours.is_empty(), "{of}");
+        assert_eq!(ours, theirs, "{of}");
+    }
+}
