@@ -21,6 +21,7 @@ use pagewise_proc::ProcRoot;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::error::Error;
+use crate::hook::{self, Why};
 use crate::library::{Library, folder};
 use crate::memory;
 use crate::tables::{State, Tables};
@@ -53,6 +54,7 @@ pub struct Collector {
     finished: Vec<Finished>,
     greeted: usize,
     refused: usize,
+    not_hooked: Vec<(Vec<u8>, Why)>,
 }
 
 /// A recording that has ended.
@@ -114,6 +116,7 @@ impl Collector {
             finished: Vec::new(),
             greeted: 0,
             refused: 0,
+            not_hooked: Vec::new(),
         })
     }
 
@@ -141,6 +144,11 @@ impl Collector {
     /// How many recorders were answered, and how many of these were told not to record.
     pub fn greeted(&self) -> (usize, usize) {
         (self.greeted, self.refused)
+    }
+
+    /// Programs with a `malloc` of their own that could not be recorded, and why.
+    pub fn not_hooked(&self) -> &[(Vec<u8>, Why)] {
+        &self.not_hooked
     }
 
     /// Greets who asks for it, and looks at those whose time has come. How long until the next look.
@@ -191,8 +199,14 @@ impl Collector {
         }
         let path = if is_first { self.request.file.clone() } else { self.beside(pid) };
         let tables = |source| Error::Tables { pid, source };
-        let recorded = Recorded::begin(pid, parent, path, file, &self.root).map_err(tables)?;
-        self.running.push(recorded?);
+        let recorded = Recorded::begin(pid, parent, path, file, &self.root).map_err(tables)??;
+        if let Err(why) = hook::answer(&recorded.tables, pid, &self.root).map_err(tables)? {
+            let _ = fs::remove_file(&recorded.path);
+            self.not_hooked.push((recorded.program, why));
+            let _ = (&*stream).write_all(&[greeting::NO]);
+            return Ok(None);
+        }
+        self.running.push(recorded);
         let _ = (&*stream).write_all(&[greeting::YES]);
         Ok(Some(()))
     }
@@ -333,7 +347,10 @@ impl Recorded {
             every_bytes: tables.head(header::EVERY_BYTES)?,
             command: command.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect(),
             program: program.clone(),
-            allocator: tables.allocator()?,
+            allocator: match tables.allocator()? {
+                name if name.is_empty() => program.clone(),
+                name => name,
+            },
             lifetimes_every: u32::try_from(tables.head(header::LIFETIMES_EVERY)?).unwrap_or(0),
             attached: false,
         };

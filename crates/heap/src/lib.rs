@@ -7,6 +7,7 @@
 mod collector;
 mod error;
 pub mod guard;
+mod hook;
 mod library;
 mod memory;
 mod resolve;
@@ -14,5 +15,6 @@ mod tables;
 
 pub use collector::{Collector, Finished, Request};
 pub use error::Error;
+pub use hook::Why;
 pub use library::{Library, library};
 pub use resolve::resolve;

@@ -127,6 +127,12 @@ impl Tables {
         Ok(u64::from_ne_bytes(word))
     }
 
+    /// Answers in words of the header.
+    pub(crate) fn answer(&self, number: usize, words: &[u64]) -> io::Result<()> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.file.write_all_at(&bytes, HEADER.place(number) as u64)
+    }
+
     fn count(&self, number: usize, table: &Table) -> io::Result<usize> {
         let count = usize::try_from(self.head(number)?).unwrap_or(usize::MAX);
         Ok(count.min(table.room))

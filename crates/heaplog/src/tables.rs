@@ -141,6 +141,32 @@ pub mod header {
     pub const MOST_THREADS: usize = 45;
 }
 
+/// Words of the header by which functions are hooked that a library loaded first does not stand before.
+///
+/// The recorder says where they are, and where near them it has room; who looks on answers with code for that room, which
+/// begins with the first instructions of each function, moved there.
+pub mod hooks {
+    /// How many functions there are: `malloc`, `free`, `calloc`, `realloc`, `memalign`, `aligned_alloc`, `posix_memalign`,
+    /// `valloc`, `pvalloc`.
+    pub const FUNCTIONS: usize = 9;
+    /// Where the room near them is; 0 where nothing is asked for.
+    pub const NEAR: usize = 1024;
+    /// Where each function is; 0 for those that are not to be hooked.
+    pub const AT: usize = 1032;
+    /// Where what takes its place is.
+    pub const ENTRIES: usize = 1048;
+    /// Answered: how many bytes of each function were moved; 0 where it cannot be hooked.
+    pub const LENGTHS: usize = 1064;
+    /// Answered: what goes into the room.
+    pub const CODE: usize = 2048;
+    /// How long that is, in words.
+    pub const CODE_WORDS: usize = FUNCTIONS * STRIDE / 8;
+    /// Bytes for each function: first a jump to what takes its place.
+    pub const STRIDE: usize = 192;
+    /// Where the moved instructions begin.
+    pub const MOVED: usize = 16;
+}
+
 /// Bytes that a thread may take and give back before it tells the others, while several run.
 pub const CREDIT: u64 = 64 << 10;
 

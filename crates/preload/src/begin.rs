@@ -7,6 +7,7 @@ use pagewise_heaplog::tables::{LENGTH, MAGIC, allocator, greeting, header, troub
 
 use crate::enter::{self, Function, Own, set_own};
 use crate::guard;
+use crate::inline;
 use crate::kernel::{self, File};
 use crate::modules;
 use crate::real::{self, Whose};
@@ -34,6 +35,8 @@ static ALIVE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 static FOLLOW: AtomicU8 = AtomicU8::new(0);
 /// Whether the allocator is the C library's.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
+/// Whether functions are to be hooked before any is recorded: the program does not call ours.
+static TO_HOOK: AtomicU8 = AtomicU8::new(0);
 /// What the environment said, for children.
 static SETTINGS: Settings = Settings(std::cell::UnsafeCell::new([0; MOST]));
 const MOST: usize = 256;
@@ -122,9 +125,10 @@ pub(crate) unsafe extern "C" fn begin() {
     let whose = real::resolve();
     let is_glibc = whose == Whose::Glibc && real::has_headers();
     IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
+    TO_HOOK.store(u8::from(whose == Whose::Theirs), Ordering::Relaxed);
     // SAFETY: nobody else runs here, by the exchange above.
     let settings = unsafe { &mut *SETTINGS.0.get() };
-    if whose == Whose::Theirs || environment(settings).is_none() || record(settings).is_none() {
+    if environment(settings).is_none() || record(settings).is_none() {
         turn_off();
     }
 }
@@ -203,10 +207,20 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     // No record is of the epochs that are now.
     set(header::EPOCHS, 1 << 32 | 1);
     let is_glibc = IS_GLIBC.load(Ordering::Relaxed) != 0;
-    set(header::ALLOCATOR, if is_glibc { allocator::GLIBC } else { allocator::LIBRARY });
+    let whose = match is_glibc {
+        true => allocator::GLIBC,
+        false if real::is_theirs() => allocator::PROGRAM,
+        false => allocator::LIBRARY,
+    };
+    set(header::ALLOCATOR, whose);
     let prepared = prepare(is_glibc);
     if prepared.is_none() {
         set(header::TROUBLE, trouble::MEMORY);
+    }
+    let to_hook = TO_HOOK.load(Ordering::Relaxed) != 0;
+    let functions = real::found();
+    if to_hook {
+        inline::ask(&functions)?;
     }
     head(header::MAGIC).store(MAGIC, Ordering::Release);
     let mut hello = [0_u8; 16];
@@ -222,6 +236,9 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     if answer != [greeting::YES] {
         return None;
     }
+    if to_hook {
+        real::replace(inline::take(&functions)?);
+    }
     sampling::begin(every);
     let alive = ALIVE.load(Ordering::Relaxed);
     // SAFETY: the word is in memory that is never unmapped.
@@ -236,6 +253,11 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     }
     set_stage(Stage::Records);
     enter::aim(targets);
+    if to_hook {
+        // In children of `fork` the jumps are there.
+        TO_HOOK.store(0, Ordering::Relaxed);
+        inline::patch()?;
+    }
     Some(())
 }
 

@@ -32,6 +32,8 @@ pub(crate) enum Own {
     Left = 8,
     /// What became of it ([`crate::threads`]).
     Stage = 16,
+    /// How many functions behind it is in, where these are hooked themselves ([`crate::inline`]).
+    Within = 24,
 }
 
 /// A word of this thread's.

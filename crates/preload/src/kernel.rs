@@ -175,6 +175,34 @@ pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 
+/// Memory of zeros at an address, where nothing is yet.
+pub(crate) fn memory_at(address: u64, length: usize) -> Result<u64, Errno> {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE)
+        .cast_unsigned() as usize;
+    let arguments = [address as usize, length, protection, flags, usize::MAX, 0];
+    // SAFETY: a new mapping, only where nothing was.
+    let at = unsafe { call(libc::SYS_mmap, arguments) }? as u64;
+    if at == address {
+        return Ok(at);
+    }
+    // Kernels before 4.17 take the address for a wish.
+    // SAFETY: it was made just now, and nobody has it.
+    let _ = unsafe { call(libc::SYS_munmap, [at as usize, length, 0, 0, 0, 0]) };
+    Err(Errno(libc::EEXIST))
+}
+
+/// Changes how the pages may be used that a range is in.
+pub(crate) fn protect_code(address: u64, length: usize, protection: i32) -> Result<(), Errno> {
+    // SAFETY: it only asks.
+    let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
+    let begin = address & !(page - 1);
+    let length = (address - begin) as usize + length;
+    let arguments = [begin as usize, length, protection.cast_unsigned() as usize, 0, 0, 0];
+    // SAFETY: callers only add to what may be done with pages of code, and take that back.
+    unsafe { call(libc::SYS_mprotect, arguments) }.map(drop)
+}
+
 /// Gives pages back: they are zeros again.
 ///
 /// # Safety

@@ -16,6 +16,7 @@
 //!  peak    how much is live, and when it was most
 //!  others  threads that begin, libraries that are unloaded
 //!  guard   the other mode: objects on pages of their own, so that misuse is noticed
+//!  inline  jumps at the entry of functions that nobody else lets us stand before
 //!  begin   what happens at the first call, after fork, and how a collector is greeted
 //! ```
 #![cfg_attr(
@@ -36,6 +37,7 @@ mod cfi;
 mod enter;
 mod guard;
 mod hooks;
+mod inline;
 mod kernel;
 mod live;
 mod lock;

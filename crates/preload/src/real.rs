@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
 
 use crate::enter::{FUNCTIONS, Function};
-use crate::modules::FindObject;
+use crate::modules::{self, FindObject};
 
 // Functions and data of the C library that older ones lack: 0 there.
 global_asm!(
@@ -83,7 +83,10 @@ pub(crate) fn resolve() -> Whose {
     FREE.store(found(Function::Free), Relaxed);
     // SAFETY: the name ends with a zero.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()) };
-    if !std::ptr::eq(first.cast_const(), ours()) {
+    // Our own functions' addresses are asked of the loader, too, which gives those of who comes first.
+    let object = |address: usize| modules::find(address as u64).map(|it| it.start);
+    if object(first.addr()) != object(targets as *const () as usize) {
+        find_theirs(first, &NAMES);
         Whose::Theirs
     } else if is_glibc {
         Whose::Glibc
@@ -92,14 +95,39 @@ pub(crate) fn resolve() -> Whose {
     }
 }
 
-#[cfg(not(test))]
-fn ours() -> *const c_void {
-    crate::enter::malloc as *const c_void
+/// The functions that the program calls, of the object that has its `malloc`: the others may be another allocator's.
+fn find_theirs(malloc: *mut c_void, names: &[&CStr; FUNCTIONS]) {
+    let object = |address: *mut c_void| modules::find(address.addr() as u64).map(|it| it.start);
+    let whose = object(malloc);
+    for (to, name) in OTHERS.iter().zip(names) {
+        // SAFETY: the name ends with a zero.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        let is_theirs = !found.is_null() && object(found) == whose;
+        to.store(if is_theirs { found } else { std::ptr::null_mut() }, Relaxed);
+    }
+    MALLOC.store(malloc, Relaxed);
+    IS_THEIRS.store(1, Relaxed);
 }
 
-#[cfg(test)]
-fn ours() -> *const c_void {
-    std::ptr::null()
+static IS_THEIRS: AtomicU8 = AtomicU8::new(0);
+
+/// Whether the program has a `malloc` of its own.
+pub(crate) fn is_theirs() -> bool {
+    IS_THEIRS.load(Relaxed) != 0
+}
+
+/// The functions behind as they were found.
+pub(crate) fn found() -> [*mut (); FUNCTIONS] {
+    std::array::from_fn(|index| OTHERS[index].load(Relaxed).cast())
+}
+
+/// Calls other functions behind from here on.
+pub(crate) fn replace(functions: [*mut (); FUNCTIONS]) {
+    for (to, function) in OTHERS.iter().zip(functions) {
+        to.store(function.cast(), Relaxed);
+    }
+    MALLOC.store(functions[Function::Malloc as usize].cast(), Relaxed);
+    FREE.store(functions[Function::Free as usize].cast(), Relaxed);
 }
 
 fn same_code(found: *const c_void, weak: Option<*const c_void>) -> bool {

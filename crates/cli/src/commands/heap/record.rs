@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_heap::{Collector, Finished, Request, library};
+use pagewise_heap::{Collector, Finished, Request, Why, library};
 use pagewise_heaplog::recording::Ending;
 use pagewise_proc::ProcRoot;
 use pagewise_sys::interrupt::Interrupts;
@@ -46,11 +46,12 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     })?;
     let outcome = wait(running, &mut collector, not_run)?;
     let (greeted, refused) = collector.greeted();
+    let not_hooked = collector.not_hooked().to_vec();
     let finished = collector.finish(match outcome.ending {
         trace::Ending::Exited(status) => Ending::Exited(status),
         trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
     })?;
-    tell(&finished, greeted, refused);
+    tell(&finished, greeted, refused, &not_hooked);
     Ok(exit_code(outcome.ending))
 }
 
@@ -80,7 +81,11 @@ fn wait(
 
 /// Says on standard error where the recordings are.
 #[expect(clippy::print_stderr, reason = "standard output is the command's")]
-fn tell(finished: &[Finished], greeted: usize, refused: usize) {
+fn tell(finished: &[Finished], greeted: usize, refused: usize, not_hooked: &[(Vec<u8>, Why)]) {
+    for (program, why) in not_hooked {
+        let program = pagewise_model::name::escape(program);
+        eprintln!("pagewise: {program} was not recorded: it has a malloc of its own, and {why}");
+    }
     for recording in finished {
         let file = recording.file.display();
         if recording.without_memory {
@@ -93,10 +98,11 @@ fn tell(finished: &[Finished], greeted: usize, refused: usize) {
         let why = if greeted == refused && greeted > 0 {
             "only children of the command loaded the recorder: see --follow"
         } else {
-            "the command did not load the recorder: it is linked statically, has a malloc of its own, or gains privileges \
-             as it starts"
+            "the command did not load the recorder: it is linked statically, or gains privileges as it starts"
         };
-        eprintln!("pagewise: nothing was recorded: {why}");
+        if not_hooked.is_empty() {
+            eprintln!("pagewise: nothing was recorded: {why}");
+        }
     } else if refused > 0 {
         eprintln!("pagewise: {refused} children were not recorded: see --follow");
     }

@@ -1,0 +1,78 @@
+//! `pagewise heap run` of programs that have a `malloc` of their own, which a library that is loaded first does not stand
+//! before. What they allocate is known by how they are written.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
+
+mod fixture;
+
+use std::process::Command;
+
+use fixture::number;
+use fixture::recorder::{by_function, heap, report};
+
+#[test]
+fn every_call_is_counted_by_who_made_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("own.pwh");
+    let program = fixture::program("own_malloc");
+    let words = ["run", "-o", file.to_str().unwrap(), "--", program.to_str().unwrap(), "10"];
+    let output = heap(&words);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let report = report(&file);
+    let functions = by_function(&report);
+    assert_eq!(functions["once"], [1000, 48_000, 990], "ten are kept");
+    assert_eq!(
+        functions["thrice"],
+        [3000, 96_000, 3000],
+        "calloc's own malloc is no call of the program's"
+    );
+    assert_eq!(functions["grows"], [200, 406_400, 200], "neither is realloc's");
+    assert_eq!(functions["in_thread"], [2000, 256_000, 2000]);
+    let malloc = report["recording"]["allocator"].as_str().unwrap();
+    assert!(malloc.ends_with("own_malloc"), "{malloc}");
+}
+
+#[test]
+fn samples_are_taken_of_it_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("own.pwh");
+    let program = fixture::program("own_malloc");
+    let words =
+        ["run", "--sample", "1k", "-o", file.to_str().unwrap(), "--", program.to_str().unwrap()];
+    let output = heap(&words);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let report = report(&file);
+    let allocated = number(&report, "totals.allocated_bytes");
+    assert!((600_000..1_010_000).contains(&allocated), "of 806,400 bytes, {allocated}");
+}
+
+#[test]
+fn the_compiler_of_this_test_is_recorded_and_does_its_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rustc.pwh");
+    let Ok(sysroot) = Command::new("rustc").args(["--print", "sysroot"]).output() else {
+        return fixture::skip("there is no rustc");
+    };
+    let sysroot = String::from_utf8(sysroot.stdout).unwrap();
+    let rustc = format!("{}/bin/rustc", sysroot.trim());
+    let source = folder.path().join("source.rs");
+    std::fs::write(&source, "pub fn f() -> Vec<u8> { vec![1, 2, 3] }").unwrap();
+    let output = heap(&[
+        "run",
+        "-o",
+        file.to_str().unwrap(),
+        "--",
+        &rustc,
+        "--crate-type=lib",
+        "--emit=metadata",
+        "--out-dir",
+        folder.path().to_str().unwrap(),
+        source.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(folder.path().join("libsource.rmeta").exists());
+    // It allocates some 15,000 times for this; constructors of its libraries do 400 times before `main`.
+    let report = report(&file);
+    assert!(number(&report, "totals.allocations") > 5000, "{}", report["totals"]);
+    assert!(number(&report, "totals.unknown_frees") < 100, "{}", report["totals"]);
+}
