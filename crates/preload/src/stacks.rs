@@ -223,7 +223,8 @@ impl Stacks {
         let end = self.end(at.stack)?;
         let first = hash(at);
         for memo in [&self.memos[first], &self.memos[first + 1]] {
-            if self.hold(memo, at, end) {
+            // One that was only the caller of others may have no node yet.
+            if self.hold(memo, at, end) && memo.node.get() != NONE {
                 return Some(memo);
             }
         }
