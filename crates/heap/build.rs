@@ -13,7 +13,13 @@ const NAME: &str = "libpagewise_preload.so";
 
 fn main() {
     let crates = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("..");
-    for part in ["preload/src", "preload/Cargo.toml", "heaplog/src", "heaplog/Cargo.toml"] {
+    for part in [
+        "preload/src",
+        "preload/build.rs",
+        "preload/Cargo.toml",
+        "heaplog/src",
+        "heaplog/Cargo.toml",
+    ] {
         println!("cargo::rerun-if-changed={}", crates.join(part).display());
     }
     let out = PathBuf::from(variable("OUT_DIR"));
