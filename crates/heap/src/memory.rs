@@ -1,9 +1,12 @@
 //! What a process has in RAM, and what its allocator holds.
 
+use std::fs::File;
+
 use pagewise_heaplog::recording::Resident;
 use pagewise_heaplog::tables::{allocator, header};
 use pagewise_model::{Bytes, Mapping, Name, Pid};
 use pagewise_proc::{ProcRoot, maps, status};
+use pagewise_sys::pagemap_scan::{Categories, Region, Request, scan};
 
 use crate::tables::Tables;
 
@@ -33,8 +36,32 @@ fn resident(root: &ProcRoot, pid: Pid, tables: &Tables) -> Option<Resident> {
         file: bytes(&status.rss_file)?,
         shmem: bytes(&status.rss_shmem)?.saturating_sub(ours),
         swap: bytes(&status.vm_swap)?,
-        recorder: None,
+        recorder: own(root, pid, tables),
     })
+}
+
+/// What of its own memory the recorder has touched; none where the kernel does not tell.
+fn own(root: &ProcRoot, pid: Pid, tables: &Tables) -> Option<u64> {
+    const RUNS: usize = 512;
+    let pagemap = File::open(root.file(pid, "pagemap")).ok()?;
+    let (present, zero) = (Categories::PRESENT, Categories::PFNZERO);
+    let request = Request { all_of: present, report: zero, ..Request::default() };
+    let page = rustix::param::page_size() as u64;
+    let mut regions = vec![Region::default(); RUNS];
+    let mut bytes = 0;
+    for (start, length) in tables.own().ok()?? {
+        let end = start.checked_add(length)?.checked_next_multiple_of(page)?;
+        let mut at = start;
+        while at < end {
+            let scan = scan(&pagemap, at..end, &request, &mut regions).ok()?;
+            let touched = regions.iter().take(scan.regions);
+            // A page that was only read is the kernel's one page of zeros.
+            let touched = touched.filter(|region| !region.categories.contains(zero));
+            bytes += touched.map(|region| region.end - region.start).sum::<u64>();
+            at = scan.walk_end.max(at + page);
+        }
+    }
+    Some(bytes)
 }
 
 /// What glibc's malloc holds: the heap that `brk` made, its further arenas, and large blocks.

@@ -8,8 +8,8 @@ use pagewise_heaplog::recording::{
     Amount, Counted, Counts, Kind, Module, Node, Place, ROOT, Site, Thread,
 };
 use pagewise_heaplog::tables::{
-    self, CELLS, CHUNKS, CREDIT, HEADER, MAGIC, MODULES, NODES, OWNERS, PLACES, RECORDS, SITES,
-    STRINGS, THREADS, Table, header, kind, module, record, thread,
+    self, CELLS, CHUNKS, CREDIT, HEADER, MAGIC, MODULES, NODES, OWN, OWNERS, PLACES, RECORDS,
+    SITES, STRINGS, THREADS, Table, header, kind, module, record, thread,
 };
 
 /// Pieces in which tables are read.
@@ -142,6 +142,18 @@ impl Tables {
     pub(crate) fn resident(&self) -> io::Result<u64> {
         // Blocks of 512 bytes, whatever the file system's are.
         Ok(self.file.metadata()?.blocks() * 512)
+    }
+
+    /// Memory of the recorder's own in the process: addresses and lengths. None where there are too many to be told.
+    pub(crate) fn own(&self) -> io::Result<Option<Vec<(u64, u64)>>> {
+        let count = usize::try_from(self.head(header::OWN)?).unwrap_or(usize::MAX);
+        if count > OWN.room {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; count * OWN.entry];
+        self.file.read_exact_at(&mut bytes, OWN.at as u64)?;
+        let ranges = bytes.chunks_exact(OWN.entry).map(words).map(|[at, length]| (at, length));
+        Ok(Some(ranges.filter(|&(_, length)| length > 0).collect()))
     }
 
     /// What provides `malloc`, by the path of its file.

@@ -1,7 +1,7 @@
 //! Where a recorder counts: tables in memory that it shares with who looks on.
 //!
 //! One file without a name (`memfd_create`), sparse, with one table behind the other at fixed places ([`HEADER`] ..
-//! [`CHUNKS`]). The recorder only ever adds to the tables of modules, places, nodes and sites, and tells by a count in
+//! [`OWN`]). The recorder only ever adds to the tables of modules, places, nodes and sites, and tells by a count in
 //! the header how much of each is there: an entry is written before it is counted. Counters are words of 8 bytes in the
 //! machine's own order, each written by one thread at a time.
 //!
@@ -13,6 +13,7 @@
 //!  NODES    (parent, place)       SITES    (node, kind)
 //!  OWNERS   whose each chunk is, and for which sites
 //!  CHUNKS   pages of records: what sites count
+//!  OWN      memory that the recorder has in the process
 //! ```
 //!
 //! # What was live at the peak
@@ -66,8 +67,10 @@ pub const SITES: Table = Table::behind(NODES, 8, 2 << 20);
 pub const OWNERS: Table = Table::behind(SITES, 8, 192 << 10);
 /// Chunks of records.
 pub const CHUNKS: Table = Table::behind(OWNERS, RECORDS * record::SIZE, 192 << 10);
+/// Memory of the recorder's own in the process: the address and the length, a word each; zeros where one is being added.
+pub const OWN: Table = Table::behind(CHUNKS, 16, 4 << 10);
 /// Bytes in the whole file.
-pub const LENGTH: usize = CHUNKS.at + CHUNKS.entry * CHUNKS.room;
+pub const LENGTH: usize = OWN.at + OWN.entry * OWN.room;
 
 /// Records in a chunk: those of sites `n * RECORDS` and up.
 pub const RECORDS: usize = 32;
@@ -108,7 +111,7 @@ pub mod header {
     pub const CUT_STACKS: usize = 15;
     /// Why the recorder ended early ([`super::trouble`]); 0 where it did not.
     pub const TROUBLE: usize = 16;
-    /// Bytes of the recorder's own memory that no other process sees.
+    /// Entries of [`super::OWN`] that were added, or would have been if there were room.
     pub const OWN: usize = 17;
     /// Where the map of live blocks is, and how it is made: for readers of the process's memory.
     pub const LIVE_MAP: usize = 18;
@@ -294,10 +297,10 @@ mod tests {
 
     #[test]
     fn tables_lie_behind_each_other() {
-        let tables = [HEADER, THREADS, MODULES, STRINGS, PLACES, NODES, SITES, OWNERS, CHUNKS];
+        let tables = [HEADER, THREADS, MODULES, STRINGS, PLACES, NODES, SITES, OWNERS, CHUNKS, OWN];
         for pair in tables.windows(2) {
             assert_eq!(pair[0].place(pair[0].room), pair[1].at);
         }
-        assert_eq!(LENGTH, CHUNKS.place(CHUNKS.room));
+        assert_eq!(LENGTH, OWN.place(OWN.room));
     }
 }

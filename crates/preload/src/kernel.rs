@@ -4,6 +4,8 @@ use std::arch::asm;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
+use crate::shared;
+
 /// What a failed call returned: the error's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub i32);
@@ -172,6 +174,7 @@ pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
     let small = libc::MADV_NOHUGEPAGE.cast_unsigned() as usize;
     // SAFETY: as above. A kernel without huge pages refuses, which is as good.
     let _ = unsafe { call(libc::SYS_madvise, [at, length, small, 0, 0, 0]) };
+    shared::note_own(at, length);
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 use pagewise_heaplog::tables::{
-    CHUNKS, HEADER, LENGTH, NODES, OWNERS, PLACES, RECORDS, SITES, STRINGS, THREADS, Table, header,
-    record, thread,
+    CHUNKS, HEADER, LENGTH, NODES, OWN, OWNERS, PLACES, RECORDS, SITES, STRINGS, THREADS, Table,
+    header, record, thread,
 };
 
 /// Where the tables are mapped; null before there are any. They are never unmapped.
@@ -83,6 +83,19 @@ pub(crate) fn site(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
 /// For which sites a chunk is, and whose.
 pub(crate) fn owner(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
     (half(&OWNERS, index, 0), half(&OWNERS, index, 1))
+}
+
+/// Notes memory of our own, once there are tables.
+pub(crate) fn note_own(address: usize, length: usize) {
+    if BASE.load(Relaxed).is_null() {
+        return;
+    }
+    let index = head(header::OWN).fetch_add(1, Relaxed);
+    let index = usize::try_from(index).unwrap_or(usize::MAX);
+    if index < OWN.room {
+        word(&OWN, index, 0).store(address as u64, Relaxed);
+        word(&OWN, index, 1).store(length as u64, Release);
+    }
 }
 
 /// Copies bytes behind the other strings; where they begin. None where there is no room.

@@ -184,7 +184,6 @@ fn new_thread() -> Option<&'static Thread> {
     // SAFETY: zeros are a thread that has nothing; the memory stays.
     let thread = unsafe { &*memory };
     thread.state.set(BUSY_NOW);
-    head(header::OWN).fetch_add(size_of::<Thread>() as u64, Relaxed);
     Some(thread)
 }
 
