@@ -7,6 +7,7 @@ mod fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -206,4 +207,105 @@ fn heaptrack_counts_the_same_by_function() {
         assert!(!ours.is_empty(), "{of}");
         assert_eq!(ours, theirs, "{of}");
     }
+}
+
+/// A case of `heaphard`, recorded: it ends as it does without a recorder, and what it says that it did was recorded.
+fn hard(case: &str) -> (Run, Value) {
+    hard_with(case, &[])
+}
+
+fn hard_with(case: &str, options: &[&str]) -> (Run, Value) {
+    let path = program("heaphard");
+    let words = [path.to_str().unwrap(), case];
+    let plain = plainly(&words);
+    let run = Run::of(options, &words);
+    let code = plain.status.code().or_else(|| Some(128 + plain.status.signal()?));
+    assert_eq!(run.output.status.code(), code, "{case}: {}", run.said());
+    if case != "signals" {
+        // How many of these there are depends on time.
+        assert_eq!(run.printed(), String::from_utf8_lossy(&plain.stdout), "{case}");
+    }
+    let told = told(&run.printed());
+    assert!(!told.is_empty(), "{case}");
+    let did = run.by_function("case_");
+    for (function, (expected, _)) in told {
+        assert_eq!(did.get(&function), Some(&expected), "{case}: {function}");
+    }
+    let report = report(&run.file());
+    assert_eq!(number(&report, "totals.unknown_frees"), 0, "{case}");
+    (run, report)
+}
+
+/// Whether a peak is as high as the report says that it may be.
+fn assert_peak(report: &Value, expected: u64) {
+    let [peak, within] = ["totals.peak_bytes", "totals.peak_within"].map(|key| number(report, key));
+    assert!(peak.abs_diff(expected) <= within, "{peak} within {within} instead of {expected}");
+}
+
+#[test]
+fn threads_are_counted_however_they_end() {
+    for case in ["threads", "short_threads", "detached", "destructors", "crosswise"] {
+        hard(case);
+    }
+}
+
+#[test]
+fn a_peak_is_known_as_well_as_is_said() {
+    // What the C library needs for each thread comes on top.
+    const A_THREAD: u64 = 288;
+    let (_, report) = hard("peak");
+    assert_peak(&report, 8 * (2 << 20) + 3_000_000 + 8 * A_THREAD);
+    let (_, report) = hard("beside");
+    assert_peak(&report, 40_000 + A_THREAD);
+    // One that is the first thread's alone is not forgotten for another's.
+    let (_, report) = hard("standard");
+    assert_eq!(number(&report, "totals.peak_bytes"), 50_000_000);
+    // Nor is what is live at the end, if that is most.
+    let (_, report) = hard("_exit");
+    assert_eq!(number(&report, "totals.peak_bytes"), 4000);
+    assert_eq!(number(&report, "peak.tree.bytes"), 4000);
+    assert_eq!(number(&report, "totals.peak_within"), 0);
+}
+
+#[test]
+fn children_leave_the_recording_of_their_parent_as_it_is() {
+    for case in ["forks", "fork_among_threads", "spawns"] {
+        let (run, report) = hard(case);
+        assert_eq!(report["recording"]["ending"], "exit 0");
+        let files = fs::read_dir(run.folder.path()).unwrap().count();
+        assert_eq!(files, 1, "{case}");
+    }
+}
+
+#[test]
+fn signals_and_stacks_of_the_programs_own_are_followed() {
+    for case in ["signals", "aside", "jumps", "contexts", "edge", "deep", "frames", "made"] {
+        hard(case);
+    }
+}
+
+#[test]
+fn a_recording_is_whole_however_the_program_ends() {
+    let endings = [
+        ("_exit", "exit 0"),
+        ("quick_exit", "exit 0"),
+        ("group", "exit 0"),
+        ("pthread_exit", "exit 0"),
+        ("closes", "exit 0"),
+        ("execs", "exit 0"),
+        ("abort", "signal 6"),
+        ("kill", "signal 9"),
+        ("crash", "signal 11"),
+    ];
+    for (case, ending) in endings {
+        let (_, report) = hard(case);
+        assert_eq!(report["recording"]["ending"], ending, "{case}");
+        assert!(report["recording"]["cut"].is_null(), "{case}");
+    }
+}
+
+#[test]
+fn a_program_that_gives_up_system_calls_is_let_alone() {
+    let (run, _) = hard("strict");
+    assert!(run.said().contains("seccomp"), "{}", run.said());
 }

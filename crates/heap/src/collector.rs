@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pagewise_heaplog::recording::{Amount, Begin, End, Ending, Moment, Tree};
-use pagewise_heaplog::tables::{greeting, header};
+use pagewise_heaplog::tables::{self, greeting, header};
 use pagewise_heaplog::writer::Writer;
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
@@ -76,6 +76,8 @@ pub struct Finished {
     pub live: Amount,
     /// The recorder had no memory for its tables: nothing was recorded.
     pub without_memory: bool,
+    /// The program gave up the system calls that the recorder needs: what came later was not recorded.
+    pub without_calls: bool,
 }
 
 /// How long a recorder that has connected may take to say who it is.
@@ -404,7 +406,7 @@ impl Recorded {
     /// Writes down a moment.
     fn add(&mut self, state: &State, time: Duration, memory: &memory::Memory) -> Result<(), Error> {
         let time_ns = nanoseconds(time);
-        if state.peak != self.peak {
+        if state.peak != self.peak || state.is_peak {
             self.peak = state.peak;
             self.peak_at_ns = Some(time_ns);
         }
@@ -454,8 +456,19 @@ impl Recorded {
         };
         end().map_err(|source| Error::File { path: path.clone(), source })?;
         let bytes = fs::metadata(&path).map_or(bytes, |file| file.len());
-        let without_memory = trouble != 0;
-        Ok(Finished { pid, file: path, bytes, how, allocated, peak, live, without_memory })
+        let without_memory = trouble == tables::trouble::MEMORY;
+        let without_calls = trouble == tables::trouble::CALLS;
+        Ok(Finished {
+            pid,
+            file: path,
+            bytes,
+            how,
+            allocated,
+            peak,
+            live,
+            without_memory,
+            without_calls,
+        })
     }
 }
 

@@ -53,6 +53,8 @@ pub(crate) struct State {
     pub live: Vec<Amount>,
     /// The epoch of the last peak.
     pub peak: u32,
+    /// More is live now than ever before.
+    pub is_peak: bool,
     /// Bytes in mappings of their own that the allocator made for large blocks.
     pub mapped: u64,
 }
@@ -346,8 +348,17 @@ impl Tables {
         trim(&mut counts.lifetimes);
         // It may be below zero for a moment.
         let mapped = self.head(header::MAPPED)?.cast_signed().max(0).cast_unsigned();
-        let live = sums.iter().map(|sum| settled(sum.at_moment)).collect();
-        Ok(State { counts, live, peak, mapped })
+        let live: Vec<Amount> = sums.iter().map(|sum| settled(sum.at_moment)).collect();
+        let now = sum(live.iter().copied());
+        // Copies are made on the way down. What was never come down from is the present.
+        let is_peak = now.bytes > counts.peak.bytes;
+        if is_peak {
+            counts.peak = now;
+            for (site, live) in counts.sites.iter_mut().zip(&live) {
+                site.at_peak = *live;
+            }
+        }
+        Ok(State { counts, live, peak, is_peak, mapped })
     }
 
     /// What the slots of threads say that those handed over.

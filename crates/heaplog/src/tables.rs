@@ -267,6 +267,8 @@ pub mod allocator {
 pub mod trouble {
     /// There is no memory for its tables.
     pub const MEMORY: u64 = 1;
+    /// The program gave up the system calls that it needs.
+    pub const CALLS: u64 = 2;
 }
 
 /// What a recorder and a collector say to each other when a recording begins, on a Unix socket.

@@ -98,6 +98,14 @@ pub(crate) fn is_recording() -> bool {
     true
 }
 
+/// Records nothing more, for a reason that is told.
+pub(crate) fn give_up(why: u64) {
+    if stage() == Stage::Records {
+        head(header::TROUBLE).store(why, Ordering::Relaxed);
+        turn_off();
+    }
+}
+
 fn turn_off() {
     enter::aim(real::targets());
     set_stage(Stage::Off);
@@ -309,7 +317,7 @@ pub(crate) fn mapped(address: u64) -> Option<u64> {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { real::glibc_mapped(address) } else { None }
 }
 
-/// How much to ask for: blocks of other allocators are to lie 16 bytes apart.
+/// How much to ask for: blocks of other allocators are to lie 16 bytes apart. What is recorded is what the program asked for.
 #[inline(always)]
 pub(crate) fn size(size: usize) -> usize {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { size } else { size.max(16) }

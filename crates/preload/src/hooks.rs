@@ -61,8 +61,7 @@ pub(crate) unsafe extern "C" fn malloc<const USUAL: bool>(
     stack: u64,
     frame: u64,
 ) -> *mut c_void {
-    let size = if USUAL { size } else { begin::size(size) };
-    let block = real::malloc(size);
+    let block = real::malloc(if USUAL { size } else { begin::size(size) });
     note::<USUAL>(block, size, stack, frame);
     block
 }
@@ -99,10 +98,9 @@ pub(crate) unsafe extern "C" fn one(
     frame: u64,
     which: usize,
 ) -> *mut c_void {
-    let size = begin::size(size);
     let block = match which {
-        VALLOC => real::valloc(size),
-        _ => real::pvalloc(size),
+        VALLOC => real::valloc(begin::size(size)),
+        _ => real::pvalloc(begin::size(size)),
     };
     note::<false>(block, size, stack, frame);
     block
@@ -117,8 +115,13 @@ pub(crate) unsafe extern "C" fn two(
 ) -> *mut c_void {
     let (block, size) = match which {
         CALLOC => {
-            let size = begin::size(second);
-            (real::calloc(first, size), first.wrapping_mul(second))
+            // Where it does not overflow, it is as much as is asked for at once.
+            let both = first.checked_mul(second);
+            let block = match both.filter(|&both| begin::size(both) != both) {
+                Some(both) => real::calloc(1, begin::size(both)),
+                None => real::calloc(first, second),
+            };
+            (block, both.unwrap_or(0))
         }
         REALLOC => {
             return realloc(std::ptr::with_exposed_provenance_mut(first), second, stack, frame);
@@ -148,8 +151,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
 
 fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
     if old.is_null() {
-        let size = begin::size(size);
-        let block = real::realloc(old, size);
+        let block = real::realloc(old, begin::size(size));
         note::<false>(block, size, stack, frame);
         return block;
     }
@@ -163,7 +165,7 @@ fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void
         threads::leave(entered);
         known
     });
-    let new = real::realloc(old, size);
+    let new = real::realloc(old, if size == 0 { 0 } else { begin::size(size) });
     let Some(entered) = threads::enter() else { return new };
     let thread = entered.thread();
     if new.is_null() && size != 0 {

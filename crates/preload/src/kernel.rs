@@ -10,6 +10,9 @@ use crate::shared;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub i32);
 
+/// Paths are as the process's own.
+const AT_FDCWD: usize = (libc::AT_FDCWD as isize).cast_unsigned();
+
 /// A system call with its arguments.
 ///
 /// # Safety
@@ -46,7 +49,29 @@ impl File {
     pub(crate) fn open(path: &CStr) -> Result<File, Errno> {
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC).cast_unsigned() as usize;
         // SAFETY: the path ends with a zero.
-        unsafe { call(libc::SYS_open, [path.as_ptr().addr(), flags, 0, 0, 0, 0]) }.map(File::new)
+        unsafe { call(libc::SYS_openat, [AT_FDCWD, path.as_ptr().addr(), flags, 0, 0, 0]) }
+            .map(File::new)
+    }
+
+    /// Of an open `/proc/self/maps` the mapping that an address is in, where the kernel can be asked so (6.11).
+    pub(crate) fn mapping_at(&self, address: u64) -> Result<(u64, u64), Errno> {
+        /// `struct procmap_query` of `linux/fs.h`.
+        #[repr(C)]
+        struct Query {
+            size: u64,
+            flags: u64,
+            address: u64,
+            start: u64,
+            end: u64,
+            others: [u64; 8],
+        }
+        const PROCMAP_QUERY: usize = 3 << 30 | size_of::<Query>() << 16 | (b'f' as usize) << 8 | 17;
+        let size = size_of::<Query>() as u64;
+        let mut query = Query { size, flags: 0, address, start: 0, end: 0, others: [0; 8] };
+        let to = (&raw mut query).addr();
+        // SAFETY: the kernel writes into the query, whose size it is told; names are not asked for.
+        unsafe { call(libc::SYS_ioctl, [self.argument(), PROCMAP_QUERY, to, 0, 0, 0]) }?;
+        Ok((query.start, query.end))
     }
 
     /// A file without a name, of zeros.

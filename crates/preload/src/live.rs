@@ -41,6 +41,13 @@ const SITE_SHIFT: u32 = 6;
 /// In a cell of 8 bytes.
 const SIZE_BITS: u32 = 37;
 
+/// The half of a cell of 8 bytes that the block begins in: a block that is not a sample may lie beside one.
+const HALF: u64 = 1 << 63;
+
+fn half(address: u64) -> u64 {
+    address << 60 & HALF
+}
+
 /// Begins an empty map.
 pub(crate) fn begin(is_glibc: bool) -> Option<()> {
     IS_GLIBC.store(u8::from(is_glibc), Relaxed);
@@ -138,7 +145,7 @@ pub(crate) fn put<const USUAL: bool>(address: u64, block: Block, room: u64) -> b
     } else {
         let size = block.size.min((1 << SIZE_BITS) - 1);
         let high = u64::from(block.site + 1) << 1 | u64::from(block.timed);
-        wide(leaf, address).store(high << SIZE_BITS | size, Relaxed);
+        wide(leaf, address).store(half(address) | high << SIZE_BITS | size, Relaxed);
     }
     true
 }
@@ -163,7 +170,10 @@ pub(crate) fn take<const USUAL: bool>(address: u64, room: impl FnOnce() -> u64) 
     } else {
         let cell = wide(leaf, address);
         let value = cell.load(Relaxed);
-        let high = value >> SIZE_BITS;
+        if (value ^ half(address)) & HALF != 0 {
+            return None;
+        }
+        let high = (value & !HALF) >> SIZE_BITS;
         let site = ((high >> 1) as u32).checked_sub(1)?;
         cell.store(0, Relaxed);
         Some(Block { site, size: value & ((1 << SIZE_BITS) - 1), timed: high & 1 != 0 })

@@ -1,7 +1,9 @@
 //! Functions beside `malloc`'s family that matter to a recording: threads that begin, and code that goes.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use pagewise_heaplog::tables::trouble;
 
 use crate::begin::{self, Stage};
 use crate::{modules, peak, threads};
@@ -18,7 +20,27 @@ pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Makes a thread: once there are two, what is live is counted by each.
+/// Before a thread is made: once there are two, what is live is counted by each.
+fn thread_comes() {
+    if begin::stage() == Stage::Records {
+        // This thread may itself be one that has just come.
+        let entered = threads::enter();
+        peak::comes();
+        if let Some(entered) = entered {
+            peak::make_many(entered.thread());
+            threads::leave(entered);
+        }
+    }
+}
+
+/// It was not made.
+fn thread_does_not_come() {
+    if begin::stage() == Stage::Records {
+        let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
+    }
+}
+
+/// Makes a thread.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -36,25 +58,75 @@ pub(crate) unsafe extern "C" fn pthread_create(
         *mut c_void,
         *mut c_void,
     ) -> c_int;
-    if begin::stage() == Stage::Records {
-        peak::COMING.fetch_add(1, Relaxed);
-        if let Some(entered) = threads::enter() {
-            peak::make_many(entered.thread());
-            threads::leave(entered);
-        }
-    }
     let function = behind(&REAL, c"pthread_create");
     if function.is_null() {
         return libc::EAGAIN;
     }
+    thread_comes();
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
     // SAFETY: the program called it with these arguments.
     let result = unsafe { function(thread, attributes, start, argument) };
-    if result != 0 && begin::stage() == Stage::Records {
-        let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
+    if result != 0 {
+        thread_does_not_come();
     }
     result
+}
+
+/// Makes a thread, by the name that the C standard has for it.
+///
+/// # Safety
+/// That of the C library's function.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn thrd_create(
+    thread: *mut libc::pthread_t,
+    start: *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
+    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    const THRD_ERROR: c_int = 2;
+    type Kind = unsafe extern "C" fn(*mut libc::pthread_t, *mut c_void, *mut c_void) -> c_int;
+    let function = behind(&REAL, c"thrd_create");
+    if function.is_null() {
+        return THRD_ERROR;
+    }
+    thread_comes();
+    // SAFETY: the symbol of this name has this type.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    // SAFETY: the program called it with these arguments.
+    let result = unsafe { function(thread, start, argument) };
+    if result != 0 {
+        thread_does_not_come();
+    }
+    result
+}
+
+/// Changes how the process is run. What allows itself no system calls but four is not recorded from then on: a thread would be
+/// killed for ours, among them to ask what time it is.
+///
+/// # Safety
+/// That of the C library's function.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn prctl(
+    option: c_int,
+    second: c_ulong,
+    third: c_ulong,
+    fourth: c_ulong,
+    fifth: c_ulong,
+) -> c_int {
+    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    type Kind = unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
+    let function = behind(&REAL, c"prctl");
+    if function.is_null() {
+        return -1;
+    }
+    if option == libc::PR_SET_SECCOMP && second == c_ulong::from(libc::SECCOMP_MODE_STRICT) {
+        begin::give_up(trouble::CALLS);
+    }
+    // SAFETY: the symbol of this name takes up to five words, in the registers where these are.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    // SAFETY: the program called it with these arguments.
+    unsafe { function(option, second, third, fourth, fifth) }
 }
 
 /// Unloads a library: what is known of its code is forgotten, since other code may come to the same addresses.

@@ -14,6 +14,13 @@ use crate::threads::Thread;
 /// Threads that are being made, and did not begin to record yet.
 pub(crate) static COMING: AtomicU64 = AtomicU64::new(0);
 
+/// A thread is being made. Even if it never records, what is live is known less well from here on.
+pub(crate) fn comes() {
+    COMING.fetch_add(1, Relaxed);
+    let running = head(header::RUNNING).load(Relaxed).max(1);
+    head(header::MOST_THREADS).fetch_max(running + 1, Relaxed);
+}
+
 /// So many bytes more are live.
 #[inline(always)]
 pub(crate) fn more(thread: &Thread, size: u64) {

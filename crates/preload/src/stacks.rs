@@ -358,6 +358,13 @@ impl Stacks {
             // No call returns to the address 0.
             memo.code.set(0);
         }
+        // The next thread that uses this has another stack.
+        for (low, end) in
+            self.others.iter().map(|both| (&both.0, &both.1)).chain([(&self.low, &self.end)])
+        {
+            low.set(0);
+            end.set(0);
+        }
     }
 
     /// Where the stack that `stack` points into ends.
@@ -562,22 +569,28 @@ fn interrupted(walk: &mut Walk<'_>, now: At, end: u64) -> Option<()> {
     Some(())
 }
 
-/// From where to where a stack is known to lie, by an address in it.
+/// From where to where a stack is known to lie, by an address in it. Nothing outside is read, so it is not to be guessed: a
+/// stack of the program's own may lie close to a thread's, with memory between that nobody may read.
 fn bounds(stack: u64) -> Option<(u64, u64)> {
-    // A thread's own data lie at the end of its stack, and it has just begun; the first thread's stack ends where the loader says.
     const NEAR: u64 = 16 << 20;
-    for end in [real::thread_data(), real::first_stack_end()] {
-        if let Some(below) = end.checked_sub(stack).filter(|&below| below > 0 && below < NEAR) {
-            // Lower addresses are asked for again, with the same answer.
-            return Some((stack.saturating_sub(NEAR - below), end & !7));
-        }
-    }
-    mapping(stack)
+    let near = |end: u64| {
+        let below = end.checked_sub(stack).filter(|&below| below > 0 && below < NEAR)?;
+        // Lower addresses are asked for again, with the same answer.
+        Some((stack.saturating_sub(NEAR - below), end & !7))
+    };
+    // The first thread's stack ends where the loader says, and the kernel keeps others away from it.
+    near(real::first_stack_end()).or_else(|| mapping(stack)).or_else(|| {
+        // Without /proc: the C library puts a thread's own data at the end of its stack.
+        near(real::thread_data()).filter(|_| kernel::thread() != kernel::process())
+    })
 }
 
 /// The mapping that an address is in, by `/proc/self/maps`.
 fn mapping(address: u64) -> Option<(u64, u64)> {
     let file = kernel::File::open(c"/proc/self/maps").ok()?;
+    if let Ok(found) = file.mapping_at(address) {
+        return Some(found);
+    }
     let mut bytes = [0_u8; 512];
     let (mut low, mut end, mut part) = (0_u64, 0_u64, 0);
     loop {

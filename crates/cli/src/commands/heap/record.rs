@@ -93,6 +93,11 @@ fn tell(finished: &[Finished], greeted: usize, refused: usize, not_hooked: &[(Ve
         } else {
             eprintln!("pagewise: see `pagewise heap report {file}`");
         }
+        if recording.without_calls {
+            eprintln!(
+                "pagewise: {file} ends where the program gave up system calls (seccomp), before it ended"
+            );
+        }
     }
     if finished.is_empty() {
         let why = if greeted == refused && greeted > 0 {
