@@ -1062,6 +1062,71 @@ fields! {
             "Time for the first touch of a page, of memory that another process had just before."
             "";
     }
+    "guard" {
+        "bugs" "count" ""
+            "Mistakes that were found, each once for each call stack of the access and the allocation."
+            "Of those with objects that were not guarded nothing is known.";
+        "rate" "number" ""
+            "One allocation of so many is guarded, in the mean; each has the same chance."
+            "";
+        "guarded" "count" ""
+            "Objects that were guarded, by processes that ended in order."
+            "";
+        "left_out" "count" ""
+            "Objects that were to be guarded and were not, for want of room."
+            "--most says how much memory they may take.";
+        "most_bytes" "bytes" ""
+            "The most bytes of memory in guarded objects at a time, of one process."
+            "An object takes whole pages. Slots of freed objects take some 100 bytes each beside it.";
+        "means" "word" ""
+            "How pages are made inaccessible: by marks in the page tables (MADV_GUARD_INSTALL), or by mappings (mprotect)."
+            "Of mappings a process may have only so many (vm.max_map_count).";
+        "processes" "count" ""
+            "Processes that were guarded: the command, its children, and each program that one of them became."
+            "";
+        "told" "count" ""
+            "Those that ended in order, and so told how much they guarded."
+            "One that is killed, or calls _exit, does not.";
+        "kind" "word" ""
+            "What is wrong: overflow, underflow, use-after-free, double-free, invalid-free, wild."
+            "Which object was meant is the nearest one, which need not be the one that the program had in mind.";
+        "access" "word" ""
+            "What was done: read, write, execute, free; or that it was found to have been written before the free or the end."
+            "";
+        "address" "address" ""
+            "The first byte that must not be touched."
+            "Of an access that begins inside the object that is its end.";
+        "distance" "bytes" ""
+            "How far outside of the object that byte is: from its end, or from its beginning."
+            "";
+        "object" "address" ""
+            "The object's first byte."
+            "";
+        "size" "bytes" ""
+            "The object's size, as the program asked for it."
+            "";
+        "tid" "number" ""
+            "The thread that made the mistake, or in which it was found."
+            "";
+        "goes_on" "flag" ""
+            "Whether the program went on behind the mistake."
+            "";
+        "stack" "list" ""
+            "Where the mistake was made, or found: the innermost call first."
+            "";
+        "allocated_by" "number" ""
+            "The thread that allocated the object."
+            "";
+        "allocation_stack" "list" ""
+            "Where it was allocated."
+            "";
+        "freed_by" "number" ""
+            "The thread that freed it before."
+            "";
+        "free_stack" "list" ""
+            "Where it was freed before."
+            "";
+    }
     "watch" {
         "time" "s" ""
             "When the kernel noted the access, from the start of the watching."

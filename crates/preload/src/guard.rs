@@ -29,7 +29,7 @@ use crate::enter::{FUNCTIONS, Function, Own, own, set_own};
 use crate::hooks::at;
 use crate::sampling::logarithm;
 use crate::threads::{self, Thread};
-use crate::{kernel, modules, others, real};
+use crate::{kernel, modules, others, real, stacks};
 
 use pool::{Id, NotFreed};
 
@@ -69,8 +69,8 @@ static RATE: AtomicU64 = AtomicU64::new(0);
 static SCALE: AtomicU64 = AtomicU64::new(0);
 static GOES_ON: AtomicU8 = AtomicU8::new(0);
 static SIDE: AtomicU8 = AtomicU8::new(AT_END);
-/// 1 where the allocator behind is the C library's, and has not been asked for a block that begins a page.
-static IS_ODD: AtomicU8 = AtomicU8::new(0);
+/// 1 where the allocator behind is the C library's, which has a header before each block.
+static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 /// Where what is not guarded goes on.
 static PASS: [AtomicPtr<()>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
@@ -108,7 +108,7 @@ pub(crate) fn begin(
     SCALE.store(scale.to_bits(), Relaxed);
     GOES_ON.store(u8::from(wanted.goes_on), Relaxed);
     SIDE.store(wanted.side, Relaxed);
-    IS_ODD.store(u8::from(is_glibc), Relaxed);
+    IS_GLIBC.store(u8::from(is_glibc), Relaxed);
     RATE.store(wanted.rate, Relaxed);
     let mut targets = real::targets();
     for (pass, target) in PASS.iter().zip(targets) {
@@ -308,11 +308,7 @@ unsafe extern "C" fn calloc(number: usize, size: usize, stack: u64, frame: u64) 
 /// An object that is aligned, if the alignment is one.
 fn aligned(align: usize, size: usize, stack: u64, frame: u64) -> Option<*mut c_void> {
     count();
-    let object = align.is_power_of_two().then(|| guarded(size, align, stack, frame)).flatten();
-    if object.is_none() {
-        IS_ODD.store(0, Relaxed);
-    }
-    object
+    align.is_power_of_two().then(|| guarded(size, align, stack, frame)).flatten()
 }
 
 unsafe extern "C" fn memalign(align: usize, size: usize, stack: u64, frame: u64) -> *mut c_void {
@@ -431,24 +427,37 @@ fn tell_broken(id: Id, address: usize, node: u32, access: u64) {
     tell::tell(&tell::Bug { bug, access, address, object: Some(id), node, exact: false, goes_on });
 }
 
-/// Whether an address is of nothing that `malloc` gives: of the stack, of a program's data, not aligned, or of a mapping. It
-/// is told then.
+/// Whether an address is of nothing that `malloc` gives: not aligned, on the stack, of a program's data, or at the beginning
+/// of memory, where there is no header before it. It is told then.
 fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
-    let on_stack = || {
-        let entered = threads::enter()?;
-        let end = entered.thread().end_of_stack(stack);
-        threads::leave(entered);
-        Some((stack..end?).contains(&(address as u64)))
+    let has_no_header = || {
+        let before = address.wrapping_sub(pool::page());
+        IS_GLIBC.load(Relaxed) != 0
+            && address.is_multiple_of(pool::page())
+            && !kernel::is_mapped(before, pool::page())
     };
-    let is_page = IS_ODD.load(Relaxed) != 0 && address.is_multiple_of(pool::page());
     let is_none = !address.is_multiple_of(ALIGN)
-        || is_page
-        || on_stack().unwrap_or(false)
-        || modules::find(address as u64).is_some();
+        || modules::find(address as u64).is_some()
+        || (address as u64 >= stack && is_on_stack(address as u64, stack))
+        || has_no_header();
     if is_none {
         tell_free(bug::INVALID_FREE, address, None, node(stack, frame));
     }
     is_none
+}
+
+/// Whether an address above the stack pointer is on the same stack, which is the thread's own. Where it ends is known: other
+/// memory may lie right behind it.
+fn is_on_stack(address: u64, stack: u64) -> bool {
+    /// No stack is searched further up.
+    const FAR: u64 = 64 << 20;
+    let ends = [real::thread_data(), real::first_stack_end()];
+    if address - stack > FAR || !ends.iter().any(|&end| address < end) {
+        return false;
+    }
+    stacks::mapping(stack).is_some_and(|(low, high)| {
+        ends.iter().any(|&end| low <= stack && end <= high && (stack..end).contains(&address))
+    })
 }
 
 unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {

@@ -305,6 +305,14 @@ pub(crate) fn complain(bytes: &[u8]) {
     let _ = unsafe { call(libc::SYS_write, [error, bytes.as_ptr().addr(), bytes.len(), 0, 0, 0]) };
 }
 
+/// Whether a page is mapped.
+pub(crate) fn is_mapped(at: usize, length: usize) -> bool {
+    let mut answer = 0_u8;
+    let arguments = [at, length, (&raw mut answer).addr(), 0, 0, 0];
+    // SAFETY: the kernel writes a byte for the one page.
+    unsafe { call(libc::SYS_mincore, arguments) }.is_ok()
+}
+
 /// Lets others run.
 pub(crate) fn give_way() {
     // SAFETY: it changes nothing.

@@ -369,7 +369,7 @@ impl Stacks {
 
     /// Where the stack that `stack` points into ends.
     #[inline(always)]
-    pub(crate) fn end(&self, stack: u64) -> Option<u64> {
+    fn end(&self, stack: u64) -> Option<u64> {
         if stack >= self.low.get() && stack < self.end.get() {
             Some(self.end.get())
         } else {
@@ -586,7 +586,7 @@ fn bounds(stack: u64) -> Option<(u64, u64)> {
 }
 
 /// The mapping that an address is in, by `/proc/self/maps`.
-fn mapping(address: u64) -> Option<(u64, u64)> {
+pub(crate) fn mapping(address: u64) -> Option<(u64, u64)> {
     let file = kernel::File::open(c"/proc/self/maps").ok()?;
     if let Ok(found) = file.mapping_at(address) {
         return Some(found);

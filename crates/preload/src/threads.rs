@@ -503,11 +503,6 @@ impl Thread {
         self.slot(thread::TID).load(Relaxed) as u32
     }
 
-    /// Where the stack ends that an address lies in, if it is one that this thread is known to have used.
-    pub(crate) fn end_of_stack(&self, address: u64) -> Option<u64> {
-        self.stacks.end(address)
-    }
-
     /// Takes a block out of those that are live, without counting it.
     #[inline(always)]
     pub(crate) fn take<const USUAL: bool>(&self, address: u64) -> Option<Block> {
