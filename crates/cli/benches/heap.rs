@@ -1,0 +1,230 @@
+//! What recording a heap costs a program: pagewise's recorder with every call and with samples, heaptrack, and massif, against
+//! the program alone. sqlite3 sorts a table in memory, python3 builds and parses, cc1plus compiles templates, two threads
+//! allocate at the end of 18 calls.
+//!
+//! `cargo bench -p pagewise --bench heap [WORKLOAD...]`; with `PAGEWISE_BENCH_SLOW=1` valgrind's tools take part
+
+#![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
+
+#[allow(dead_code, reason = "targets that wait are other benchmarks'")]
+mod race;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use race::{Runner, compile, goal, race};
+
+const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
+const ROUNDS: usize = 7;
+
+const SQL: &str = "\
+PRAGMA journal_mode=OFF;
+CREATE TABLE t(id INTEGER PRIMARY KEY, k INTEGER, name TEXT, v REAL);
+WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c WHERE x<1000000)
+INSERT INTO t SELECT x, (x*7919)%1000003, 'name-'||((x*104729)%999983), x*0.5 FROM c;
+CREATE INDEX tk ON t(k);
+CREATE INDEX tn ON t(name);
+SELECT count(*), sum(v) FROM (SELECT * FROM t ORDER BY name, k);
+SELECT k%100, count(*), avg(v) FROM t GROUP BY 1 ORDER BY 2 LIMIT 3;
+";
+
+const PYTHON: &str = "\
+import json, re
+class Node:
+    def __init__(self, k, left=None, right=None):
+        self.k, self.left, self.right = k, left, right
+def tree(d):
+    return Node(d) if d == 0 else Node(d, tree(d-1), tree(d-1))
+def count(n):
+    return 1 + (count(n.left) + count(n.right) if n.left else 0)
+total = 0
+for r in range(3):
+    total += count(tree(15))
+    d = {f'key{i}': [i, str(i), {'x': i*1.5}] for i in range(40000)}
+    s = json.dumps(d)
+    e = json.loads(s)
+    words = re.findall(r'key\\d+', s)
+    total += len(set(words)) + sum(len(x) for x in (w.upper() for w in words)) + len(e)
+    total += len(sorted((v[1], k) for k, v in d.items()))
+print(total)
+";
+
+const TEMPLATES: &str = r#"
+#include <algorithm>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <regex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+template<int N> struct F { static constexpr long v = F<N-1>::v + F<N-2>::v; };
+template<> struct F<0> { static constexpr long v = 0; };
+template<> struct F<1> { static constexpr long v = 1; };
+template<std::size_t... I> auto seq(std::index_sequence<I...>) { return std::make_tuple(std::to_string(I)...); }
+template<class T, int N> struct M {
+    std::map<T, std::vector<M<T, N-1>>> m;
+    void f() { for (auto& [k, v] : m) for (auto& x : v) x.f(); }
+};
+template<class T> struct M<T, 0> { void f() {} };
+int main() {
+    std::regex r("a(b|c)*d");
+    std::smatch m;
+    std::string s = "abcbcd";
+    std::cout << std::regex_match(s, m, r) << F<80>::v << '\n';
+    auto t = seq(std::make_index_sequence<60>{});
+    std::cout << std::get<3>(t);
+    M<int, 12> a; a.f();
+    M<std::string, 12> b; b.f();
+    M<long, 10> c; c.f();
+    std::variant<int, std::string, double, std::vector<int>> v;
+    v = "x";
+    std::visit([](auto&& x) { std::cout << sizeof(x); }, v);
+    std::unordered_map<std::string, std::function<int(int)>> u;
+    u["a"] = [](int x) { return x + 1; };
+    std::cout << u["a"](3);
+    std::vector<std::pair<std::string, int>> w(10);
+    std::sort(w.begin(), w.end(), [](auto& a, auto& b) { return a.second < b.second; });
+}
+"#;
+
+/// A program, and what pagewise is to keep to: its time with every call recorded and with samples, of the program's alone.
+struct Workload {
+    name: &'static str,
+    title: &'static str,
+    line: String,
+    every: f64,
+    sampled: f64,
+}
+
+fn main() {
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let folder = std::env::temp_dir().join(format!("pagewise-bench-heap.{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("the folder of temporary files takes one");
+    let slow = std::env::var_os("PAGEWISE_BENCH_SLOW").is_some_and(|value| value == "1");
+    for workload in workloads(&folder) {
+        if wanted.is_empty() || wanted.iter().any(|name| name == workload.name) {
+            run(&workload, &folder, slow);
+        }
+    }
+    // What stays is in the folder of temporary files.
+    let _ = fs::remove_dir_all(&folder);
+}
+
+fn run(workload: &Workload, folder: &Path, slow: bool) {
+    let at = |name: &str| folder.join(name).display().to_string();
+    // A whole line, so that a shell that only redirects is in each.
+    let with = |before: &str| format!("exec {}", workload.line.replace("{}", before));
+    let (every, sampled) = (at("every.pwh"), at("sampled.pwh"));
+    let mut runners = vec![
+        Runner::shell("alone", &with("")),
+        Runner::shell("pagewise heap run", &with(&format!("{PAGEWISE} heap run -o {every} --"))),
+        Runner::shell(
+            "pagewise heap run --sample 512k",
+            &with(&format!("{PAGEWISE} heap run --sample 512k -o {sampled} --")),
+        ),
+    ];
+    let is_there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
+    if is_there("heaptrack") {
+        let heaptrack = format!("heaptrack -o {} ", at("heaptrack"));
+        runners.push(Runner::shell("heaptrack", &with(&heaptrack)));
+    }
+    if slow && is_there("valgrind") {
+        let massif = format!("valgrind --tool=massif --massif-out-file={}", at("massif"));
+        runners.push(Runner::shell("massif", &with(&massif)));
+        runners.push(Runner::shell("memcheck", &with("valgrind --leak-check=no")));
+    }
+    let rounds = if slow { 1 } else { ROUNDS };
+    let results = race(workload.title, rounds, &runners);
+    goal(&results, "pagewise heap run", workload.every, None);
+    goal(&results, "pagewise heap run --sample 512k", workload.sampled, None);
+    let size = |path: &str| fs::metadata(path).map_or(0, |file| file.len());
+    println!("recordings: {} bytes, of samples {} bytes", size(&every), size(&sampled));
+}
+
+/// Those whose programs are installed.
+fn workloads(folder: &Path) -> Vec<Workload> {
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::write(&path, text).expect("the folder takes files");
+        path.display().to_string()
+    };
+    let (sql, python) = (write("race.sql", SQL), write("race.py", PYTHON));
+    let deep = compile("deep").display().to_string();
+    let mut all = Vec::new();
+    if is_installed("sqlite3") {
+        all.push(Workload {
+            name: "sqlite",
+            title: "sqlite3: insert, index and sort a million rows in memory",
+            line: format!("{{}} sqlite3 :memory: < {sql}"),
+            every: 1.15,
+            sampled: 1.05,
+        });
+    }
+    if let Some(program) = python3() {
+        all.push(Workload {
+            name: "python",
+            title: "python3 with PYTHONMALLOC=malloc: trees, JSON, regular expressions",
+            line: format!("env PYTHONMALLOC=malloc {{}} {program} {python}"),
+            every: 1.6,
+            sampled: 1.05,
+        });
+    }
+    if let Some((compiler, source)) = templates(folder) {
+        all.push(Workload {
+            name: "cc1plus",
+            title: "cc1plus -O1: templates",
+            line: format!(
+                "{{}} {compiler} -quiet -O1 -std=c++20 -fpreprocessed {source} -o /dev/null"
+            ),
+            every: 1.3,
+            sampled: 1.05,
+        });
+    }
+    all.push(Workload {
+        name: "threads",
+        title: "2 threads, 10M pairs of malloc and free each, 18 calls deep",
+        line: format!("{{}} {deep} 10000000"),
+        every: 2.5,
+        sampled: 1.15,
+    });
+    all.push(Workload {
+        name: "chance",
+        title: "2 threads, 10M pairs each, 18 calls deep, by ways that hardly repeat",
+        line: format!("{{}} {deep} 10000000 18 chance"),
+        every: 4.0,
+        sampled: 1.15,
+    });
+    all
+}
+
+fn is_installed(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// The interpreter itself, not a script that looks for it.
+fn python3() -> Option<String> {
+    let told =
+        Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().ok()?;
+    let path = String::from_utf8(told.stdout).ok()?.trim().to_owned();
+    (!path.is_empty() && !path.contains(' ')).then_some(path)
+}
+
+/// The compiler proper, and a source with all its headers.
+fn templates(folder: &Path) -> Option<(String, String)> {
+    let source = folder.join("race.cpp");
+    fs::write(&source, TEMPLATES).ok()?;
+    let told = Command::new("g++").arg("-print-prog-name=cc1plus").output().ok()?;
+    let compiler = String::from_utf8(told.stdout).ok()?.trim().to_owned();
+    let whole: PathBuf = folder.join("race.ii");
+    let mut expand = Command::new("g++");
+    expand.args(["-std=c++20", "-O1", "-E", "-o"]).arg(&whole).arg(&source);
+    (Path::new(&compiler).is_file() && expand.status().ok()?.success())
+        .then(|| (compiler, whole.display().to_string()))
+}
