@@ -158,6 +158,8 @@ fn about(guarded: &Guarded) -> Facts {
     let told = |value: Value| {
         if guarded.told > 0 {
             value
+        } else if let Err(absent) = &guarded.means {
+            Value::Absent(absent.clone())
         } else {
             let why = "processes that are killed do not say how much they guarded";
             Value::Absent(pagewise_model::Absent::NotCollected(why.into()))
@@ -181,7 +183,7 @@ fn about(guarded: &Guarded) -> Facts {
                 told(Value::Bytes(guarded.most_bytes)),
                 meaning("most_bytes"),
             ),
-            fact("means", "by", means, meaning("means")).hidden_if(guarded.means.is_ok()),
+            fact("means", "by", means, meaning("means")).hidden_if(true),
             fact("processes", "processes", Value::Count(guarded.processes), meaning("processes"))
                 .hidden_if(guarded.processes < 2),
             fact("told", "told", Value::Count(guarded.told), meaning("told")).hidden_if(true),
@@ -298,20 +300,23 @@ fn stacks(bug: &Bug, number: usize) -> Table {
 
 fn remarks(guarded: &Guarded) -> Vec<Paragraph> {
     let mut remarks: Vec<String> = Vec::new();
-    if guarded.bugs.is_empty() && guarded.means.is_ok() {
-        let of = match guarded.rate {
+    if guarded.means.is_err() {
+        remarks.push("Nothing was guarded.".to_owned());
+    } else if guarded.bugs.is_empty() {
+        remarks.push(match guarded.rate {
             1 => "Nothing wrong was found.".to_owned(),
             rate => format!(
                 "Nothing wrong was found with those that were guarded, one allocation in {rate}."
             ),
-        };
-        remarks.push(of);
+        });
     }
     if guarded.left_out > 0 {
-        remarks.push(format!(
-            "{} objects were to be guarded and were not: --most gives them more memory.",
-            guarded.left_out
-        ));
+        let room = match guarded.means {
+            Ok(Means::Mappings) => "more memory (--most) or more mappings would have been needed",
+            _ => "--most gives them more memory",
+        };
+        remarks
+            .push(format!("{} objects were to be guarded and were not: {room}.", guarded.left_out));
     }
     if guarded.means == Ok(Means::Mappings) {
         remarks.push(

@@ -326,6 +326,25 @@ fn a_program_goes_on_where_it_is_to() {
 }
 
 #[test]
+fn kernels_without_marks_find_the_same() {
+    if !has_library() {
+        return;
+    }
+    for name in AT_ONCE.iter().chain(BESIDE).chain(AT_FREE) {
+        let (_, with) = misuse(&["--rate", "1"], name);
+        let (_, without) = misuse(&["--rate", "1", "--no-marks"], name);
+        assert_eq!(without["guard"]["means"], "mappings");
+        let (one, other) = (only(&with), only(&without));
+        for key in ["kind", "access", "distance", "stack", "allocation_stack", "free_stack"] {
+            assert_eq!(one[key], other[key], "{name} {key}");
+        }
+    }
+    let (output, report) = misuse(&["--rate", "1", "--no-marks"], "none");
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    assert_eq!(report["guard"]["bugs"], 0, "{report:#}");
+}
+
+#[test]
 fn a_program_has_its_own_handler_as_well() {
     if !has_library() {
         return;

@@ -38,6 +38,8 @@ pub struct Wanted {
     pub goes_on: bool,
     /// Where in its page an object lies.
     pub side: Side,
+    /// Whether marks in the page tables are tried; else pages are made inaccessible by mappings.
+    pub marks: bool,
     /// The library that guards.
     pub library: Library,
 }
@@ -134,14 +136,16 @@ impl Listener {
 
     /// The variables that a program is to have in its environment to be guarded, beside ours.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let Wanted { rate, most_bytes, goes_on, side, .. } = self.wanted;
+        let Wanted { rate, most_bytes, goes_on, side, marks, .. } = self.wanted;
+        let marks = u8::from(marks);
         let then = if goes_on { "continue" } else { "abort" };
         let side = match side {
             Side::End => "end",
             Side::Start => "start",
             Side::Chance => "chance",
         };
-        let settings = format!("guard={rate},most={most_bytes},then={then},side={side},socket=");
+        let settings =
+            format!("guard={rate},most={most_bytes},then={then},side={side},marks={marks},socket=");
         let mut settings = OsString::from(settings);
         settings.push(self.folder.join("s"));
         vec![("LD_PRELOAD".into(), preload(&self.recorder)), (greeting::VARIABLE.into(), settings)]
@@ -411,5 +415,72 @@ impl Resolver {
             frames.extend(found.iter().cloned());
         }
         frames
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bug with one module and a frame in each stack.
+    fn message() -> Vec<u64> {
+        let mut words = vec![0; word::BUG_WORDS];
+        words[word::MAGIC] = MAGIC;
+        words[word::KIND] = kind::BUG;
+        words[word::PID] = 1;
+        words[word::TID] = 2;
+        words[word::NAME] = u64::from_ne_bytes(*b"worker\0\0");
+        words[word::BUG] = bug::USE_AFTER_FREE;
+        words[word::ACCESS] = access::READ;
+        words[word::ADDRESS] = 0x1005;
+        words[word::OBJECT] = 0x1000;
+        words[word::SIZE] = 64;
+        words[word::ALLOCATED_BY] = 2;
+        words[word::FREED_BY] = 3;
+        words[word::EXACT] = 1;
+        words[word::MODULES] = 1;
+        for number in 0..3 {
+            words[word::FRAMES + number] = 1;
+        }
+        let path = u64::from_ne_bytes(*b"/no/such");
+        words.extend([0x5000, 0x9000, 0x4000, 8, 2, path, 0xabcd]);
+        words.extend([0x5010, 1, 0x5020, 1, 0x7000_0000, 0]);
+        words
+    }
+
+    fn bug_of(words: &[u64]) -> Option<Bug> {
+        Some(Resolver::default().resolve(read_bug(words, Pid(1), b"/the/program")?))
+    }
+
+    #[test]
+    fn a_message_is_read() {
+        let bug = bug_of(&message()).unwrap();
+        assert_eq!((bug.kind, bug.access), (Kind::UseAfterFree, Access::Read));
+        assert_eq!(bug.thread, Name::from("worker"));
+        let object = bug.object.as_ref().unwrap();
+        let freed = object.freed.as_ref().unwrap();
+        assert_eq!((object.size, object.allocated.tid, freed.tid), (64, Pid(2), Pid(3)));
+        let first = |stack: &Reading<Vec<Frame>>| stack.as_ref().unwrap()[0].clone();
+        // The instruction itself; the call before where it returns to; and code of no file.
+        assert_eq!(first(&bug.stack).offset, 0x1010);
+        assert_eq!(first(&object.allocated.stack).offset, 0x101f);
+        assert_eq!(first(&freed.stack).module, None);
+        assert_eq!(first(&freed.stack).offset, 0x7000_0000);
+        assert_eq!(first(&bug.stack).module, Some(Name::from("/no/such")));
+    }
+
+    #[test]
+    fn a_message_that_is_cut_or_changed_is_no_message_or_another() {
+        let whole = message();
+        for length in 0..whole.len() {
+            assert!(bug_of(&whole[..length]).is_none(), "{length}");
+        }
+        for at in 0..whole.len() {
+            for value in [0, 1, 255, 257, u64::from(u32::MAX), u64::MAX] {
+                let mut changed = whole.clone();
+                changed[at] = value;
+                let _ = bug_of(&changed);
+            }
+        }
     }
 }

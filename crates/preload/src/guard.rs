@@ -42,6 +42,8 @@ pub(crate) struct Wanted {
     pub most: u64,
     /// The program goes on after a mistake.
     pub goes_on: bool,
+    /// Pages are made inaccessible by mappings in any case.
+    pub no_marks: bool,
     /// Where in its page an object lies: [`side`].
     pub side: u8,
 }
@@ -95,7 +97,7 @@ pub(crate) fn begin(
     socket: &[u8],
     is_glibc: bool,
 ) -> Option<[*mut (); FUNCTIONS]> {
-    pool::begin(wanted.most)?;
+    pool::begin(wanted.most, !wanted.no_marks)?;
     tell::begin(socket)?;
     if !tell::hello() {
         return None;

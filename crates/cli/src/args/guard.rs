@@ -21,6 +21,9 @@ pub(crate) struct Guard {
     /// free; `end` at rate 1 and `chance` else by default
     #[arg(long, value_enum, value_name = "SIDE")]
     pub(crate) side: Option<SideArg>,
+    /// Make pages inaccessible by mappings, as on kernels without guard marks
+    #[arg(long, hide = true)]
+    pub(crate) no_marks: bool,
     /// The exit code where something was found and the command ended by itself all the same
     #[arg(long, value_name = "CODE", default_value_t = 99)]
     pub(crate) error_exitcode: u8,

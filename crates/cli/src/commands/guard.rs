@@ -26,8 +26,8 @@ use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
 use crate::output::emit_beside;
 
-/// Between looks at whether the command has ended.
-const LOOK: Duration = Duration::from_millis(5);
+/// Between looks at what was heard; the command's end is seen at once, and guards are answered by a thread of its own.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs the command, tells what is wrong with it, and passes on its exit code.
 pub(crate) fn run(args: &Guard, look: &args::Look) -> anyhow::Result<ExitCode> {
@@ -51,6 +51,7 @@ pub(crate) fn run(args: &Guard, look: &args::Look) -> anyhow::Result<ExitCode> {
         most_bytes: args.most,
         goes_on: args.then == Then::Continue,
         side,
+        marks: !args.no_marks,
         library,
     })?;
     let environment = listener.environment();

@@ -224,7 +224,7 @@ impl Id {
 }
 
 /// Makes ready to guard objects in at most so many bytes of memory; none where that cannot be.
-pub(crate) fn begin(most: u64) -> Option<()> {
+pub(crate) fn begin(most: u64, marks: bool) -> Option<()> {
     // SAFETY: it only reads what the kernel handed to the program.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
     if !page.is_power_of_two() {
@@ -244,7 +244,7 @@ pub(crate) fn begin(most: u64) -> Option<()> {
     SLOTS.store(slots.cast(), Relaxed);
     PART_BITS.store(part, Relaxed);
     let base = base.expose_provenance();
-    HAS_MARKS.store(u32::from(try_marks(base)), Relaxed);
+    HAS_MARKS.store(u32::from(marks && try_marks(base)), Relaxed);
     let most = i64::try_from(most).unwrap_or(i64::MAX);
     // What is not for objects is for slots and their page tables.
     let room = most / 4 * 3;
