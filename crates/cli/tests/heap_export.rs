@@ -210,7 +210,6 @@ fn by_stack(file: &Path, of: &str) -> Option<BTreeMap<String, u64>> {
 /// Two recorders of the same program, and between them all of ours: the recorder, the file, functions, made-up events.
 #[test]
 fn heaptracks_own_record_of_a_program_says_the_same_by_call_stack() {
-    let run = recorded_into();
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let course = program("course");
     let theirs = folder.path().join("theirs");
@@ -256,7 +255,6 @@ fn at_peak(massif: &str) -> BTreeMap<String, u64> {
 
 #[test]
 fn massifs_own_peak_of_a_program_is_the_same_by_call_stack() {
-    let run = recorded_into();
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let course = program("course");
     let [theirs, heap] = ["massif.out", "heap.pwh"].map(|name| folder.path().join(name));
@@ -273,12 +271,9 @@ fn massifs_own_peak_of_a_program_is_the_same_by_call_stack() {
     assert_eq!(at_peak(&ours).len(), 4, "{ours}");
 }
 
-/// What records a program into a file.
-fn recorded_into() -> impl Fn(&Path, &Path) {
-    fixture::recorder();
-    |heap: &Path, program: &Path| {
-        let words = ["heap", "run", "-o", heap.to_str().unwrap(), "--", program.to_str().unwrap()];
-        let output = pagewise(&words);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
+/// Records a program into a file.
+fn run(heap: &Path, program: &Path) {
+    let words = ["run", "-o", heap.to_str().unwrap(), "--", program.to_str().unwrap()];
+    let output = fixture::recorder::heap(&words);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

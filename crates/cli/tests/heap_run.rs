@@ -7,6 +7,7 @@ mod fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -38,11 +39,15 @@ impl Run {
 
     /// The same, with `change` made to how pagewise is started.
     fn with(options: &[&str], command: &[&str], change: impl FnOnce(&mut Command)) -> Run {
-        fixture::recorder();
         let folder = tempfile::tempdir_in(disk()).unwrap();
         let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
-        pagewise.args(["heap", "run", "-o"]).arg(folder.path().join("heap.pwh")).args(options);
+        pagewise.args(["heap", "run"]).args(options);
+        if !options.contains(&"-o") {
+            pagewise.arg("-o").arg(folder.path().join("heap.pwh"));
+        }
         pagewise.arg("--").args(command).stdin(Stdio::null()).current_dir(folder.path());
+        // Built without optimisation, it checks itself.
+        pagewise.env("PAGEWISE_PRELOAD", fixture::recorder::library());
         change(&mut pagewise);
         let output = pagewise.output().unwrap();
         Run { folder, output }
@@ -308,4 +313,224 @@ fn a_recording_is_whole_however_the_program_ends() {
 fn a_program_that_gives_up_system_calls_is_let_alone() {
     let (run, _) = hard("strict");
     assert!(run.said().contains("seccomp"), "{}", run.said());
+}
+
+/// All files of a recording, by the process that they are of.
+fn files(folder: &Path) -> Vec<Value> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<PathBuf> =
+        paths.filter(|path| path.to_string_lossy().contains(".pwh")).collect();
+    paths.sort();
+    paths.iter().map(|path| report(path)).collect()
+}
+
+#[test]
+fn children_that_are_followed_have_a_recording_each() {
+    let (run, _) = hard_with("forks", &["--follow"]);
+    let reports = files(run.folder.path());
+    // The child that only has a child allocates nothing, and is not recorded.
+    assert_eq!(reports.len(), 4);
+    for child in &reports[1..] {
+        let totals = ["allocations", "frees", "allocated_bytes", "leaked_bytes", "unknown_frees"];
+        let totals = totals.map(|key| number(child, &format!("totals.{key}")));
+        // A block of the parent's was freed, too.
+        assert_eq!(totals, [300, 100, 5100, 3400, 1]);
+    }
+    let (run, _) = hard_with("fork_among_threads", &["--follow"]);
+    let reports = files(run.folder.path());
+    assert_eq!(reports.len(), 31);
+    assert!(reports[1..].iter().all(|child| number(child, "totals.allocations") == 300));
+    let (run, _) = hard_with("spawns", &["--follow"]);
+    assert_eq!(files(run.folder.path()).len(), 41);
+}
+
+#[test]
+fn a_program_that_becomes_another_is_recorded_as_both() {
+    let path = program("heaphard");
+    let chain = format!("exec sh -c 'exec {} execs'", path.display());
+    let run = Run::of(&["--follow"], &["sh", "-c", &chain]);
+    let reports = files(run.folder.path());
+    let words = |report: &Value| {
+        let words = report["recording"]["command"].as_array().unwrap();
+        words.last().unwrap().as_str().unwrap().to_owned()
+    };
+    let endings: Vec<_> =
+        reports.iter().map(|report| report["recording"]["ending"].as_str().unwrap()).collect();
+    assert_eq!(
+        endings.iter().filter(|ending| ending.starts_with("replaced")).count(),
+        3,
+        "{endings:?}"
+    );
+    // The first file is of what ran to the end.
+    assert_eq!((words(&reports[0]).as_str(), endings[0]), ("_exit", "exit 0"));
+    for report in
+        reports.iter().filter(|report| ["_exit", "execs"].contains(&words(report).as_str()))
+    {
+        if report["recording"]["command"][0] == path.to_str().unwrap() {
+            assert_eq!(number(report, "totals.allocations"), 2);
+        }
+    }
+    // Without, there is one file.
+    let run = Run::of(&[], &["sh", "-c", &chain]);
+    assert_eq!(files(run.folder.path()).len(), 1);
+    assert_eq!(number(&run.report(), "totals.allocations"), 2);
+}
+
+#[test]
+fn a_process_in_a_namespace_of_its_own_is_the_one_that_is_seen_from_here() {
+    let Some(_) = fixture::is_root().then_some(()) else { return };
+    let path = program("heaphard");
+    let words = ["unshare", "--pid", "--fork", "--mount-proc", path.to_str().unwrap(), "_exit"];
+    let run = Run::of(&["--follow"], &words);
+    let reports = files(run.folder.path());
+    let ours = reports.iter().find(|report| report["recording"]["command"][1] == "_exit");
+    let ours = ours.unwrap_or_else(|| panic!("{reports:?}: {}", run.said()));
+    assert_ne!(number(ours, "recording.pid"), 1, "which is another's number here");
+    assert_eq!(number(ours, "totals.allocations"), 2);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_does_not_harm_the_command() {
+    let path = program("heaphard");
+    for file in ["/dev/full", "/nowhere/at/all", "/"] {
+        let run = Run::of(&["-o", file], &[path.to_str().unwrap(), "threads"]);
+        assert_eq!(run.output.status.code(), Some(1), "{file}");
+        assert!(run.said().contains(&format!("cannot write {file}: ")), "{}", run.said());
+        assert_eq!(
+            run.printed(),
+            "case_worker 8000 996000 800 96000\n",
+            "{file}: the command ran to its end"
+        );
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let name = folder.path().join("two\nlines\x1b[31m.pwh");
+    let run = Run::of(&["-o", name.to_str().unwrap()], &[path.to_str().unwrap(), "_exit"]);
+    assert!(name.exists() && !run.said().contains('\x1b') && run.said().lines().count() == 1);
+}
+
+#[test]
+fn limits_of_the_program_do_not_harm_it() {
+    let path = program("heaphard");
+    let path = path.to_str().unwrap();
+    for limit in ["-v 400000", "-f 100"] {
+        let script = format!("ulimit {limit}; exec {path} _exit");
+        let run = Run::of(&["--follow"], &["sh", "-c", &script]);
+        assert!(run.output.status.success(), "{limit}: {:?} {}", run.output.status, run.said());
+        assert!(run.said().contains("leave no room"), "{limit}: {}", run.said());
+        assert_eq!(run.printed(), "case_end 2 5000 1 4000\n");
+    }
+    // Descriptors are needed for a moment only, and as many as to load a library.
+    let run = Run::of(&[], &["sh", "-c", &format!("ulimit -n 6; exec {path} forks")]);
+    assert_eq!(number(&run.report(), "totals.allocations"), 2);
+}
+
+#[test]
+fn closed_streams_stay_closed() {
+    let path = program("heaphard");
+    let (pagewise, path) = (env!("CARGO_BIN_EXE_pagewise"), path.display());
+    let folder = tempfile::tempdir().unwrap();
+    let heap = folder.path().join("heap.pwh");
+    for closed in ["<&-", "2>&-", "<&- 2>&-"] {
+        let script = format!("{pagewise} heap run -o {} -- {path} ends {closed}", heap.display());
+        let status = Command::new("sh").args(["-c", &script]).status().unwrap();
+        assert!(status.success(), "{closed}");
+        assert_eq!(number(&report(&heap), "totals.allocations"), 2, "{closed}");
+    }
+}
+
+#[test]
+fn what_was_recorded_is_there_when_pagewise_is_killed_and_the_program_goes_on() {
+    let path = program("heaphard");
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let heap = folder.path().join("heap.pwh");
+    let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    pagewise.args(["heap", "run", "-o"]).arg(&heap).arg("--").arg(&path).arg("steady");
+    pagewise.env("PAGEWISE_PRELOAD", fixture::recorder::library());
+    let mut pagewise = pagewise.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(pagewise.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "began");
+    // A file has what was counted once the time for that came.
+    let written = || fs::metadata(&heap).is_ok_and(|file| file.len() > 8 << 10);
+    while !written() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let mut input = pagewise.stdin.take().unwrap();
+    pagewise.kill().unwrap();
+    pagewise.wait().unwrap();
+    std::io::Write::write_all(&mut input, b"x").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "case_steady goes on");
+    let report = report(&heap);
+    assert!(
+        report["recording"]["ending"].as_str().unwrap().contains("cut off"),
+        "{}",
+        report["recording"]
+    );
+    assert!(number(&report, "totals.allocations") > 0);
+    assert_eq!(report["peak"]["tree"]["children"][0]["function"], "get");
+}
+
+#[test]
+fn two_recordings_at_once_and_one_in_another_are_apart() {
+    let path = program("heaphard");
+    let path = path.to_str().unwrap();
+    let [one, two] = [(); 2].map(|()| {
+        std::thread::spawn({
+            let path = path.to_owned();
+            move || number(&Run::of(&[], &[&path, "crosswise"]).report(), "totals.allocations")
+        })
+    });
+    assert_eq!(one.join().unwrap(), two.join().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let inner = folder.path().join("inner.pwh");
+    let words = [
+        env!("CARGO_BIN_EXE_pagewise"),
+        "heap",
+        "run",
+        "-o",
+        inner.to_str().unwrap(),
+        "--",
+        path,
+        "_exit",
+    ];
+    let run = Run::of(&[], &words);
+    assert_eq!(number(&report(&inner), "totals.allocations"), 2);
+    assert!(number(&run.report(), "totals.allocations") > 100);
+}
+
+/// Other allocators, by what their libraries are called.
+#[test]
+fn programs_with_another_allocator_are_counted_alike() {
+    let path = program("heapcalls");
+    let mut seen = 0;
+    for library in
+        ["libtcmalloc_minimal.so.4", "libjemalloc.so.2", "libmimalloc.so.2", "libmimalloc.so.2.0"]
+    {
+        let places = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
+        let Some(library) = places
+            .map(|place| Path::new(place).join(library))
+            .into_iter()
+            .find(|path| path.exists())
+        else {
+            continue;
+        };
+        seen += 1;
+        let words = [path.to_str().unwrap(), "plain"];
+        let run = Run::with(&[], &words, |pagewise| {
+            pagewise.env("LD_PRELOAD", &library);
+        });
+        let report = run.report();
+        assert_eq!(report["recording"]["allocator"].as_str(), library.to_str());
+        let told = told(&run.printed());
+        let mut expected: BTreeMap<_, _> =
+            told.into_iter().map(|(name, (did, _))| (name, did)).collect();
+        if library.to_string_lossy().contains("mimalloc") {
+            // Its `reallocarray` is its own, and calls no `realloc` of anybody's.
+            expected.remove("case_array");
+        }
+        assert_eq!(run.by_function("case_"), expected, "{}", library.display());
+        assert_eq!(number(&report, "totals.unknown_frees"), 0);
+    }
+    if seen == 0 {
+        fixture::lacks("another allocator's library");
+    }
 }

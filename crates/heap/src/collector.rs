@@ -54,6 +54,7 @@ pub struct Collector {
     finished: Vec<Finished>,
     greeted: usize,
     refused: usize,
+    without_tables: Vec<u32>,
     not_hooked: Vec<(Vec<u8>, Why)>,
 }
 
@@ -118,6 +119,7 @@ impl Collector {
             finished: Vec::new(),
             greeted: 0,
             refused: 0,
+            without_tables: Vec::new(),
             not_hooked: Vec::new(),
         })
     }
@@ -141,6 +143,11 @@ impl Collector {
     /// Something that is readable once a recorder asks for attention.
     pub fn attention(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
+    }
+
+    /// Processes that had no room for the recorder's tables.
+    pub fn without_tables(&self) -> &[u32] {
+        &self.without_tables
     }
 
     /// How many recorders were answered, and how many of these were told not to record.
@@ -184,6 +191,10 @@ impl Collector {
 
     fn greet(&mut self, stream: &UnixStream) -> Result<Option<()>, Error> {
         let Ok(Some((pid, parent, file))) = hear(stream) else { return Ok(None) };
+        if file.metadata().is_ok_and(|file| file.len() == 0) {
+            self.without_tables.push(pid);
+            return Ok(None);
+        }
         self.greeted += 1;
         let is_first = self.first.is_none_or(|first| first == pid);
         if !is_first && !self.request.follow {
@@ -201,7 +212,14 @@ impl Collector {
         }
         let path = if is_first { self.request.file.clone() } else { self.beside(pid) };
         let tables = |source| Error::Tables { pid, source };
-        let recorded = Recorded::begin(pid, parent, path, file, &self.root).map_err(tables)??;
+        let recorded = match Recorded::begin(pid, parent, path, file, &self.root) {
+            // Some other program that found the socket does not end what is recorded.
+            Err(_) if !is_first => {
+                self.refused += 1;
+                return Ok(None);
+            }
+            recorded => recorded.map_err(tables)??,
+        };
         if let Err(why) = hook::answer(&recorded.tables, pid, &self.root).map_err(tables)? {
             let _ = fs::remove_file(&recorded.path);
             self.not_hooked.push((recorded.program, why));
@@ -304,7 +322,14 @@ fn hear(stream: &UnixStream) -> io::Result<Option<(u32, u32, File)>> {
         return Ok(None);
     }
     let number = |at: usize| hello[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
-    Ok(file.map(|file| (number(8), number(12), file.into())))
+    let (said, parent) = (number(8), number(12));
+    // In a pid namespace of its own a process has another number than here.
+    let seen = rustix::net::sockopt::socket_peercred(stream)
+        .ok()
+        .and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
+    let pid = seen.unwrap_or(said);
+    let parent = if pid == said { parent } else { 0 };
+    Ok(file.map(|file| (pid, parent, file.into())))
 }
 
 /// A process that is recorded.

@@ -100,7 +100,7 @@ pub(crate) fn is_recording() -> bool {
 
 /// Records nothing more, for a reason that is told.
 pub(crate) fn give_up(why: u64) {
-    if stage() == Stage::Records {
+    if is_recording() {
         head(header::TROUBLE).store(why, Ordering::Relaxed);
         turn_off();
     }
@@ -204,8 +204,12 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         return begin_to_guard(&guard, socket?);
     }
     let connection = File::connect(socket?).ok()?;
-    let tables = File::unnamed(c"pagewise-heap", LENGTH).ok()?;
-    let base = kernel::map(&tables, LENGTH).ok()?;
+    let Some((tables, base)) = tables() else {
+        // A file of no length says why.
+        let nothing = File::unnamed(c"pagewise-heap", 0).ok()?;
+        connection.send(&hello(), &nothing).ok()?;
+        return None;
+    };
     shared::install(base);
     let set = |number, value| head(number).store(value, Ordering::Relaxed);
     set(header::PID, u64::from(kernel::process()));
@@ -232,13 +236,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         inline::ask(&functions)?;
     }
     head(header::MAGIC).store(MAGIC, Ordering::Release);
-    let mut hello = [0_u8; 16];
-    let (magic, numbers) = hello.split_at_mut(8);
-    magic.copy_from_slice(&greeting::HELLO);
-    for (to, from) in numbers.chunks_exact_mut(4).zip([kernel::process(), kernel::parent()]) {
-        to.copy_from_slice(&from.to_ne_bytes());
-    }
-    connection.send(&hello, &tables).ok()?;
+    connection.send(&hello(), &tables).ok()?;
     let mut answer = [0_u8];
     connection.read(&mut answer).ok()?;
     prepared?;
@@ -285,6 +283,28 @@ fn begin_to_guard(wanted: &guard::Wanted, socket: &[u8]) -> Option<()> {
     set_stage(Stage::Records);
     enter::aim(targets);
     Some(())
+}
+
+/// The tables' file, and where it is mapped.
+fn tables() -> Option<(File, *mut u8)> {
+    // Who makes a file longer than it may is killed.
+    if kernel::longest_file() < LENGTH as u64 {
+        return None;
+    }
+    let tables = File::unnamed(c"pagewise-heap", LENGTH).ok()?;
+    let base = kernel::map(&tables, LENGTH).ok()?;
+    Some((tables, base))
+}
+
+/// What a recorder says first.
+fn hello() -> [u8; 16] {
+    let mut hello = [0_u8; 16];
+    let (magic, numbers) = hello.split_at_mut(8);
+    magic.copy_from_slice(&greeting::HELLO);
+    for (to, from) in numbers.chunks_exact_mut(4).zip([kernel::process(), kernel::parent()]) {
+        to.copy_from_slice(&from.to_ne_bytes());
+    }
+    hello
 }
 
 fn prepare(is_glibc: bool) -> Option<()> {

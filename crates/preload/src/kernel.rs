@@ -81,8 +81,10 @@ impl File {
         let file =
             unsafe { call(libc::SYS_memfd_create, [name.as_ptr().addr(), flags, 0, 0, 0, 0]) }
                 .map(File::new)?;
-        // SAFETY: it only makes our own file longer.
-        unsafe { call(libc::SYS_ftruncate, [file.argument(), length, 0, 0, 0, 0]) }?;
+        if length > 0 {
+            // SAFETY: it only makes our own file longer.
+            unsafe { call(libc::SYS_ftruncate, [file.argument(), length, 0, 0, 0, 0]) }?;
+        }
         Ok(file)
     }
 
@@ -326,6 +328,16 @@ pub(crate) fn map(file: &File, length: usize) -> Result<*mut u8, Errno> {
     // SAFETY: a new mapping where nothing was.
     let at = unsafe { call(libc::SYS_mmap, [0, length, protection, flags, file.argument(), 0]) }?;
     Ok(ptr::with_exposed_provenance_mut(at))
+}
+
+/// How long files may be that this process writes (`RLIMIT_FSIZE`): beyond, a signal kills it.
+pub(crate) fn longest_file() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+    let which = libc::RLIMIT_FSIZE as usize;
+    let to = (&raw mut limit).addr();
+    // SAFETY: the kernel writes the limit there, and changes none.
+    let _ = unsafe { call(libc::SYS_prlimit64, [0, which, 0, to, 0, 0]) };
+    limit.rlim_cur
 }
 
 /// Waits while `word` is `value`.

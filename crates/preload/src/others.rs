@@ -20,24 +20,20 @@ pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Before a thread is made: once there are two, what is live is counted by each.
-fn thread_comes() {
-    if begin::stage() == Stage::Records {
-        // This thread may itself be one that has just come.
-        let entered = threads::enter();
-        peak::comes();
-        if let Some(entered) = entered {
-            peak::make_many(entered.thread());
-            threads::leave(entered);
-        }
-    }
+/// Before a thread is made: once there are two, what is live is counted by each. Whether this is recorded, which it is not in a
+/// child that shares its parent's tables.
+fn thread_comes() -> bool {
+    // This thread may itself be one that has just come.
+    let Some(entered) = threads::enter() else { return false };
+    peak::comes();
+    peak::make_many(entered.thread());
+    threads::leave(entered);
+    true
 }
 
 /// It was not made.
 fn thread_does_not_come() {
-    if begin::stage() == Stage::Records {
-        let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
-    }
+    let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
 }
 
 /// Makes a thread.
@@ -62,12 +58,12 @@ pub(crate) unsafe extern "C" fn pthread_create(
     if function.is_null() {
         return libc::EAGAIN;
     }
-    thread_comes();
+    let comes = thread_comes();
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
     // SAFETY: the program called it with these arguments.
     let result = unsafe { function(thread, attributes, start, argument) };
-    if result != 0 {
+    if result != 0 && comes {
         thread_does_not_come();
     }
     result
@@ -90,12 +86,12 @@ pub(crate) unsafe extern "C" fn thrd_create(
     if function.is_null() {
         return THRD_ERROR;
     }
-    thread_comes();
+    let comes = thread_comes();
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
     // SAFETY: the program called it with these arguments.
     let result = unsafe { function(thread, start, argument) };
-    if result != 0 {
+    if result != 0 && comes {
         thread_does_not_come();
     }
     result

@@ -83,9 +83,7 @@ pub(crate) fn resolve() -> Whose {
     FREE.store(found(Function::Free), Relaxed);
     // SAFETY: the name ends with a zero.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()) };
-    // Our own functions' addresses are asked of the loader, too, which gives those of who comes first.
-    let object = |address: usize| modules::find(address as u64).map(|it| it.start);
-    if object(first.addr()) != object(targets as *const () as usize) {
+    if !is_ours(first.cast_const()) {
         find_theirs(first, &NAMES);
         Whose::Theirs
     } else if is_glibc {
@@ -128,6 +126,39 @@ pub(crate) fn replace(functions: [*mut (); FUNCTIONS]) {
     }
     MALLOC.store(functions[Function::Malloc as usize].cast(), Relaxed);
     FREE.store(functions[Function::Free as usize].cast(), Relaxed);
+}
+
+/// Whether a function that was found by its name is ours. Its address cannot be compared with that of our own function of this
+/// name, which the loader looks up by name, too.
+fn is_ours(found: *const c_void) -> bool {
+    type Describe = unsafe extern "C" fn(
+        *const c_void,
+        *mut libc::Dl_info,
+        *mut *const libc::Elf64_Sym,
+        i32,
+    ) -> i32;
+    const SYMBOL: i32 = 1;
+    // SAFETY: the name ends with a zero.
+    let describe = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"dladdr1".as_ptr()) };
+    if describe.is_null() {
+        return true;
+    }
+    // SAFETY: the symbol of this name has this type.
+    let describe = unsafe { std::mem::transmute::<*mut c_void, Describe>(describe) };
+    let file = |address: *const c_void| {
+        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        let mut symbol: *const libc::Elf64_Sym = std::ptr::null();
+        // SAFETY: the function writes what it found to both places.
+        let found = unsafe { describe(address, info.as_mut_ptr(), &raw mut symbol, SYMBOL) };
+        // SAFETY: all zeros is a value of it, and the call may have written over it.
+        (found != 0).then(|| (unsafe { info.assume_init() }.dli_fbase, symbol))
+    };
+    let Some((theirs, symbol)) = file(found) else { return true };
+    let own: *const c_void = (resolve as *const ()).cast();
+    let is_same = file(own).is_none_or(|(own, _)| std::ptr::eq(own, theirs));
+    // A program that is not position-independent has a stub for a function whose address it takes: it leads here.
+    // SAFETY: symbols are of the object's own table, which stays.
+    is_same || !symbol.is_null() && unsafe { (*symbol).st_shndx } == 0
 }
 
 fn same_code(found: *const c_void, weak: Option<*const c_void>) -> bool {

@@ -277,6 +277,10 @@ pub(crate) fn reset() {
     FREE_CHUNK.store(0, Relaxed);
     LATE.store(std::ptr::null_mut(), Relaxed);
     peak::COMING.store(0, Relaxed);
+    // Blocks of the parent whose lifetime was being measured.
+    for (key, _) in &BORN {
+        key.store(0, Relaxed);
+    }
     set_own::<{ Own::Thread as usize }>(0);
     set_own::<{ Own::Stage as usize }>(NEW);
 }

@@ -1,6 +1,7 @@
 //! `pagewise heap run`: records the heap of a command until it ends.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -44,14 +45,17 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
         collector.expect(pid, name);
         Ok(())
     })?;
-    let outcome = wait(running, &mut collector, not_run)?;
+    let (outcome, collector) = wait(running, collector, not_run)?;
+    let collector = collector?;
     let (greeted, refused) = collector.greeted();
     let not_hooked = collector.not_hooked().to_vec();
+    tell_without_tables(collector.without_tables());
+    let told = !collector.without_tables().is_empty();
     let finished = collector.finish(match outcome.ending {
         trace::Ending::Exited(status) => Ending::Exited(status),
         trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
     })?;
-    tell(&finished, greeted, refused, &not_hooked);
+    tell(&finished, greeted, refused, &not_hooked, told);
     Ok(exit_code(outcome.ending))
 }
 
@@ -61,15 +65,28 @@ fn usual_name(program: &Path, pid: u32) -> PathBuf {
     name.into()
 }
 
+/// Waits for the command's end, also where its recording fails: it has something to do, and is waited for.
 fn wait(
     mut running: Running<'_>,
-    collector: &mut Collector,
+    collector: Collector,
     not_run: impl Fn(io::Error) -> NotRun,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<(Outcome, Result<Collector, pagewise_heap::Error>)> {
+    // Dropped where it fails: nobody waits for an answer then.
+    let mut collector = Ok(collector);
     loop {
-        let next = collector.step()?.min(LOOK);
+        let mut next = LOOK;
+        if let Ok(works) = &mut collector {
+            match works.step() {
+                Ok(step) => next = next.min(step),
+                Err(error) => collector = Err(error),
+            }
+        }
         match running.wait(Some(Instant::now() + next)) {
-            Ok(Some(outcome)) => return Ok(outcome),
+            Ok(Some(outcome)) => {
+                // Who ends as soon as it has begun was not heard yet.
+                let last = collector.and_then(|mut collector| collector.step().map(|_| collector));
+                return Ok((outcome, last));
+            }
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 bail!("what started the command was killed")
@@ -79,15 +96,31 @@ fn wait(
     }
 }
 
+#[expect(clippy::print_stderr, reason = "standard output is the command's")]
+fn tell_without_tables(processes: &[u32]) {
+    for pid in processes {
+        eprintln!(
+            "pagewise: process {pid} was not recorded: its limits (ulimit -v, ulimit -f) leave no room for the recorder's \
+             tables, 1 GiB of addresses of which little is used"
+        );
+    }
+}
+
 /// Says on standard error where the recordings are.
 #[expect(clippy::print_stderr, reason = "standard output is the command's")]
-fn tell(finished: &[Finished], greeted: usize, refused: usize, not_hooked: &[(Vec<u8>, Why)]) {
+fn tell(
+    finished: &[Finished],
+    greeted: usize,
+    refused: usize,
+    not_hooked: &[(Vec<u8>, Why)],
+    told: bool,
+) {
     for (program, why) in not_hooked {
         let program = pagewise_model::name::escape(program);
         eprintln!("pagewise: {program} was not recorded: it has a malloc of its own, and {why}");
     }
     for recording in finished {
-        let file = recording.file.display();
+        let file = pagewise_model::name::escape(recording.file.as_os_str().as_bytes());
         if recording.without_memory {
             eprintln!("pagewise: {file} is empty: there was no memory for the recorder's tables");
         } else {
@@ -105,7 +138,7 @@ fn tell(finished: &[Finished], greeted: usize, refused: usize, not_hooked: &[(Ve
         } else {
             "the command did not load the recorder: it is linked statically, or gains privileges as it starts"
         };
-        if not_hooked.is_empty() {
+        if not_hooked.is_empty() && !told {
             eprintln!("pagewise: nothing was recorded: {why}");
         }
     } else if refused > 0 {
