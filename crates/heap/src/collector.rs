@@ -9,6 +9,7 @@ use std::io::{self, BufWriter, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use pagewise_heaplog::tables::{self, greeting, header};
 use pagewise_heaplog::writer::Writer;
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::error::Error;
@@ -50,8 +52,12 @@ pub struct Collector {
     root: ProcRoot,
     /// The process that the recording is of; the others are its children.
     first: Option<u32>,
+    /// Who has connected and said nothing yet.
+    coming: Vec<(UnixStream, Instant)>,
     running: Vec<Recorded>,
     finished: Vec<Finished>,
+    /// The process ran already.
+    attaches: bool,
     greeted: usize,
     refused: usize,
     without_tables: Vec<u32>,
@@ -115,8 +121,10 @@ impl Collector {
             listener,
             root: ProcRoot::live(),
             first: None,
+            coming: Vec::new(),
             running: Vec::new(),
             finished: Vec::new(),
+            attaches: false,
             greeted: 0,
             refused: 0,
             without_tables: Vec::new(),
@@ -127,10 +135,7 @@ impl Collector {
     /// The variables that a program is to have in its environment to be recorded, beside ours.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         let preload = preload(&self.recorder);
-        let every = self.request.every_bytes.unwrap_or(0);
-        let follow = u8::from(self.request.follow);
-        let mut settings = OsString::from(format!("every={every},follow={follow},socket="));
-        settings.push(self.folder.join("s"));
+        let settings = self.settings();
         vec![("LD_PRELOAD".into(), preload), (greeting::VARIABLE.into(), settings)]
     }
 
@@ -138,6 +143,39 @@ impl Collector {
     pub fn expect(&mut self, pid: u32, file: PathBuf) {
         self.first = Some(pid);
         self.request.file = file;
+    }
+
+    /// The recorder.
+    pub(crate) fn library(&self) -> &Path {
+        &self.recorder
+    }
+
+    /// What a recorder is to be told.
+    pub(crate) fn settings(&self) -> OsString {
+        let every = self.request.every_bytes.unwrap_or(0);
+        let follow = u8::from(self.request.follow);
+        let mut settings = OsString::from(format!("every={every},follow={follow},socket="));
+        settings.push(self.folder.join("s"));
+        settings
+    }
+
+    /// Lets a running process, which may be another user's, come to the socket.
+    pub(crate) fn open_to(&mut self, root: &ProcRoot, pid: u32) -> Result<(), Error> {
+        self.attaches = true;
+        let owner = fs::metadata(root.file(Pid(pid), "mem")).map_err(Error::Socket)?;
+        let ours = fs::metadata(&self.folder).map_err(Error::Socket)?;
+        if owner.uid() == ours.uid() {
+            return Ok(());
+        }
+        for path in [self.folder.join("s"), self.folder.clone()] {
+            chown(&path, Some(owner.uid()), None).map_err(Error::Socket)?;
+        }
+        Ok(())
+    }
+
+    /// The tables of a process.
+    pub(crate) fn tables_of(&self, pid: u32) -> Option<&Tables> {
+        self.running.iter().find(|recorded| recorded.pid == pid).map(|recorded| &recorded.tables)
     }
 
     /// Something that is readable once a recorder asks for attention.
@@ -166,8 +204,17 @@ impl Collector {
     /// Where a file cannot be written, or tables cannot be read.
     pub fn step(&mut self) -> Result<Duration, Error> {
         while let Ok((stream, _)) = self.listener.accept() {
-            // Who does not say who it is is none of ours.
-            let _ = self.greet(&stream)?;
+            self.coming.push((stream, Instant::now()));
+        }
+        for (stream, since) in std::mem::take(&mut self.coming) {
+            // A thread that we have stopped says nothing: it is not waited for.
+            let is_silent = self.attaches && !has_spoken(&stream);
+            if is_silent && since.elapsed() < PATIENCE {
+                self.coming.push((stream, since));
+            } else if !is_silent {
+                // Who does not say who it is is none of ours.
+                let _ = self.greet(&stream)?;
+            }
         }
         let mut next = Duration::from_millis(200);
         let now = Instant::now();
@@ -212,7 +259,7 @@ impl Collector {
         }
         let path = if is_first { self.request.file.clone() } else { self.beside(pid) };
         let tables = |source| Error::Tables { pid, source };
-        let recorded = match Recorded::begin(pid, parent, path, file, &self.root) {
+        let recorded = match Recorded::begin(pid, parent, path, file, &self.root, self.attaches) {
             // Some other program that found the socket does not end what is recorded.
             Err(_) if !is_first => {
                 self.refused += 1;
@@ -220,7 +267,9 @@ impl Collector {
             }
             recorded => recorded.map_err(tables)??,
         };
-        if let Err(why) = hook::answer(&recorded.tables, pid, &self.root).map_err(tables)? {
+        if let Err(why) =
+            hook::answer(&recorded.tables, pid, &self.root, self.attaches).map_err(tables)?
+        {
             let _ = fs::remove_file(&recorded.path);
             self.not_hooked.push((recorded.program, why));
             let _ = (&*stream).write_all(&[greeting::NO]);
@@ -303,6 +352,12 @@ fn lives(root: &ProcRoot, pid: u32) -> bool {
     stat.is_some_and(|stat| !stat.has_ended())
 }
 
+/// Whether there is something to hear.
+fn has_spoken(stream: &UnixStream) -> bool {
+    let mut wanted = [PollFd::new(stream, PollFlags::IN)];
+    poll(&mut wanted, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
 /// What a recorder says when it connects: its process, the parent, and the file of its tables.
 fn hear(stream: &UnixStream) -> io::Result<Option<(u32, u32, File)>> {
     stream.set_nonblocking(false)?;
@@ -359,6 +414,7 @@ impl Recorded {
         path: PathBuf,
         file: File,
         root: &ProcRoot,
+        attached: bool,
     ) -> io::Result<Result<Recorded, Error>> {
         let tables = Tables::open(file)?;
         let program = fs::read_link(root.file(Pid(pid), "exe"))
@@ -379,7 +435,7 @@ impl Recorded {
                 name => name,
             },
             lifetimes_every: u32::try_from(tables.head(header::LIFETIMES_EVERY)?).unwrap_or(0),
-            attached: false,
+            attached,
         };
         let create = || Writer::create(BufWriter::new(File::create(&path)?), &begin);
         let writer = match create() {

@@ -64,13 +64,18 @@ struct Moved {
 ///
 /// # Errors
 /// Where the tables cannot be read or written.
-pub(crate) fn answer(tables: &Tables, pid: u32, root: &ProcRoot) -> io::Result<Result<(), Why>> {
+pub(crate) fn answer(
+    tables: &Tables,
+    pid: u32,
+    root: &ProcRoot,
+    attached: bool,
+) -> io::Result<Result<(), Why>> {
     let near = tables.head(hooks::NEAR)?;
     if near == 0 {
         return Ok(Ok(()));
     }
     let threads = std::fs::read_dir(root.file(Pid(pid), "task"));
-    if threads.map_or(0, Iterator::count) > 1 {
+    if !attached && threads.map_or(0, Iterator::count) > 1 {
         return Ok(Err(Why::Threads));
     }
     let mut lengths = [0; hooks::FUNCTIONS];
@@ -95,7 +100,10 @@ pub(crate) fn answer(tables: &Tables, pid: u32, root: &ProcRoot) -> io::Result<R
         room[begin..begin + moved.code.len()].copy_from_slice(&moved.code);
     }
     let words = room.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
-    tables.answer(hooks::CODE, &words.collect::<Vec<_>>())?;
+    // Code that is there may be running.
+    if tables.head(hooks::READY)? == 0 {
+        tables.answer(hooks::CODE, &words.collect::<Vec<_>>())?;
+    }
     tables.answer(hooks::LENGTHS, &lengths)?;
     Ok(Ok(()))
 }

@@ -4,6 +4,7 @@
 //! a [`pagewise_model::heap::Recording`] with functions and lines.
 #![forbid(unsafe_code)]
 
+mod attach;
 mod collector;
 mod error;
 pub mod guard;
@@ -13,6 +14,7 @@ mod memory;
 mod resolve;
 mod tables;
 
+pub use attach::{Attached, Refused};
 pub use collector::{Collector, Finished, Request};
 pub use error::Error;
 pub use hook::Why;

@@ -162,6 +162,15 @@ pub mod hooks {
     pub const LENGTHS: usize = 1064;
     /// Answered: what goes into the room.
     pub const CODE: usize = 2048;
+    /// 1 where that is there already.
+    pub const READY: usize = 1025;
+    /// How far a thread's own words are from its data (`fs`), as a number with a sign: while a thread is within the recorder,
+    /// the first is 0 and the third is [`WITHIN`], or the third is [`BUSY`].
+    pub const OWN: usize = 1026;
+    /// What the third is then.
+    pub const WITHIN: u64 = 1;
+    /// What the third may be besides.
+    pub const BUSY: u64 = 3;
     /// How long that is, in words.
     pub const CODE_WORDS: usize = FUNCTIONS * STRIDE / 8;
     /// Bytes for each function: first a jump to what takes its place.
@@ -261,6 +270,16 @@ pub mod allocator {
     pub const LIBRARY: u64 = 2;
     /// The program itself.
     pub const PROGRAM: u64 = 3;
+}
+
+/// What `pagewise_heap_attach` returns, which is called in programs that run already.
+pub mod attached {
+    /// It records.
+    pub const YES: u64 = 0;
+    /// It records for another collector.
+    pub const BUSY: u64 = 1;
+    /// It cannot: nobody answers, or there is no memory.
+    pub const FAILED: u64 = 2;
 }
 
 /// Why a recorder ends before its program.

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
-use pagewise_heaplog::tables::{LENGTH, MAGIC, allocator, greeting, header, trouble};
+use pagewise_heaplog::tables::{LENGTH, MAGIC, allocator, attached, greeting, header, trouble};
 
 use crate::enter::{self, Function, Own, set_own};
 use crate::guard;
@@ -12,7 +12,7 @@ use crate::kernel::{self, File};
 use crate::modules;
 use crate::real::{self, Whose};
 use crate::shared::{self, head};
-use crate::{live, rows, sampling, threads, tree};
+use crate::{attach, live, rows, sampling, threads, tree};
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,10 @@ static FOLLOW: AtomicU8 = AtomicU8::new(0);
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 /// Whether functions are to be hooked before any is recorded: the program does not call ours.
 static TO_HOOK: AtomicU8 = AtomicU8::new(0);
+/// By us: nobody else runs yet.
+const STARTED: u8 = 1;
+/// By who looks on.
+const ATTACHED: u8 = 2;
 /// What the environment said, for children.
 static SETTINGS: Settings = Settings(std::cell::UnsafeCell::new([0; MOST]));
 const MOST: usize = 256;
@@ -106,7 +110,7 @@ pub(crate) fn give_up(why: u64) {
     }
 }
 
-fn turn_off() {
+pub(crate) fn turn_off() {
     enter::aim(real::targets());
     set_stage(Stage::Off);
 }
@@ -133,12 +137,32 @@ pub(crate) unsafe extern "C" fn begin() {
     let whose = real::resolve();
     let is_glibc = whose == Whose::Glibc && real::has_headers();
     IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
-    TO_HOOK.store(u8::from(whose == Whose::Theirs), Ordering::Relaxed);
+    TO_HOOK.store(if whose == Whose::Theirs { STARTED } else { 0 }, Ordering::Relaxed);
     // SAFETY: nobody else runs here, by the exchange above.
     let settings = unsafe { &mut *SETTINGS.0.get() };
     if environment(settings).is_none() || record(settings).is_none() {
         turn_off();
     }
+}
+
+/// Begins in a program that runs already.
+pub(crate) fn attach(words: &[u8]) -> u64 {
+    // SAFETY: nobody else reads it or writes it: calls are not recorded yet.
+    let settings = unsafe { &mut *SETTINGS.0.get() };
+    let Some(room) = settings.get_mut(..words.len()).filter(|room| room.len() < MOST) else {
+        return attached::FAILED;
+    };
+    room.copy_from_slice(words);
+    settings[words.len()..].fill(0);
+    set_stage(Stage::Begins);
+    let is_glibc = real::find_running() && real::has_headers();
+    IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
+    TO_HOOK.store(ATTACHED, Ordering::Relaxed);
+    if record(settings).is_none() {
+        turn_off();
+        return attached::FAILED;
+    }
+    attached::YES
 }
 
 /// What the variable says, as the process was started with it: the C library may not be ready to be asked.
@@ -235,6 +259,9 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     if to_hook {
         inline::ask(&functions)?;
     }
+    if TO_HOOK.load(Ordering::Relaxed) == ATTACHED {
+        attach::prepare();
+    }
     head(header::MAGIC).store(MAGIC, Ordering::Release);
     connection.send(&hello(), &tables).ok()?;
     let mut answer = [0_u8];
@@ -260,9 +287,8 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     }
     set_stage(Stage::Records);
     enter::aim(targets);
-    if to_hook {
-        // In children of `fork` the jumps are there.
-        TO_HOOK.store(0, Ordering::Relaxed);
+    // In children of `fork` the jumps are there.
+    if TO_HOOK.swap(0, Ordering::Relaxed) == STARTED {
         inline::patch()?;
     }
     Some(())
@@ -292,7 +318,7 @@ fn tables() -> Option<(File, *mut u8)> {
         return None;
     }
     let tables = File::unnamed(c"pagewise-heap", LENGTH).ok()?;
-    let base = kernel::map(&tables, LENGTH).ok()?;
+    let base = kernel::map(&tables, LENGTH, shared::place_for_tables()).ok()?;
     Some((tables, base))
 }
 

@@ -12,7 +12,7 @@
 //! An allocator's functions may call each other: what they do within a call of ours is none of the program's calls, so a
 //! thread's word ([`Own::Within`]) says that it is in one.
 
-use std::arch::naked_asm;
+use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 use pagewise_heaplog::tables::hooks;
@@ -26,6 +26,8 @@ static MOVED: [AtomicPtr<()>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
 /// Room for a page near the functions; 0 while there is none.
 static NEAR: AtomicU64 = AtomicU64::new(0);
+/// 1 once the moved code is there: threads may be within it.
+static READY: AtomicU64 = AtomicU64::new(0);
 
 /// What a patched function jumps to.
 #[unsafe(naked)]
@@ -85,6 +87,13 @@ pub(crate) fn ask(functions: &[*mut (); FUNCTIONS]) -> Option<()> {
         let is_first = !functions[..index].contains(function);
         head(hooks::AT + index).store(if is_first { address(function) } else { 0 }, Relaxed);
     }
+    let own: u64;
+    // SAFETY: the loader has written there how far from a thread's data its own words are.
+    unsafe {
+        asm!("mov {}, qword ptr [rip + pw_own@GOTTPOFF]", out(reg) own, options(nostack, readonly, preserves_flags));
+    }
+    head(hooks::OWN).store(own, Relaxed);
+    head(hooks::READY).store(READY.load(Relaxed), Relaxed);
     for (index, entry) in table!(entry_of).into_iter().enumerate() {
         head(hooks::ENTRIES + index).store(address(&entry), Relaxed);
     }
@@ -95,6 +104,9 @@ pub(crate) fn ask(functions: &[*mut (); FUNCTIONS]) -> Option<()> {
 /// where one has to be hooked and cannot be.
 pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIONS]> {
     let near = NEAR.load(Relaxed);
+    if READY.load(Relaxed) != 0 {
+        return Some(again(functions));
+    }
     for index in 0..hooks::CODE_WORDS {
         let word = head(hooks::CODE + index).load(Relaxed);
         let place = std::ptr::with_exposed_provenance_mut::<u64>(near as usize + index * 8);
@@ -117,7 +129,17 @@ pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIO
         MOVED[index].store(std::ptr::with_exposed_provenance_mut(moved as usize), Relaxed);
         all[index] = table[index];
     }
+    READY.store(1, Relaxed);
     Some(all)
+}
+
+/// The functions behind, where they were hooked before.
+fn again(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
+    let table = table!(behind);
+    std::array::from_fn(|index| match MOVED[index].load(Relaxed).is_null() {
+        true => functions[index],
+        false => table[index],
+    })
 }
 
 /// Has the functions begin with jumps to the page near them. Nobody else may run.

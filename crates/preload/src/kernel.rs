@@ -3,6 +3,7 @@
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::shared;
 
@@ -189,6 +190,10 @@ impl Drop for File {
 
 /// Memory of zeros that takes no room until it is touched, and stays until the end. In a child of `fork` it is zeros again.
 pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
+    if let Some(piece) = free_piece(length) {
+        shared::note_own(piece.addr(), length);
+        return Ok(piece);
+    }
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
     let flags =
         (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE).cast_unsigned() as usize;
@@ -202,6 +207,7 @@ pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
     // SAFETY: as above. A kernel without huge pages refuses, which is as good.
     let _ = unsafe { call(libc::SYS_madvise, [at, length, small, 0, 0, 0]) };
     shared::note_own(at, length);
+    note_piece(at, length);
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 
@@ -321,12 +327,15 @@ pub(crate) fn give_way() {
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
 }
 
-/// Maps a file, shared, to read and write.
-pub(crate) fn map(file: &File, length: usize) -> Result<*mut u8, Errno> {
+/// Maps a file, shared, to read and write: at `place`, where [`map_zeros`] was told to map zeros, or in a new one if that is
+/// null.
+pub(crate) fn map(file: &File, length: usize, place: *mut u8) -> Result<*mut u8, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
-    let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE).cast_unsigned() as usize;
-    // SAFETY: a new mapping where nothing was.
-    let at = unsafe { call(libc::SYS_mmap, [0, length, protection, flags, file.argument(), 0]) }?;
+    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
+    let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE | fixed).cast_unsigned() as usize;
+    let arguments = [place.addr(), length, protection, flags, file.argument(), 0];
+    // SAFETY: a new mapping where nothing was, or in place of one of ours that nobody uses.
+    let at = unsafe { call(libc::SYS_mmap, arguments) }?;
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 
@@ -338,6 +347,71 @@ pub(crate) fn longest_file() -> u64 {
     // SAFETY: the kernel writes the limit there, and changes none.
     let _ = unsafe { call(libc::SYS_prlimit64, [0, which, 0, to, 0, 0]) };
     limit.rlim_cur
+}
+
+/// Puts zeros in the place of a mapping of ours.
+pub(crate) fn map_zeros(place: *mut u8, length: usize) {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED)
+        .cast_unsigned() as usize;
+    // SAFETY: the mapping is ours, and who still reads it takes zeros for nothing.
+    let _ =
+        unsafe { call(libc::SYS_mmap, [place.addr(), length, protection, flags, usize::MAX, 0]) };
+}
+
+/// What [`memory`] has mapped, to be given back together and used again.
+struct Piece {
+    at: AtomicUsize,
+    length: AtomicUsize,
+    /// 1 while it is nobody's.
+    free: AtomicUsize,
+}
+
+const PIECES: usize = 4000;
+static PIECES_USED: AtomicUsize = AtomicUsize::new(0);
+/// Whether any may be free.
+static ANY_FREE: AtomicUsize = AtomicUsize::new(0);
+static ALL: [Piece; PIECES] = [const {
+    Piece { at: AtomicUsize::new(0), length: AtomicUsize::new(0), free: AtomicUsize::new(0) }
+}; PIECES];
+
+fn pieces() -> &'static [Piece] {
+    &ALL[..PIECES_USED.load(Ordering::Acquire).min(PIECES)]
+}
+
+/// A piece that nobody uses.
+fn free_piece(length: usize) -> Option<*mut u8> {
+    if ANY_FREE.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let is_mine = |piece: &&Piece| {
+        piece.length.load(Ordering::Relaxed) == length
+            && piece.free.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    };
+    let piece = pieces().iter().find(is_mine)?;
+    Some(ptr::with_exposed_provenance_mut(piece.at.load(Ordering::Relaxed)))
+}
+
+fn note_piece(at: usize, length: usize) {
+    let index = PIECES_USED.fetch_add(1, Ordering::Relaxed);
+    if let Some(piece) = ALL.get(index) {
+        piece.at.store(at, Ordering::Relaxed);
+        piece.length.store(length, Ordering::Release);
+    }
+}
+
+/// Gives all memory back: it is zeros again, and [`memory`] hands it out again.
+///
+/// # Safety
+/// Nobody uses any of it.
+pub(crate) unsafe fn forget_all() {
+    for piece in pieces() {
+        let at = ptr::with_exposed_provenance_mut(piece.at.load(Ordering::Relaxed));
+        // SAFETY: the caller's promise.
+        unsafe { forget(at, piece.length.load(Ordering::Relaxed)) };
+        piece.free.store(1, Ordering::Release);
+    }
+    ANY_FREE.store(1, Ordering::Relaxed);
 }
 
 /// Waits while `word` is `value`.

@@ -17,6 +17,7 @@
 //!  others  threads that begin, libraries that are unloaded
 //!  guard   the other mode: objects on pages of their own, so that misuse is noticed
 //!  inline  jumps at the entry of functions that nobody else lets us stand before
+//!  attach  a program that runs already
 //!  begin   what happens at the first call, after fork, and how a collector is greeted
 //! ```
 #![cfg_attr(
@@ -32,6 +33,7 @@
 )]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod attach;
 mod begin;
 mod cfi;
 mod enter;

@@ -58,19 +58,20 @@ pub(crate) enum Whose {
     Theirs,
 }
 
+const NAMES: [&CStr; FUNCTIONS] = [
+    c"malloc",
+    c"free",
+    c"calloc",
+    c"realloc",
+    c"memalign",
+    c"aligned_alloc",
+    c"posix_memalign",
+    c"valloc",
+    c"pvalloc",
+];
+
 /// Finds the functions behind.
 pub(crate) fn resolve() -> Whose {
-    const NAMES: [&CStr; FUNCTIONS] = [
-        c"malloc",
-        c"free",
-        c"calloc",
-        c"realloc",
-        c"memalign",
-        c"aligned_alloc",
-        c"posix_memalign",
-        c"valloc",
-        c"pvalloc",
-    ];
     for (index, name) in NAMES.iter().enumerate() {
         // SAFETY: the name ends with a zero; what the call allocates is served meanwhile.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
@@ -105,6 +106,19 @@ fn find_theirs(malloc: *mut c_void, names: &[&CStr; FUNCTIONS]) {
     }
     MALLOC.store(malloc, Relaxed);
     IS_THEIRS.store(1, Relaxed);
+}
+
+/// Finds the functions that a program calls that runs already; whether they are the C library's.
+pub(crate) fn find_running() -> bool {
+    // SAFETY: the name ends with a zero.
+    let malloc = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()) };
+    find_theirs(malloc, &NAMES);
+    let found = |function: Function| OTHERS[function as usize].load(Relaxed).cast_const();
+    FREE.store(found(Function::Free).cast_mut(), Relaxed);
+    let is_glibc =
+        same_code(found(Function::Malloc), weak(0)) && same_code(found(Function::Free), weak(1));
+    IS_THEIRS.store(u8::from(!is_glibc), Relaxed);
+    is_glibc
 }
 
 static IS_THEIRS: AtomicU8 = AtomicU8::new(0);

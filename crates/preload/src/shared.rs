@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
+use crate::kernel;
+
 use pagewise_heaplog::tables::{
     CHUNKS, HEADER, LENGTH, NODES, OWN, OWNERS, PLACES, RECORDS, SITES, STRINGS, THREADS, Table,
     header, record, thread,
@@ -13,6 +15,19 @@ static BASE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 /// Says where the tables are.
 pub(crate) fn install(base: *mut u8) {
     BASE.store(base, Release);
+}
+
+/// Where tables may be mapped: where others were before.
+pub(crate) fn place_for_tables() -> *mut u8 {
+    BASE.load(Relaxed)
+}
+
+/// The tables are nobody's any more: in their place there are zeros that nobody else sees.
+pub(crate) fn uninstall() {
+    let base = BASE.load(Relaxed);
+    if !base.is_null() {
+        kernel::map_zeros(base, LENGTH);
+    }
 }
 
 /// A byte's address in the tables.

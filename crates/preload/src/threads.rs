@@ -627,6 +627,13 @@ const BIRTHS: usize = 1 << 14;
 static BORN: [(AtomicU64, AtomicU64); BIRTHS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; BIRTHS];
 
+/// Forgets which blocks are measured.
+pub(crate) fn forget_births() {
+    for (key, _) in &BORN {
+        key.store(0, Relaxed);
+    }
+}
+
 fn birth(address: u64) -> &'static (AtomicU64, AtomicU64) {
     &BORN[(address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % BIRTHS]
 }

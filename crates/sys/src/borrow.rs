@@ -36,6 +36,46 @@ const BRISK: Duration = Duration::from_micros(200);
 /// How often a thread that is in the middle of a restartable sequence is asked again.
 const ATTEMPTS: u32 = 20;
 
+/// A function runs no longer than this.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Where a stopped thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The instruction that comes next.
+    pub instruction: u64,
+    /// The stack pointer.
+    pub stack: u64,
+    /// ax, bx, cx, dx, si, di, bp, sp, ip and r8 to r15: the order in which samples carry registers.
+    pub registers: [u64; 17],
+    /// Where its own data are (`fs`).
+    pub thread_data: u64,
+    /// The system call that it is in, and its first argument.
+    pub call: Option<(u64, u64)>,
+    /// What a function passes on to what comes behind it, see [`Function::CODE`].
+    returned: u64,
+}
+
+/// A function that a thread is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Its address.
+    pub address: u64,
+    /// Where [`Function::CODE`] is.
+    pub code: u64,
+    /// Where the stack ends that it may use.
+    pub stack: u64,
+}
+
+impl Function {
+    /// Code that calls the function and then the kernel (`getpid`), by which its end is known: `call *%rax; mov %rax, %rdi;
+    /// mov $39, %eax; syscall; hlt`.
+    pub const CODE: &'static [u8] =
+        &[0xff, 0xd0, 0x48, 0x89, 0xc7, 0xb8, 39, 0, 0, 0, 0x0f, 0x05, 0xf4];
+    /// Behind its system call.
+    const END: u64 = 12;
+}
+
 /// A thread that is stopped, and what it had in its registers.
 #[derive(Debug)]
 pub struct Borrowed {
@@ -46,6 +86,8 @@ pub struct Borrowed {
     since: Instant,
     /// Whether it has made a call and so stopped elsewhere than where it was.
     moved: bool,
+    /// Its vector registers, where it ran a function that may have changed them.
+    vectors: Option<Vec<u8>>,
     /// ptrace answers only the thread that seized.
     _on_this_thread: PhantomData<*const ()>,
 }
@@ -72,6 +114,7 @@ impl Borrowed {
                         instruction,
                         since,
                         moved: false,
+                        vectors: None,
                         _on_this_thread: PhantomData,
                     });
                 }
@@ -104,13 +147,89 @@ impl Borrowed {
         self.call(libc::SYS_prctl, [option, 1, 0, 0, 0, 0]).map(drop)
     }
 
-    /// Makes one system call.
-    fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
+    /// Which thread it is.
+    pub fn thread(&self) -> u32 {
+        self.tid.unsigned_abs()
+    }
+
+    /// Where it was stopped.
+    pub fn place(&self) -> Place {
+        self.registers.place()
+    }
+
+    /// Maps memory that nobody else uses, to write or to execute.
+    ///
+    /// # Errors
+    /// As `mmap`; `ESRCH` where the thread was killed.
+    pub fn map(&mut self, length: u64, execute: bool) -> io::Result<u64> {
+        let more = if execute { libc::PROT_EXEC } else { libc::PROT_WRITE };
+        let protection = (libc::PROT_READ | more).cast_unsigned().into();
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).cast_unsigned().into();
+        self.call(libc::SYS_mmap, [0, length, protection, flags, u64::MAX, 0])
+    }
+
+    /// Unmaps memory that [`Borrowed::map`] mapped.
+    ///
+    /// # Errors
+    /// As `munmap`; `ESRCH` where the thread was killed.
+    pub fn unmap(&mut self, at: u64, length: u64) -> io::Result<()> {
+        self.call(libc::SYS_munmap, [at, length, 0, 0, 0, 0]).map(drop)
+    }
+
+    /// Has the thread run a function, on a stack that ends at `stack`; what it returns. [`Function::CODE`] must be at
+    /// `code`. All registers are then as they were. Other threads run on meanwhile, and so does `idle`, again and again.
+    ///
+    /// The function must be one that may be called where the thread was stopped: it takes no lock that the thread holds.
+    ///
+    /// # Errors
+    /// `ESRCH` where the thread was killed, `TimedOut` where the function does not return, `Interrupted` where it faulted.
+    pub fn run(
+        &mut self,
+        function: &Function,
+        arguments: [u64; 3],
+        idle: &mut dyn FnMut(),
+    ) -> io::Result<u64> {
+        self.begin()?;
+        if self.vectors.is_none() {
+            self.vectors = Some(extended_state(self.tid)?);
+        }
+        let end = function.code + Function::END;
+        self.registers.for_function(function, arguments).write(self.tid)?;
+        let deadline = Instant::now() + LONGEST;
+        let (mut signal, mut ends) = (0, 0);
+        loop {
+            ptrace::resume_to_syscall(self.tid, signal);
+            signal = match wait_for(self.tid, deadline, idle)? {
+                Change::Syscall => {
+                    ends += u8::from(Registers::of(self.tid)?.place().instruction == end);
+                    0
+                }
+                // What the function did, not what somebody sent: those signals are blocked.
+                Change::Signal(libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE) => {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                Change::Signal(signal) => signal,
+                _ => 0,
+            };
+            if ends == 2 {
+                return Ok(Registers::of(self.tid)?.place().returned);
+            }
+        }
+    }
+
+    /// From here on the thread is somewhere else.
+    fn begin(&mut self) -> io::Result<()> {
         if !self.moved {
             // Signals wait until the thread has its own registers again.
             set_ptrace_mask(self.tid, u64::MAX)?;
             self.moved = true;
         }
+        Ok(())
+    }
+
+    /// Makes one system call.
+    fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
+        self.begin()?;
         self.registers.for_call(self.instruction, number, arguments).write(self.tid)?;
         self.run_to_syscall_stop()?;
         self.run_to_syscall_stop()?;
@@ -139,6 +258,9 @@ impl Borrowed {
     fn restore(&mut self) {
         if std::mem::take(&mut self.moved) && self.back_to_a_plain_stop().is_ok() {
             // Both fail only where the thread was killed.
+            if let Some(vectors) = self.vectors.take() {
+                let _ = set_extended_state(self.tid, &vectors);
+            }
             let _ = self.registers.write(self.tid);
             let _ = set_ptrace_mask(self.tid, self.blocked);
         }
@@ -181,6 +303,21 @@ fn stop(tid: Tid) -> io::Result<Instant> {
     }
 }
 
+/// The next stop of a thread that runs, with something to do meanwhile.
+fn wait_for(tid: Tid, deadline: Instant, idle: &mut dyn FnMut()) -> io::Result<Change> {
+    loop {
+        match wait::take(tid)? {
+            Some(Change::Ended(_)) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            Some(change) => return Ok(change),
+            None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
+            None => {
+                idle();
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
 /// The next stop of a thread.
 fn next(tid: Tid, deadline: Instant) -> io::Result<Change> {
     let begin = Instant::now();
@@ -209,6 +346,9 @@ fn syscall_instruction(tid: Tid, vdso: Range<u64>) -> io::Result<u64> {
 }
 
 #[cfg(target_arch = "x86_64")]
-use ptrace::{set_signal_mask as set_ptrace_mask, signal_mask as ptrace_mask};
+use ptrace::{
+    extended_state, set_extended_state, set_signal_mask as set_ptrace_mask,
+    signal_mask as ptrace_mask,
+};
 #[cfg(not(target_arch = "x86_64"))]
-use unsupported::{ptrace_mask, set_ptrace_mask};
+use unsupported::{extended_state, ptrace_mask, set_extended_state, set_ptrace_mask};

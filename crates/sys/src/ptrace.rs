@@ -270,6 +270,37 @@ pub(crate) fn set_registers(tid: Tid, registers: &libc::user_regs_struct) -> io:
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// What a stopped thread has in its vector and floating-point registers, as `XSAVE` writes it.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
+    /// Larger than any: that of AMX is some 11 KiB.
+    const LARGEST: usize = 64 << 10;
+    let mut state = vec![0_u8; LARGEST];
+    let mut piece = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
+    // SAFETY: this request writes into the piece that its last argument names, no more than that is long.
+    let done = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut piece) };
+    if done == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    let length = piece.iov_len;
+    state.truncate(length);
+    Ok(state)
+}
+
+/// Changes them.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn set_extended_state(tid: Tid, state: &[u8]) -> io::Result<()> {
+    let mut piece =
+        libc::iovec { iov_base: state.as_ptr().cast_mut().cast(), iov_len: state.len() };
+    // SAFETY: this request reads from the piece that its last argument names, no more than that is long.
+    let done = unsafe { libc::ptrace(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, &raw mut piece) };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Which registers (`linux/elf.h`).
+#[cfg(target_arch = "x86_64")]
+const NT_X86_XSTATE: usize = 0x202;
+
 /// Where a stopped thread's `struct rseq` is; `None` where it has none, and before Linux 5.13.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn rseq(tid: Tid) -> Option<u64> {

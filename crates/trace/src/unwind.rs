@@ -176,6 +176,24 @@ impl Unwinder {
         &self.found
     }
 
+    /// Where a stopped thread was, then the return addresses of its callers, from its registers in the order in which samples
+    /// carry them. `None` where the stack cannot be followed to where the thread began.
+    pub fn unwind_stopped(
+        &mut self,
+        spaces: &Spaces,
+        pid: u32,
+        values: &[u64],
+        stack: &[u8],
+    ) -> Option<&[u64]> {
+        self.found.clear();
+        let mut registers = [None; REGISTERS];
+        for (number, value) in carried::NUMBERS.iter().zip(values) {
+            registers[*number] = Some(*value);
+        }
+        self.follow(spaces, pid, registers, stack)?;
+        Some(&self.found)
+    }
+
     /// How many stacks were not followed to where their thread began: the copy of the stack ended, or a file is not there.
     pub fn cut(&self) -> u64 {
         self.cut

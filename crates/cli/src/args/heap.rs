@@ -23,6 +23,16 @@ pub(crate) enum Heap {
     ///   pagewise heap run -o heap.pwh --sample 512k -- ./server
     #[command(verbatim_doc_comment)]
     Run(HeapRun),
+    /// Record the heap of a program that runs already, for some time: what it allocates from now on
+    ///
+    /// One of its threads is made to load the recorder, where that is safe. When the recording ends, the program's functions are
+    /// as they were. Of the C library of GNU, on x86-64.
+    ///
+    /// Examples:
+    ///   pagewise heap attach 1234 --for 10s
+    ///   pagewise heap attach 1234 -o heap.pwh --sample 512k
+    #[command(verbatim_doc_comment)]
+    Attach(HeapAttach),
     /// Say what was on the heap when most was, what was never freed, and who allocates most
     ///
     /// Examples:
@@ -63,6 +73,22 @@ pub(crate) struct HeapRun {
     /// The command and its arguments
     #[arg(value_name = "CMD", last = true, required = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HeapAttach {
+    /// The process
+    #[arg(value_name = "PID")]
+    pub(crate) pid: u32,
+    /// For how long (`10s`, `500ms`); until Ctrl-C or its end by default
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) time: Option<std::time::Duration>,
+    /// The file to write; `PROGRAM.PID.pwh` by default
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Take samples, one in so many bytes in the mean, instead of every call
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) sample: Option<u64>,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! `pagewise heap`: recordings of heaps, and what they say.
 
+mod attach;
 mod export;
 mod record;
 
@@ -34,6 +35,7 @@ const ROWS_IN_JSON: usize = 10_000;
 pub(crate) fn run(args: &Heap, look: &Look) -> anyhow::Result<ExitCode> {
     match args {
         Heap::Run(args) => return record::run(args),
+        Heap::Attach(args) => attach::run(args)?,
         Heap::Report(args) => report(args, look)?,
         Heap::Diff(args) => diff(args, look)?,
         Heap::Export(args) => export::run(args)?,

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::{Function, Place};
 use crate::ptrace::Tid;
 
 /// Of no machine of ours.
@@ -32,9 +33,32 @@ impl Registers {
         *self
     }
 
+    pub(super) fn place(&self) -> Place {
+        Place {
+            instruction: 0,
+            stack: 0,
+            registers: [0; 17],
+            thread_data: 0,
+            call: None,
+            returned: 0,
+        }
+    }
+
+    pub(super) fn for_function(&self, _: &Function, _: [u64; 3]) -> Registers {
+        *self
+    }
+
     pub(super) fn result(&self) -> io::Result<u64> {
         unsupported()
     }
+}
+
+pub(super) fn extended_state(_: Tid) -> io::Result<Vec<u8>> {
+    unsupported()
+}
+
+pub(super) fn set_extended_state(_: Tid, _: &[u8]) -> io::Result<()> {
+    unsupported()
 }
 
 pub(super) fn ptrace_mask(_: Tid) -> io::Result<u64> {

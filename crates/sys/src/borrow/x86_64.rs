@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::{Function, Place};
 use crate::ptrace::{self, Tid};
 use crate::remote;
 
@@ -75,6 +76,44 @@ impl Registers {
             r10,
             r8,
             r9,
+            ..self.0
+        })
+    }
+
+    /// Where it is.
+    pub(super) fn place(&self) -> Place {
+        let of = &self.0;
+        let registers = [
+            of.rax, of.rbx, of.rcx, of.rdx, of.rsi, of.rdi, of.rbp, of.rsp, of.rip, of.r8, of.r9,
+            of.r10, of.r11, of.r12, of.r13, of.r14, of.r15,
+        ];
+        let call = (of.orig_rax.cast_signed() >= 0).then_some((of.orig_rax, of.rdi));
+        Place {
+            instruction: of.rip,
+            stack: of.rsp,
+            registers,
+            thread_data: of.fs_base,
+            call,
+            returned: of.rdi,
+        }
+    }
+
+    /// The same with a function to be called.
+    pub(super) fn for_function(&self, function: &Function, arguments: [u64; 3]) -> Registers {
+        let [rdi, rsi, rdx] = arguments;
+        /// No direction, no trap: as functions expect it.
+        const FLAGS: u64 = 0x202;
+        Registers(libc::user_regs_struct {
+            rip: function.code,
+            rax: function.address,
+            orig_rax: u64::MAX,
+            // Calls are made where the stack is aligned so.
+            rsp: function.stack & !63,
+            rbp: 0,
+            eflags: FLAGS,
+            rdi,
+            rsi,
+            rdx,
             ..self.0
         })
     }

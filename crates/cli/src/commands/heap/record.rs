@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_heap::{Collector, Finished, Request, Why, library};
+use pagewise_heap::{Collector, Finished, Library, Request, Why, library};
 use pagewise_heaplog::recording::Ending;
 use pagewise_proc::ProcRoot;
 use pagewise_sys::interrupt::Interrupts;
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
         bail!("/proc is not of this pid namespace: a command run here would not be found in it");
     }
     let (program, arguments) = args.command.split_first().context("no command was given")?;
-    let library = library().context(NO_LIBRARY)?;
+    let library = the_library()?;
     let not_run = |error| NotRun::new(program, error);
     // A Ctrl-C is for the command.
     let _interrupts = Interrupts::note();
@@ -59,7 +59,12 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     Ok(exit_code(outcome.ending))
 }
 
-fn usual_name(program: &Path, pid: u32) -> PathBuf {
+/// The recorder.
+pub(super) fn the_library() -> anyhow::Result<Library> {
+    library().context(NO_LIBRARY)
+}
+
+pub(super) fn usual_name(program: &Path, pid: u32) -> PathBuf {
     let mut name = program.file_name().unwrap_or(program.as_os_str()).to_owned();
     name.push(format!(".{pid}.pwh"));
     name.into()
@@ -108,7 +113,7 @@ fn tell_without_tables(processes: &[u32]) {
 
 /// Says on standard error where the recordings are.
 #[expect(clippy::print_stderr, reason = "standard output is the command's")]
-fn tell(
+pub(super) fn tell(
     finished: &[Finished],
     greeted: usize,
     refused: usize,

@@ -1,0 +1,67 @@
+//! `pagewise heap attach`: records the heap of a program that runs already.
+
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use pagewise_heap::{Attached, Collector, Request};
+use pagewise_heaplog::recording::Ending;
+use pagewise_model::Pid;
+use pagewise_proc::{ProcRoot, stat};
+use pagewise_sys::interrupt::Interrupts;
+
+use super::record::{tell, the_library, usual_name};
+use crate::args::heap::HeapAttach;
+
+/// Between looks at whether it is to end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Records until the time is over, somebody interrupts, or the process ends.
+pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
+    let root = ProcRoot::live();
+    if !root.has_our_ids() {
+        bail!("/proc is not of this pid namespace: the process would not be found in it");
+    }
+    let pid = args.pid;
+    let program = std::fs::read_link(root.file(Pid(pid), "exe"))
+        .with_context(|| format!("cannot see the program of process {pid}"))?;
+    let file = args.output.clone().unwrap_or_else(|| usual_name(Path::new(&program), pid));
+    // The recorder's functions are to be put back, whoever asks us to end.
+    let interrupts = Interrupts::note_all();
+    let request = Request {
+        file: file.clone(),
+        every_bytes: args.sample,
+        follow: false,
+        library: the_library()?,
+    };
+    let mut collector = Collector::open(request)?;
+    collector.expect(pid, file);
+    let attached = Attached::begin(&mut collector, pid)?;
+    let deadline = args.time.map(|time| Instant::now() + time);
+    let recorded = loop {
+        let next = collector.step().map(|next| next.min(LOOK));
+        let Ok(next) = next else { break next.map(drop) };
+        let left = deadline.map_or(next, |it| it.saturating_duration_since(Instant::now()));
+        if left.is_zero() || interrupts.came() || has_ended(&root, pid) {
+            break Ok(());
+        }
+        sleep(next.min(left));
+    };
+    // Whatever happened, its functions are put back first.
+    let there = attached.end()?;
+    recorded?;
+    let how = match there {
+        true => Ending::Detached,
+        false if has_ended(&root, pid) => Ending::Gone,
+        false => Ending::Replaced,
+    };
+    let (greeted, refused) = collector.greeted();
+    tell(&collector.finish(how)?, greeted, refused, &[]);
+    Ok(())
+}
+
+fn has_ended(root: &ProcRoot, pid: u32) -> bool {
+    let stat = root.read(Pid(pid), "stat").ok().and_then(|text| stat::parse(&text).ok());
+    stat.is_none_or(|stat| stat.has_ended())
+}

@@ -1,0 +1,210 @@
+//! `pagewise heap attach`: what a running program allocates meanwhile, and that nothing happens to it. The program checks itself.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
+
+mod fixture;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
+
+use fixture::number;
+use fixture::recorder::{by_function, heap, library, report};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// `busy_heap`, running.
+struct Busy {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Busy {
+    fn start(threads: u32) -> Busy {
+        let mut command = Command::new(fixture::program("busy_heap"));
+        command.arg(threads.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut busy = Busy { child, input, output };
+        busy.wait_for("ready");
+        busy
+    }
+
+    fn wait_for(&mut self, word: &str) {
+        let mut line = String::new();
+        while self.output.read_line(&mut line).unwrap() > 0 {
+            if line.trim() == word {
+                return;
+            }
+            line.clear();
+        }
+        panic!("it ended before it said {word}");
+    }
+
+    /// Has it allocate some blocks.
+    fn ask(&mut self) {
+        self.input.as_mut().unwrap().write_all(b"x").unwrap();
+        self.wait_for("done");
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Lets it end: it has found nothing that it had not put there.
+    fn end(mut self) {
+        drop(self.input.take());
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "the program found errors, or was killed: {status}");
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // Both fail only where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn attach(busy: &Busy, file: &Path, more: &[&str]) -> Output {
+    let pid = busy.pid();
+    heap(&[&["attach", &pid, "-o", file.to_str().unwrap()], more].concat())
+}
+
+/// Begins to record until Ctrl-C; returns once it records.
+fn begin(busy: &Busy, file: &Path) -> Child {
+    let mut command = fixture::interruptible();
+    command.args(["heap", "attach", &busy.pid(), "-o"]).arg(file);
+    command.env("PAGEWISE_PRELOAD", library()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    wait_until(|| is_hooked(busy.child.id()));
+    child
+}
+
+/// Whether `malloc` of the process's C library begins with a jump, as a debugger would see it.
+fn is_hooked(pid: u32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let libc = text.lines().find(|line| line.ends_with("/libc.so.6")).unwrap();
+    let words: Vec<&str> = libc.split_whitespace().collect();
+    let start = u64::from_str_radix(words[0].split('-').next().unwrap(), 16).unwrap();
+    let symbols = fixture::tool("nm", &["-D", words[5]]).unwrap_or_default();
+    let malloc = symbols.lines().find_map(|line| {
+        let (address, name) = line.split_once(" T ")?;
+        let name = name.split('@').next()?;
+        (name == "malloc").then(|| u64::from_str_radix(address, 16).unwrap())
+    });
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+    let mut byte = [0];
+    let at = start + malloc.expect("the C library has malloc");
+    std::os::unix::fs::FileExt::read_exact_at(&memory, &mut byte, at).unwrap();
+    byte == [0xe9]
+}
+
+fn wait_until(is_true: impl Fn() -> bool) {
+    for _ in 0..3000 {
+        if is_true() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it never came to be");
+}
+
+fn interrupt(child: &Child) {
+    let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+}
+
+#[test]
+fn what_is_allocated_meanwhile_is_counted_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = Busy::start(0);
+    busy.ask();
+    let recording = begin(&busy, &file);
+    busy.ask();
+    busy.ask();
+    interrupt(&recording);
+    let output = recording.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(!is_hooked(busy.child.id()), "functions are as they were");
+    busy.ask();
+    busy.end();
+    let report = report(&file);
+    assert_eq!(report["recording"]["attached"], true);
+    assert_eq!(by_function(&report)["asked"], [200, 4800, 180]);
+    assert_eq!(number(&report, "totals.unknown_frees"), 20, "of blocks that were there before");
+    assert_eq!(number(&report, "totals.leaked_blocks"), 20);
+}
+
+#[test]
+fn a_busy_program_is_attached_to_fifty_times_and_finds_nothing_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let busy = Busy::start(4);
+    for _ in 0..50 {
+        let output = attach(&busy, &file, &["--for", "30ms"]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    let report = report(&file);
+    let functions = by_function(&report);
+    for function in ["some", "zeros", "longer", "aligned"] {
+        let [allocations, ..] = functions[function];
+        assert!(allocations > 0, "{function} was not seen: {functions:?}");
+    }
+    assert!(!is_hooked(busy.child.id()));
+    busy.end();
+}
+
+#[test]
+fn samples_are_taken_of_it_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let busy = Busy::start(2);
+    let output = attach(&busy, &file, &["--for", "300ms", "--sample", "64k"]);
+    assert!(output.status.success(), "{output:?}");
+    let report = report(&file);
+    assert_eq!(report["totals"]["estimated"], true);
+    assert!(by_function(&report).contains_key("zeros"), "{report}");
+    busy.end();
+}
+
+#[test]
+fn a_program_whose_collector_is_killed_runs_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = Busy::start(2);
+    let mut recording = begin(&busy, &file);
+    recording.kill().unwrap();
+    recording.wait().unwrap();
+    busy.ask();
+    let output = attach(&busy, &file, &["--for", "10ms"]);
+    assert!(!output.status.success(), "it is said that the recorder is in use");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("was killed"), "{output:?}");
+    busy.end();
+}
+
+#[test]
+fn what_cannot_be_attached_to_is_told_why() {
+    let refused = |pid: u32, expected: &str| {
+        let output = heap(&["attach", &pid.to_string(), "--for", "10ms"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(expected), "{said}");
+    };
+    let stopped = fixture::Fixture::start("quadrants", &[]);
+    refused(stopped.pid, "it is stopped");
+    if let Some(program) = fixture::static_program("busy_heap") {
+        let mut command = Command::new(program);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        refused(child.id(), "linked statically");
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
+    let mut gone = Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    refused(gone.id(), "cannot see the program");
+}

@@ -1,0 +1,628 @@
+//! A program that runs already: its recorder is loaded by one of its own threads, and its functions hooked while it is stopped.
+//!
+//! Nothing may be harmed, so each step waits until it is safe. A thread loads the library only where it is in no function of the
+//! C library that holds a lock ([`safe`]), on a stack of ours; entries of functions change only while all threads are stopped and
+//! none is in, or will return into, the first instructions; memory of the recorder is given back only while no thread is in it.
+
+mod safe;
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::slice;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pagewise_heaplog::tables::{attached, hooks};
+use pagewise_model::{Mapping, Name, Pid};
+use pagewise_proc::{ProcRoot, maps, variables};
+use pagewise_sys::borrow::{Borrowed, Function};
+use pagewise_sys::remote;
+use thiserror::Error;
+
+use crate::collector::Collector;
+use crate::tables::Tables;
+use safe::Judge;
+
+/// Why a running program is not recorded.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// What it is cannot be read.
+    #[error("cannot read {what} of process {pid}")]
+    Unreadable {
+        /// The process.
+        pid: u32,
+        /// What.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It cannot be recorded by this.
+    #[error("process {pid} cannot be recorded: {why}")]
+    Not {
+        /// The process.
+        pid: u32,
+        /// Why.
+        why: String,
+    },
+    /// No thread was where it may load a library.
+    #[error("in {} s no thread of process {pid} was where it could load the recorder: they are within the C library", waited.as_secs())]
+    NeverSafe {
+        /// The process.
+        pid: u32,
+        /// For how long it was tried.
+        waited: Duration,
+    },
+    /// Its threads could not be stopped.
+    #[error("cannot stop the threads of process {pid}")]
+    NotStopped {
+        /// The process.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The recorder could not be collected from.
+    #[error(transparent)]
+    Collector(#[from] crate::Error),
+}
+
+/// For how long threads are asked for one that may load the library.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often all threads are stopped in search of a moment in which none is in the way.
+const ATTEMPTS: u32 = 400;
+/// The stack that functions of ours run on.
+const STACK: u64 = 1 << 20;
+/// How much of a thread's stack is searched for what it returns to.
+const SEARCHED: u64 = 64 << 10;
+/// Bytes of a jump.
+const JUMP: usize = 5;
+
+/// A process that is recorded while it runs.
+#[derive(Debug)]
+pub struct Attached {
+    process: Process,
+    entries: Vec<Entry>,
+    /// How far a thread's own words are from its data.
+    own: u64,
+    /// The recorder's code.
+    recorder: Range<u64>,
+    /// What ends the recording.
+    detach: u64,
+}
+
+/// The beginning of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    at: u64,
+    /// How many bytes of it were moved.
+    length: u64,
+    before: [u8; JUMP],
+    after: [u8; JUMP],
+}
+
+/// What a process is changed by.
+#[derive(Debug)]
+struct Process {
+    pid: u32,
+    root: ProcRoot,
+    memory: File,
+    vdso: Range<u64>,
+}
+
+impl Attached {
+    /// Loads the recorder into a running process and has it record for `collector`, which expects it.
+    ///
+    /// # Errors
+    /// Where that is not possible without harm, and why.
+    pub fn begin(collector: &mut Collector, pid: u32) -> Result<Attached, Refused> {
+        let not = |why: &str| Refused::Not { pid, why: why.to_owned() };
+        let root = ProcRoot::live();
+        let mappings = mappings(&root, pid)?;
+        can_be_attached(&root, pid, &mappings)?;
+        let library = match loaded(&mappings) {
+            Some(library) => library,
+            None => {
+                same_file(&root, pid, collector.library())?;
+                collector.library().to_owned()
+            }
+        };
+        collector.open_to(&root, pid)?;
+        let loader = Loader::find(&root, pid, &mappings)?;
+        let vdso = mappings.iter().find(|mapping| mapping.name.as_bytes() == b"[vdso]");
+        let vdso =
+            vdso.map(|it| it.range.start..it.range.end).ok_or_else(|| not("it has no vdso"))?;
+        let memory = File::options()
+            .read(true)
+            .write(true)
+            .open(root.file(Pid(pid), "mem"))
+            .map_err(|source| Refused::Unreadable { pid, what: "the memory", source })?;
+        let process = Process { pid, root, memory, vdso };
+        let mut judge = Judge::new(&process.root, pid);
+        let mut thread = process.safe_thread(&mut judge)?;
+        let detach = process.load(&mut thread, &loader, &library, collector);
+        thread.give_back();
+        let detach = detach?;
+        let tables = collector.tables_of(pid).ok_or_else(|| not("its recorder did not answer"))?;
+        let entries = process.entries(tables).map_err(|source| process.unreadable(source))?;
+        let own = tables.head(hooks::OWN).map_err(|source| process.unreadable(source))?;
+        let recorder = process.recorder(detach)?;
+        let attached = Attached { process, entries, own, recorder, detach };
+        attached.hook()?;
+        Ok(attached)
+    }
+
+    /// Puts jumps at the beginning of the functions.
+    fn hook(&self) -> Result<(), Refused> {
+        let entries: Vec<&Entry> =
+            self.entries.iter().filter(|entry| entry.before != entry.after).collect();
+        let is_inside = |address: u64| {
+            entries.iter().any(|entry| address > entry.at && address - entry.at < entry.length)
+        };
+        let is_in_the_way = |thread: &Borrowed| {
+            let place = thread.place();
+            is_inside(place.instruction) || self.process.stack(place.stack).any(is_inside)
+        };
+        let stopped = self.process.stop_all_outside(&is_in_the_way)?;
+        let Some(stopped) = stopped else {
+            return Err(Refused::NeverSafe { pid: self.process.pid, waited: PATIENCE });
+        };
+        let written = entries
+            .iter()
+            .try_for_each(|entry| self.process.memory.write_all_at(&entry.after, entry.at));
+        drop(stopped);
+        written.map_err(|source| self.process.unreadable(source))
+    }
+
+    /// Ends the recording: functions are as they were, and the recorder gives its memory back. False where the process is
+    /// gone, or has become another program.
+    ///
+    /// # Errors
+    /// Where threads cannot be stopped.
+    pub fn end(self) -> Result<bool, Refused> {
+        let process = &self.process;
+        let is_in_the_way = |thread: &Borrowed| self.is_recording(thread);
+        let Some(mut stopped) = process.stop_all_outside(&is_in_the_way)? else {
+            // Somebody does not come out: hooks are taken away, and the recorder stays as it is.
+            let stopped = process.stop_all()?;
+            let there = self.unhook();
+            drop(stopped);
+            return there.map_err(|source| process.unreadable(source));
+        };
+        if stopped.is_empty() || !self.unhook().map_err(|source| process.unreadable(source))? {
+            return Ok(false);
+        }
+        for thread in &stopped {
+            // Its memory, what it may allocate before a sample, what became of it.
+            let own = thread.place().thread_data.wrapping_add(self.own);
+            let zeros = [0; 24];
+            process.memory.write_all_at(&zeros, own).map_err(|it| process.unreadable(it))?;
+        }
+        let Some(thread) = stopped.first_mut() else { return Ok(false) };
+        let room = Room::make(process, thread)?;
+        let result = room.call(thread, self.detach, [0; 3], &mut || {});
+        room.give_back(thread);
+        result.map(|_| true).map_err(|source| process.not_stopped(source))
+    }
+
+    /// Puts back what functions begin with. False where there is other code now.
+    fn unhook(&self) -> io::Result<bool> {
+        for entry in &self.entries {
+            let mut now = [0; JUMP];
+            if self.process.memory.read_exact_at(&mut now, entry.at).is_err() || now != entry.after
+            {
+                return Ok(false);
+            }
+        }
+        for entry in &self.entries {
+            self.process.memory.write_all_at(&entry.before, entry.at)?;
+        }
+        Ok(true)
+    }
+
+    /// Whether a stopped thread is within the recorder, where it uses its memory.
+    fn is_recording(&self, thread: &Borrowed) -> bool {
+        let place = thread.place();
+        if self.recorder.contains(&place.instruction) {
+            return true;
+        }
+        let mut words = [0; 24];
+        let own = place.thread_data.wrapping_add(self.own);
+        if self.process.memory.read_exact_at(&mut words, own).is_err() {
+            return false;
+        }
+        let word =
+            |number: usize| words[number * 8..][..8].try_into().map_or(0, u64::from_ne_bytes);
+        word(2) == hooks::BUSY || (word(2) == hooks::WITHIN && word(0) == 0)
+    }
+}
+
+impl Process {
+    fn unreadable(&self, source: io::Error) -> Refused {
+        Refused::Unreadable { pid: self.pid, what: "the memory", source }
+    }
+
+    fn not_stopped(&self, source: io::Error) -> Refused {
+        Refused::NotStopped { pid: self.pid, source }
+    }
+
+    fn threads(&self) -> Result<Vec<u32>, Refused> {
+        let listed = fs::read_dir(self.root.file(Pid(self.pid), "task"));
+        let listed = listed.map_err(|source| self.not_stopped(source))?;
+        let number =
+            |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+        Ok(listed.filter_map(number).collect())
+    }
+
+    /// A thread that is stopped where it may load a library.
+    fn safe_thread(&self, judge: &mut Judge) -> Result<Borrowed, Refused> {
+        let began = Instant::now();
+        let mut pause = Duration::from_micros(100);
+        // What is known of files is read while nobody waits for it.
+        let mut is_first = true;
+        while began.elapsed() < PATIENCE {
+            for tid in self.threads()? {
+                let Some(thread) = self.stop(tid)? else { continue };
+                let place = thread.place();
+                let stack = self.copy(place.stack, SEARCHED * 16);
+                if is_first {
+                    thread.give_back();
+                    judge.is_safe(&self.root, self.pid, &place, &stack);
+                } else if judge.is_safe(&self.root, self.pid, &place, &stack) {
+                    return Ok(thread);
+                }
+            }
+            is_first = false;
+            sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+        Err(Refused::NeverSafe { pid: self.pid, waited: PATIENCE })
+    }
+
+    /// Stops a thread; none where it is gone.
+    fn stop(&self, tid: u32) -> Result<Option<Borrowed>, Refused> {
+        const GONE: i32 = 3;
+        match Borrowed::stop(tid, self.vdso.clone()) {
+            Ok(thread) => Ok(Some(thread)),
+            Err(error) if error.raw_os_error() == Some(GONE) => Ok(None),
+            // The first thread may have ended before the others: it cannot be traced.
+            Err(_) if self.has_ended(tid) => Ok(None),
+            Err(error) => Err(self.not_stopped(error)),
+        }
+    }
+
+    fn has_ended(&self, tid: u32) -> bool {
+        let stat = self.root.read(Pid(self.pid), &format!("task/{tid}/stat"));
+        let stat = stat.ok().and_then(|text| pagewise_proc::stat::parse(&text).ok());
+        stat.is_none_or(|stat| stat.has_ended())
+    }
+
+    /// Stops all threads, also those that begin meanwhile. They run on when the values are dropped.
+    fn stop_all(&self) -> Result<Vec<Borrowed>, Refused> {
+        let mut stopped: Vec<Borrowed> = Vec::new();
+        loop {
+            let before = stopped.len();
+            let threads = match self.threads() {
+                Ok(threads) => threads,
+                Err(_) if fs::metadata(self.root.file(Pid(self.pid), "task")).is_err() => {
+                    return Ok(Vec::new());
+                }
+                Err(error) => return Err(error),
+            };
+            for tid in threads {
+                if !stopped.iter().any(|thread| thread.thread() == tid)
+                    && let Some(thread) = self.stop(tid)?
+                {
+                    stopped.push(thread);
+                }
+            }
+            if stopped.len() == before {
+                return Ok(stopped);
+            }
+        }
+    }
+
+    /// Stops all threads while none is in the way; none where that never is.
+    fn stop_all_outside(
+        &self,
+        is_in_the_way: &dyn Fn(&Borrowed) -> bool,
+    ) -> Result<Option<Vec<Borrowed>>, Refused> {
+        for attempt in 0..ATTEMPTS {
+            let stopped = self.stop_all()?;
+            if !stopped.iter().any(is_in_the_way) {
+                return Ok(Some(stopped));
+            }
+            drop(stopped);
+            sleep(Duration::from_micros(100 + 50 * u64::from(attempt)));
+        }
+        Ok(None)
+    }
+
+    /// So many bytes of memory from an address on, or as many as there are.
+    fn copy(&self, at: u64, length: u64) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+        let mut read = 0;
+        // Page by page, so that the end of the stack is an end only.
+        while read < bytes.len() {
+            let from = at + read as u64;
+            let piece = (SEARCHED - from % SEARCHED).min((bytes.len() - read) as u64);
+            let range = from..from + piece;
+            let into = &mut bytes[read..];
+            let count = remote::read(self.pid, slice::from_ref(&range), into).unwrap_or(0);
+            read += count;
+            if count as u64 != piece {
+                break;
+            }
+        }
+        bytes.truncate(read);
+        bytes
+    }
+
+    /// Words of a stack.
+    fn stack(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
+        let bytes = self.copy(at & !7, SEARCHED);
+        let words: Vec<u64> =
+            bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+        words.into_iter()
+    }
+
+    /// Has a stopped thread load the recorder and begin to record; where that ends the recording.
+    fn load(
+        &self,
+        thread: &mut Borrowed,
+        loader: &Loader,
+        library: &Path,
+        collector: &mut Collector,
+    ) -> Result<u64, Refused> {
+        let not = |why: String| Refused::Not { pid: self.pid, why };
+        let room = Room::make(self, thread)?;
+        let run = |thread: &mut Borrowed, function, arguments| {
+            room.call(thread, function, arguments, &mut || {}).map_err(|it| self.not_stopped(it))
+        };
+        let text = |at: u64, bytes: &[u8]| {
+            let bytes = [bytes, b"\0"].concat();
+            let at = room.stack + at;
+            self.memory.write_all_at(&bytes, at).map(|()| at).map_err(|it| self.unreadable(it))
+        };
+        let path = text(0, library.as_os_str().as_bytes())?;
+        let attach = text(0x4000, b"pagewise_heap_attach")?;
+        let detach = text(0x4040, b"pagewise_heap_detach")?;
+        let settings = text(0x4080, collector.settings().as_bytes())?;
+        let handle = run(thread, loader.open, [path, loader.flags, 0])?;
+        if handle == 0 {
+            let words = loader.error.map(|error| run(thread, error, [0; 3])).transpose()?;
+            let words = words.map(|at| self.copy(at, 300)).unwrap_or_default();
+            let words = words.split(|&byte| byte == 0).next().unwrap_or_default();
+            room.give_back(thread);
+            let words = pagewise_model::name::escape(words);
+            return Err(not(format!("it does not load the recorder: {words}")));
+        }
+        let attach = run(thread, loader.symbol, [handle, attach, 0])?;
+        let detach = run(thread, loader.symbol, [handle, detach, 0])?;
+        if attach == 0 || detach == 0 {
+            room.give_back(thread);
+            return Err(not("it has loaded another version of the recorder".to_owned()));
+        }
+        let mut failed = None;
+        let mut idle = || {
+            if let Err(error) = collector.step() {
+                failed.get_or_insert(error);
+            }
+        };
+        let answer = room.call(thread, attach, [settings, 0, 0], &mut idle);
+        room.give_back(thread);
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        match answer.map_err(|source| self.not_stopped(source))? {
+            attached::YES => Ok(detach),
+            attached::BUSY => Err(not("another recording of it runs, or was killed".to_owned())),
+            _ => Err(not(match collector.not_hooked().first() {
+                Some((_, why)) => why.to_string(),
+                None => "its recorder cannot begin: it has no memory, or may not open a socket"
+                    .to_owned(),
+            })),
+        }
+    }
+
+    /// What the functions begin with now, and what with jumps.
+    fn entries(&self, tables: &Tables) -> io::Result<Vec<Entry>> {
+        let near = tables.head(hooks::NEAR)?;
+        let mut entries = Vec::new();
+        for index in 0..hooks::FUNCTIONS {
+            let at = tables.head(hooks::AT + index)?;
+            let length = tables.head(hooks::LENGTHS + index)?;
+            if at == 0 || length == 0 {
+                continue;
+            }
+            let mut before = [0; JUMP];
+            self.memory.read_exact_at(&mut before, at)?;
+            let to = near.wrapping_add((index * hooks::STRIDE) as u64);
+            let distance = to.wrapping_sub(at.wrapping_add(JUMP as u64)).cast_signed();
+            let far = || io::Error::new(io::ErrorKind::InvalidData, "a function is too far away");
+            let distance = i32::try_from(distance).map_err(|_| far())?.to_le_bytes();
+            let mut after = [0xe9; JUMP];
+            after[1..].copy_from_slice(&distance);
+            entries.push(Entry { at, length, before, after });
+        }
+        Ok(entries)
+    }
+
+    /// Where the recorder's code is, by an address in it.
+    fn recorder(&self, address: u64) -> Result<Range<u64>, Refused> {
+        let mappings = mappings(&self.root, self.pid)?;
+        let has = |it: &&Mapping| (it.range.start..it.range.end).contains(&address);
+        let found = mappings.iter().find(has).map(|it| it.range.start..it.range.end);
+        found.ok_or_else(|| Refused::Not {
+            pid: self.pid,
+            why: "its recorder is nowhere".to_owned(),
+        })
+    }
+}
+
+/// A stack and code in the process for functions of ours.
+struct Room {
+    stack: u64,
+    code: u64,
+}
+
+impl Room {
+    fn make(process: &Process, thread: &mut Borrowed) -> Result<Room, Refused> {
+        let mut map = |length, execute| {
+            thread.map(length, execute).map_err(|source| process.not_stopped(source))
+        };
+        let room = Room { stack: map(STACK, false)?, code: map(page_size(), true)? };
+        let written = process.memory.write_all_at(Function::CODE, room.code);
+        written.map_err(|source| process.unreadable(source))?;
+        Ok(room)
+    }
+
+    fn call(
+        &self,
+        thread: &mut Borrowed,
+        address: u64,
+        arguments: [u64; 3],
+        idle: &mut dyn FnMut(),
+    ) -> io::Result<u64> {
+        let function = Function { address, code: self.code, stack: self.stack + STACK };
+        thread.run(&function, arguments, idle)
+    }
+
+    fn give_back(self, thread: &mut Borrowed) {
+        // Both fail only where the process is gone.
+        let _ = thread.unmap(self.stack, STACK);
+        let _ = thread.unmap(self.code, page_size());
+    }
+}
+
+/// Functions of the C library that load libraries.
+#[derive(Clone, Copy, Debug)]
+struct Loader {
+    open: u64,
+    flags: u64,
+    symbol: u64,
+    error: Option<u64>,
+}
+
+impl Loader {
+    fn find(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Loader, Refused> {
+        /// `RTLD_NOW | RTLD_NODELETE`.
+        const FLAGS: u64 = 0x1002;
+        /// `__RTLD_DLOPEN`, which the inner function wants.
+        const INNER: u64 = 0x8000_0000;
+        const NAMES: [&str; 5] =
+            ["dlopen", "dlsym", "dlerror", "__libc_dlopen_mode", "__libc_dlsym"];
+        let not = |why: &str| Refused::Not { pid, why: why.to_owned() };
+        let libc = mappings.iter().find(|it| is_libc(&it.name) && it.prot.exec);
+        let libc = libc.ok_or_else(|| not("its C library has no code"))?;
+        let file = File::open(through_root(root, pid, libc));
+        let file =
+            file.map_err(|source| Refused::Unreadable { pid, what: "the C library", source })?;
+        let same = file.metadata().is_ok_and(|it| it.ino() == libc.inode);
+        if !same {
+            return Err(not("its C library is not the file any more that it was started with"));
+        }
+        let functions = variables::functions(&file, &NAMES);
+        let address = |name: &str| {
+            let function = functions.iter().find(|function| function.name == name)?;
+            let into = function.offset.checked_sub(libc.offset)?;
+            let address = libc.range.start.checked_add(into)?;
+            (address < libc.range.end).then_some(address)
+        };
+        let plain = || Some((address("dlopen")?, FLAGS, address("dlsym")?));
+        let inner =
+            || Some((address("__libc_dlopen_mode")?, FLAGS | INNER, address("__libc_dlsym")?));
+        let (open, flags, symbol) = plain()
+            .or_else(inner)
+            .ok_or_else(|| not("its C library has no function that loads libraries"))?;
+        Ok(Loader { open, flags, symbol, error: address("dlerror") })
+    }
+}
+
+/// Whether a mapping is of GNU's C library.
+fn is_libc(name: &Name) -> bool {
+    let file = name.as_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    file == b"libc.so.6" || (file.starts_with(b"libc-2.") && file.ends_with(b".so"))
+}
+
+fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, Refused> {
+    let text = root.read(Pid(pid), "maps");
+    let text = text.map_err(|error| Refused::Not { pid, why: error.to_string() })?;
+    Ok(maps::parse(&text).mappings)
+}
+
+fn through_root(root: &ProcRoot, pid: u32, mapping: &Mapping) -> PathBuf {
+    let path = Path::new(std::ffi::OsStr::from_bytes(mapping.path()));
+    root.file(Pid(pid), "root").join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// Whether the process can be recorded, as far as it can be told from outside.
+fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<(), Refused> {
+    let not = |why: String| Err(Refused::Not { pid, why });
+    if pid == std::process::id() {
+        return not("it is this one".to_owned());
+    }
+    let status = root.read(Pid(pid), "status").unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    if line("Seccomp:").is_some_and(|mode| mode != "0") {
+        return not("a filter of its system calls (seccomp) might kill it".to_owned());
+    }
+    if line("State:").is_some_and(|state| state.starts_with(['T', 't'])) {
+        return not("it is stopped, or a debugger has it".to_owned());
+    }
+    if !mappings.iter().any(|it| is_libc(&it.name)) {
+        let why = "it has no C library of GNU's that could load the recorder: it is linked statically, or with another";
+        return not(why.to_owned());
+    }
+    let mut seen: Vec<u64> = Vec::new();
+    for mapping in mappings.iter().filter(|it| it.inode != 0 && it.prot.exec) {
+        if seen.contains(&mapping.inode) || is_libc(&mapping.name) || safe::is_loader(&mapping.name)
+        {
+            continue;
+        }
+        seen.push(mapping.inode);
+        let is_ours = mapping.name.as_bytes().ends_with(b"libpagewise_preload.so");
+        let Ok(file) = File::open(through_root(root, pid, mapping)) else { continue };
+        let is_regular = file.metadata().is_ok_and(|it| it.is_file());
+        if !is_ours && is_regular && !variables::functions(&file, &["malloc"]).is_empty() {
+            let name = mapping.name.escaped();
+            return not(format!(
+                "{name} has a malloc of its own, within which its threads may be: `pagewise heap run` records it"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The path by which a process has loaded the recorder before: the loader knows it by that, whether the file is still there or
+/// not.
+fn loaded(mappings: &[Mapping]) -> Option<PathBuf> {
+    mappings.iter().find_map(|mapping| {
+        let name = mapping.name.as_bytes();
+        let path = name.strip_suffix(b" (deleted)").unwrap_or(name);
+        path.ends_with(b"/libpagewise_preload.so").then(|| OsStr::from_bytes(path).into())
+    })
+}
+
+/// Whether the recorder that we see is what the process sees by the same name.
+fn same_file(root: &ProcRoot, pid: u32, library: &Path) -> Result<(), Refused> {
+    let theirs = root.file(Pid(pid), "root").join(library.strip_prefix("/").unwrap_or(library));
+    let identity = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino()));
+    let same = identity(&theirs).ok().zip(identity(library).ok()).is_some_and(|(a, b)| a == b);
+    if same {
+        return Ok(());
+    }
+    let library = library.display();
+    Err(Refused::Not { pid, why: format!("it does not see {library}: it is in a container") })
+}
+
+fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}

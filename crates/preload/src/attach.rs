@@ -1,0 +1,59 @@
+//! Recording a program that runs already: what its collector has one of its threads call, after it has loaded this library.
+//!
+//! The functions that the program calls are hooked at their entry ([`crate::inline`]), by the collector while all threads are
+//! stopped. When it leaves, it puts the entries back, again while all are stopped and none is within the recorder, and has
+//! [`pagewise_heap_detach`] called: all memory is given back, and the library waits for the next time.
+
+use std::ffi::{CStr, c_char};
+use std::sync::atomic::Ordering::Relaxed;
+
+use pagewise_heaplog::tables::{attached, header};
+
+use crate::begin::{self, Stage};
+use crate::shared::{self, head};
+use crate::{kernel, live, peak, rows, threads, tree};
+
+/// Begins to record; [`attached::YES`], or why not.
+///
+/// # Safety
+/// `settings` ends with a zero. The thread is in no function of the C library.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) -> u64 {
+    if begin::stage() == Stage::Records {
+        return attached::BUSY;
+    }
+    forget();
+    // SAFETY: the caller's promise.
+    let settings = unsafe { CStr::from_ptr(settings) };
+    begin::attach(settings.to_bytes())
+}
+
+/// Ends it: all memory is given back. The entries of functions are as they were before.
+///
+/// # Safety
+/// No other thread runs, and none is within the recorder.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) unsafe extern "C" fn pagewise_heap_detach() -> u64 {
+    begin::turn_off();
+    forget();
+    // SAFETY: the caller's promise.
+    unsafe { kernel::forget_all() };
+    shared::uninstall();
+    attached::YES
+}
+
+/// Forgets what may be left of another recording.
+fn forget() {
+    threads::reset();
+    threads::forget_births();
+    rows::reset();
+    tree::reset();
+    live::reset();
+}
+
+/// What is known of a program that ran already: there may be any number of threads.
+pub(crate) fn prepare() {
+    // More are coming than will ever do: none is taken for the only one.
+    peak::COMING.store(u64::MAX >> 1, Relaxed);
+    head(header::MANY).store(1, Relaxed);
+}
