@@ -57,7 +57,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         false => Ending::Replaced,
     };
     let (greeted, refused) = collector.greeted();
-    tell(&collector.finish(how)?, greeted, refused, &[]);
+    tell(&collector.finish(how)?, greeted, refused, &[], false);
     Ok(())
 }
 
