@@ -1,7 +1,7 @@
 //! Where a recorder counts: tables in memory that it shares with who looks on.
 //!
 //! One file without a name (`memfd_create`), sparse, with one table behind the other at fixed places ([`HEADER`] ..
-//! [`OWN`]). The recorder only ever adds to the tables of modules, places, nodes and sites, and tells by a count in
+//! [`LOG`]). The recorder only ever adds to the tables of modules, places, nodes and sites, and tells by a count in
 //! the header how much of each is there: an entry is written before it is counted. Counters are words of 8 bytes in the
 //! machine's own order, each written by one thread at a time.
 //!
@@ -14,6 +14,7 @@
 //!  OWNERS   whose each chunk is, and for which sites
 //!  CHUNKS   pages of records: what sites count
 //!  OWN      memory that the recorder has in the process
+//!  LOG      where large blocks begin and end, one after the other, where that was asked for
 //! ```
 //!
 //! # What was live at the peak
@@ -69,8 +70,10 @@ pub const OWNERS: Table = Table::behind(SITES, 8, 192 << 10);
 pub const CHUNKS: Table = Table::behind(OWNERS, RECORDS * record::SIZE, 192 << 10);
 /// Memory of the recorder's own in the process: the address and the length, a word each; zeros where one is being added.
 pub const OWN: Table = Table::behind(CHUNKS, 16, 4 << 10);
+/// Blocks that were allocated and freed, words of [`log`]: a ring, of which the header says how much was written and read.
+pub const LOG: Table = Table::behind(OWN, 8 * log::WORDS, 256 << 10);
 /// Bytes in the whole file.
-pub const LENGTH: usize = OWN.at + OWN.entry * OWN.room;
+pub const LENGTH: usize = LOG.at + LOG.entry * LOG.room;
 
 /// Records in a chunk: those of sites `n * RECORDS` and up.
 pub const RECORDS: usize = 32;
@@ -142,6 +145,17 @@ pub mod header {
     pub const MANY: usize = 44;
     /// The most threads that recorded at a time.
     pub const MOST_THREADS: usize = 45;
+
+    /// Entries that were ever written into [`super::LOG`].
+    pub const LOG_WRITTEN: usize = 48;
+    /// Entries that were lost, since nobody had read as many.
+    pub const LOG_LOST: usize = 49;
+    /// When the first of these was lost, by `CLOCK_MONOTONIC`; who reads sets it to 0 again.
+    pub const LOG_FIRST_LOST: usize = 50;
+    /// When the last was.
+    pub const LOG_LAST_LOST: usize = 51;
+    /// Entries that were read, written by who reads.
+    pub const LOG_READ: usize = 56;
 }
 
 /// Words of the header by which functions are hooked that a library loaded first does not stand before.
@@ -205,6 +219,20 @@ pub mod thread {
     pub const LIFETIMES: usize = SIZES + super::CELLS;
     /// Words of all that.
     pub const WORDS: usize = LIFETIMES + super::CELLS;
+}
+
+/// Numbers of the words of an entry of the log.
+pub mod log {
+    /// When, in nanoseconds of `CLOCK_MONOTONIC`: no entry is older than the one before.
+    pub const TIME: usize = 0;
+    /// Where the block begins.
+    pub const ADDRESS: usize = 1;
+    /// How many bytes were asked for.
+    pub const SIZE: usize = 2;
+    /// The number of its site plus 1; 0 where it is freed.
+    pub const SITE: usize = 3;
+    /// Words of an entry.
+    pub const WORDS: usize = 4;
 }
 
 /// Numbers of the words of a module.
@@ -296,7 +324,8 @@ pub mod trouble {
 /// the file of the tables as ancillary data (`SCM_RIGHTS`), and waits for one byte: [`greeting::YES`] to record.
 pub mod greeting {
     /// The variable of the environment that says where the socket is, and by which rules to record: words with commas between,
-    /// the socket's path last: `every=0,follow=0,socket=/run/x`.
+    /// the socket's path last: `every=0,follow=0,socket=/run/x`. `log=4096` has blocks of so many bytes and more written into
+    /// [`super::LOG`].
     pub const VARIABLE: &str = "PAGEWISE_HEAP";
     /// What a message begins with.
     pub const HELLO: [u8; 8] = *b"pwheap\x00\x01";
@@ -318,10 +347,11 @@ mod tests {
 
     #[test]
     fn tables_lie_behind_each_other() {
-        let tables = [HEADER, THREADS, MODULES, STRINGS, PLACES, NODES, SITES, OWNERS, CHUNKS, OWN];
+        let tables =
+            [HEADER, THREADS, MODULES, STRINGS, PLACES, NODES, SITES, OWNERS, CHUNKS, OWN, LOG];
         for pair in tables.windows(2) {
             assert_eq!(pair[0].place(pair[0].room), pair[1].at);
         }
-        assert_eq!(LENGTH, OWN.place(OWN.room));
+        assert_eq!(LENGTH, LOG.place(LOG.room));
     }
 }

@@ -12,7 +12,7 @@ use crate::kernel::{self, File};
 use crate::modules;
 use crate::real::{self, Whose};
 use crate::shared::{self, head};
-use crate::{attach, live, rows, sampling, threads, tree};
+use crate::{attach, live, log, rows, sampling, threads, tree};
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +93,7 @@ pub(crate) fn is_recording() -> bool {
     rows::reset();
     tree::reset();
     live::reset();
+    log::reset();
     // SAFETY: nobody writes it any more.
     let settings = unsafe { &*SETTINGS.0.get() };
     if record(settings).is_none() {
@@ -197,7 +198,7 @@ fn environment(into: &mut [u8; MOST]) -> Option<()> {
 /// Greets the collector, and begins to record if it says so.
 fn record(settings: &[u8; MOST]) -> Option<()> {
     let length = settings.iter().position(|&byte| byte == 0)?;
-    let mut every = 0;
+    let (mut every, mut least) = (0, 0);
     let mut socket = None;
     let mut guard = guard::Wanted::default();
     let mut rest = settings.get(..length)?;
@@ -214,6 +215,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         let (name, value) = (word.get(..split)?, word.get(split + 1..)?);
         match name {
             b"every" => every = number(value)?,
+            b"log" => least = number(value)?,
             b"follow" => FOLLOW.store(u8::from(number(value)? != 0), Ordering::Relaxed),
             b"guard" => guard.rate = number(value)?,
             b"most" => guard.most = number(value)?,
@@ -274,10 +276,12 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         real::replace(inline::take(&functions)?);
     }
     sampling::begin(every);
+    // Of samples nobody could tell where blocks are.
+    log::begin(if every == 0 { least } else { 0 });
     let alive = ALIVE.load(Ordering::Relaxed);
     // SAFETY: the word is in memory that is never unmapped.
     unsafe { &*alive }.store(1, Ordering::Relaxed);
-    let mut targets = enter::every(is_glibc && every == 0);
+    let mut targets = enter::every(is_glibc && every == 0 && !log::is_on());
     if every != 0 {
         targets[Function::Malloc as usize] = enter::sampled_malloc as *mut ();
         if !real::may_be_boot() {

@@ -13,6 +13,7 @@
 //!  rows    how to leave a function, by return address; cfi reads it from .eh_frame
 //!  tree    calls by caller, and sites
 //!  live    which blocks are live, by address
+//!  log     where large blocks begin and end, as it happens, on request
 //!  peak    how much is live, and when it was most
 //!  others  threads that begin, libraries that are unloaded
 //!  guard   the other mode: objects on pages of their own, so that misuse is noticed
@@ -43,6 +44,7 @@ mod inline;
 mod kernel;
 mod live;
 mod lock;
+mod log;
 mod map;
 mod modules;
 mod others;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Orde
 use crate::kernel;
 
 use pagewise_heaplog::tables::{
-    CHUNKS, HEADER, LENGTH, NODES, OWN, OWNERS, PLACES, RECORDS, SITES, STRINGS, THREADS, Table,
-    header, record, thread,
+    CHUNKS, HEADER, LENGTH, LOG, NODES, OWN, OWNERS, PLACES, RECORDS, SITES, STRINGS, THREADS,
+    Table, header, record, thread,
 };
 
 /// Where the tables are mapped; null before there are any. They are never unmapped.
@@ -93,6 +93,11 @@ pub(crate) fn node(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
 /// Node and kind of a site.
 pub(crate) fn site(index: usize) -> (&'static AtomicU32, &'static AtomicU32) {
     (half(&SITES, index, 0), half(&SITES, index, 1))
+}
+
+/// A word of an entry of the log.
+pub(crate) fn log(index: usize, number: usize) -> &'static AtomicU64 {
+    word(&LOG, index, number)
 }
 
 /// For which sites a chunk is, and whose.

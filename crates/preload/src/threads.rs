@@ -14,7 +14,7 @@ use crate::live::{self, Block};
 use crate::lock::Lock;
 use crate::shared::{self, Record, head, slot};
 use crate::stacks::{At, Stacks};
-use crate::{kernel, peak, real, sampling};
+use crate::{kernel, log, peak, real, sampling};
 
 /// What a thread has of its own, in memory that is zeros in a child of `fork`.
 #[repr(C)]
@@ -466,7 +466,10 @@ impl Thread {
         self.until_timed.set(until);
         let timed = until == 0 && self.time(address);
         let room = if USUAL { real::glibc_room(address) } else { begin::room(address) };
-        live::put::<USUAL>(address, Block { site, size, timed }, room);
+        let known = live::put::<USUAL>(address, Block { site, size, timed }, room);
+        if !USUAL && known && log::wants(size) {
+            log::allocated(address, size, site);
+        }
         if size >= LARGE {
             count_mapped(address, size, false);
         }
@@ -511,6 +514,9 @@ impl Thread {
     #[inline(always)]
     pub(crate) fn take<const USUAL: bool>(&self, address: u64) -> Option<Block> {
         let block = live::take::<USUAL>(address, || real::glibc_room(address))?;
+        if !USUAL && log::wants(block.size) {
+            log::freed(address);
+        }
         if block.size >= LARGE {
             count_mapped(address, block.size, true);
         }
@@ -519,7 +525,9 @@ impl Thread {
 
     /// Puts a block back that was not freed after all.
     pub(crate) fn put_back(&self, address: u64, block: Block) {
-        live::put::<false>(address, block, begin::room(address));
+        if live::put::<false>(address, block, begin::room(address)) && log::wants(block.size) {
+            log::allocated(address, block.size, block.site);
+        }
         if block.size >= LARGE {
             count_mapped(address, block.size, false);
         }
