@@ -136,6 +136,7 @@ pub(crate) unsafe extern "C" fn begin() {
     // Looking for functions may itself allocate.
     enter::aim(real::boot_targets());
     let whose = real::resolve();
+    guard::find();
     let is_glibc = whose == Whose::Glibc && real::has_headers();
     IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
     TO_HOOK.store(if whose == Whose::Theirs { STARTED } else { 0 }, Ordering::Relaxed);

@@ -103,8 +103,6 @@ pub(crate) fn begin(
         return None;
     }
     signals::begin()?;
-    others::behind(&FORK, c"fork");
-    others::behind(&USABLE_SIZE, c"malloc_usable_size");
     let chance = 1.0 / wanted.rate as f64;
     let scale = if wanted.rate > 1 { 1.0 / logarithm(1.0 - chance) } else { 0.0 };
     SCALE.store(scale.to_bits(), Relaxed);
@@ -130,6 +128,13 @@ pub(crate) fn begin(
     aim(Function::Valloc, enter_valloc);
     aim(Function::Pvalloc, enter_pvalloc);
     Some(targets)
+}
+
+/// Finds the functions that stand behind those of ours which programs call whether they are guarded or not.
+pub(crate) fn find() {
+    signals::find();
+    others::behind(&FORK, c"fork");
+    others::behind(&USABLE_SIZE, c"malloc_usable_size");
 }
 
 /// Goes on in a child of `fork`.

@@ -580,3 +580,69 @@ pub(crate) fn forked() {
     GUARDED.store(0, Relaxed);
     LEFT_OUT.store(0, Relaxed);
 }
+
+#[cfg(test)]
+#[allow(clippy::disallowed_types, reason = "tests may allocate")]
+mod tests {
+    use super::*;
+
+    /// One test, since all that it tests is there once.
+    #[test]
+    fn slots_are_used_again_late_and_in_order() {
+        begin(1 << 20, true).unwrap();
+        let one = || allocate(100, 16, false, 7, 9).unwrap();
+        let release = |address: usize| {
+            let id = find(address).unwrap();
+            take(id, address).unwrap();
+            assert_eq!(broken(id), None);
+            free(id, 8, 10);
+        };
+        let most = ALL[0].most.load(Relaxed) as usize;
+        assert!(most > 1000, "{most}");
+        let mut order = Vec::new();
+        for _ in 0..2 * most {
+            let address = one();
+            order.push(address);
+            release(address);
+        }
+        let (first, second) = order.split_at(most);
+        let mut different = first.to_vec();
+        different.sort_unstable();
+        different.dedup();
+        assert_eq!(different.len(), most);
+        assert_eq!(first, second);
+
+        // An object ends where its page does, as far as its alignment allows.
+        let address = one();
+        assert_eq!((address + 100).next_multiple_of(16) % page(), 0);
+        let id = find(address).unwrap();
+        assert_eq!(length(id, address), Some(100));
+        assert_eq!(find(address + 99), Some(id));
+        assert_eq!(meant(address + 100 + page()).map(|(id, _)| id), Some(id));
+        assert_eq!(take(id, address + 16), Err(NotFreed::NoObject));
+        for wrong in [address - 1, address + 100, address - 300] {
+            let byte: *mut u8 = std::ptr::with_exposed_provenance_mut(wrong);
+            // SAFETY: the byte is of the object's own page, which is accessible.
+            let before = unsafe { byte.read() };
+            // SAFETY: as above.
+            unsafe { byte.write(before ^ 1) };
+            assert_eq!(broken(id), Some(wrong));
+            // SAFETY: as above.
+            unsafe { byte.write(before) };
+        }
+        assert_eq!(broken(id), None);
+        release(address);
+        assert_eq!(take(id, address), Err(NotFreed::Freed));
+
+        // There is room for so many, and then for no more; what is freed makes room.
+        let mut live = Vec::new();
+        while let Some(address) = allocate(3 * page(), 16, true, 1, 1) {
+            live.push(address);
+        }
+        assert!(live.len() * 3 * page() <= 3 << 18);
+        release(live.pop().unwrap());
+        assert!(allocate(3 * page(), 16, true, 1, 1).is_some());
+        assert_eq!(allocate(usize::MAX - 5, 16, false, 1, 1), None);
+        assert_eq!(allocate(8, 1 << 62, false, 1, 1), None);
+    }
+}

@@ -94,6 +94,18 @@ fn unblock(mask: &mut libc::sigset_t) {
     }
 }
 
+/// Finds the C library's functions: they may be called first where nobody can be asked for them, as in a signal's handler.
+pub(crate) fn find() {
+    for (cache, name) in [
+        (&SIGACTION, c"sigaction"),
+        (&SIGNAL, c"signal"),
+        (&SIGPROCMASK, c"sigprocmask"),
+        (&PTHREAD_SIGMASK, c"pthread_sigmask"),
+    ] {
+        behind(cache, name);
+    }
+}
+
 /// Puts our handlers before the program's.
 pub(crate) fn begin() -> Option<()> {
     for (index, signal) in SIGNALS.into_iter().enumerate() {
@@ -107,13 +119,6 @@ pub(crate) fn begin() -> Option<()> {
         if set(index) != 0 {
             return None;
         }
-    }
-    for (cache, name) in [
-        (&SIGNAL, c"signal"),
-        (&SIGPROCMASK, c"sigprocmask"),
-        (&PTHREAD_SIGMASK, c"pthread_sigmask"),
-    ] {
-        behind(cache, name);
     }
     Some(())
 }
