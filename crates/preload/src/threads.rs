@@ -125,7 +125,8 @@ pub(crate) fn enter() -> Option<Entered> {
 #[inline(always)]
 pub(crate) fn leave(entered: Entered) {
     match entered {
-        Entered::Own(thread) => thread.state.set(READY),
+        // In a child that was made meanwhile it is 0 and stays so.
+        Entered::Own(thread) => thread.state.set(thread.state.get() * READY / BUSY_NOW),
         Entered::Late(_) => leave_late(),
     }
 }
