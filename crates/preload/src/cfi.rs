@@ -607,3 +607,6 @@ fn compact(state: State) -> Row {
 pub(crate) const SAVED_HERE: i64 = SAVED_MOST as i64;
 /// The most that fits.
 const SAVED_MOST: u16 = 0xfff;
+
+#[cfg(test)]
+mod tests;

@@ -293,3 +293,79 @@ impl Odd {
         Some(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Numbers that look like chance and are the same each time.
+    struct Chance(u64);
+
+    impl Chance {
+        fn below(&mut self, end: u64) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 >> 16) % end
+        }
+    }
+
+    /// Blocks come and go at random, as an allocator would have them: `apart` bytes from each other at the least.
+    fn comes_and_goes(is_glibc: bool, apart: u64) {
+        begin(is_glibc).unwrap();
+        let mut chance = Chance(0x1357_9bdf_0246_8ace);
+        let mut expected: BTreeMap<u64, (Block, u64)> = BTreeMap::new();
+        for _ in 0..200_000 {
+            // In a few leaves, close to each other in half of them.
+            let leaf = 0x1000 + chance.below(5) * 3;
+            let places = if chance.below(2) == 0 { 1 << 9 } else { (1 << LEAF) / apart };
+            let address = (leaf << LEAF) + chance.below(places) * apart + apart / 2;
+            match expected.remove(&address) {
+                Some((block, room)) => {
+                    // A block of no size beside it is none of ours.
+                    if !is_glibc {
+                        assert_eq!(take::<false>(address ^ 8, || unreachable!()), None);
+                    }
+                    assert_eq!(take::<false>(address, || room), Some(block));
+                    assert_eq!(take::<false>(address, || room), None, "it is gone");
+                }
+                None => {
+                    let size = match chance.below(4) {
+                        0 => chance.below(32),
+                        1 => chance.below(5000),
+                        2 => chance.below(1 << 36),
+                        _ => 24 + 16 * chance.below(100),
+                    };
+                    let room = size
+                        + if chance.below(3) == 0 { chance.below(5000) } else { chance.below(24) };
+                    let block = Block {
+                        site: u32::try_from(chance.below(2 << 20)).unwrap(),
+                        size,
+                        timed: chance.below(9) == 0,
+                    };
+                    assert_eq!(take::<false>(address, || room), None);
+                    assert!(put::<false>(address, block, room));
+                    expected.insert(address, (block, room));
+                }
+            }
+        }
+        assert!(expected.len() > 10_000);
+        for (address, (block, room)) in expected {
+            assert_eq!(take::<false>(address, || room), Some(block));
+        }
+        // Addresses that no program has.
+        assert!(!put::<false>(1 << 47, Block { site: 1, size: 1, timed: false }, 24));
+        assert_eq!(take::<false>(u64::MAX, || 0), None);
+        reset();
+    }
+
+    #[test]
+    fn blocks_are_known_from_when_they_come_until_they_go() {
+        let length = pagewise_heaplog::tables::LENGTH;
+        let tables = kernel::File::unnamed(c"tables", length).unwrap();
+        shared::install(kernel::map(&tables, length).unwrap());
+        comes_and_goes(true, 32);
+        comes_and_goes(false, 16);
+    }
+}

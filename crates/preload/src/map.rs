@@ -66,7 +66,14 @@ impl Map {
             let entry = at(entries, index + 1);
             match entry.key.load(Ordering::Acquire) {
                 0 => return None,
-                there if there == key => return Some(entry.value.load(Ordering::Relaxed)),
+                there if there == key => {
+                    let value = entry.value.load(Ordering::Acquire);
+                    // The table's pages may have been given back after its key was read.
+                    if value == 0 && entry.key.load(Ordering::Relaxed) != key {
+                        return None;
+                    }
+                    return Some(value);
+                }
                 _ => index = (index + 1) & mask,
             }
         }
@@ -157,4 +164,63 @@ fn put(entries: *mut Entry, key: u64, value: u64) {
     let entry = at(entries, index + 1);
     entry.value.store(value, Ordering::Relaxed);
     entry.key.store(key, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::disallowed_types, reason = "tests run in a program of their own")]
+
+    use super::*;
+    use std::collections::HashMap;
+
+    fn key(number: u64) -> u64 {
+        (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8) + 2
+    }
+
+    #[test]
+    fn what_was_added_is_found_until_it_is_taken_out() {
+        let map = Map::new();
+        let mut expected = HashMap::new();
+        assert_eq!(map.find(key(1)), None);
+        for number in 0..20_000 {
+            map.insert(key(number), number * 3).unwrap();
+            expected.insert(key(number), number * 3);
+            if number % 3000 == 2999 {
+                map.take_out(|key| key % 7 == 0 && key > GONE);
+                expected.retain(|key, _| key % 7 != 0);
+            }
+        }
+        for key in (0..25_000).map(key) {
+            assert_eq!(map.find(key), expected.get(&key).copied());
+        }
+    }
+
+    /// Readers without a lock see an entry as it is or not at all, while the table is made anew and its pages are given back.
+    #[test]
+    fn readers_never_see_half_an_entry() {
+        const COUNT: u64 = 300_000;
+        let map = Map::new();
+        let done = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for reader in 0..2 {
+                let (map, done) = (&map, &done);
+                scope.spawn(move || {
+                    let mut number = reader;
+                    while done.load(Ordering::Relaxed) < COUNT {
+                        number = (number + 7919) % COUNT;
+                        let found = map.find(key(number));
+                        assert!(
+                            found.is_none_or(|value| value == number + 1),
+                            "{number}: {found:?}"
+                        );
+                    }
+                });
+            }
+            for number in 0..COUNT {
+                map.insert(key(number), number + 1).unwrap();
+                done.store(number + 1, Ordering::Relaxed);
+            }
+        });
+        assert!((0..COUNT).all(|number| map.find(key(number)) == Some(number + 1)));
+    }
 }

@@ -1,0 +1,220 @@
+//! Rows of unwind tables, against what readelf says of the same files.
+
+#![expect(
+    clippy::disallowed_types,
+    clippy::disallowed_macros,
+    reason = "tests run in a program of their own"
+)]
+#![expect(clippy::print_stderr, reason = "a part of tests, which may do so")]
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::*;
+
+/// A file as the loader would map it.
+struct Mapped {
+    memory: Vec<u8>,
+    header: usize,
+    /// The address in the file that the memory begins with.
+    base: usize,
+}
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> usize {
+    let mut word = [0; 8];
+    word[..N].copy_from_slice(&bytes[at..at + N]);
+    usize::try_from(u64::from_le_bytes(word)).unwrap()
+}
+
+impl Mapped {
+    fn open(path: &Path) -> Mapped {
+        const LOAD: usize = 1;
+        const EH_FRAME: usize = 0x6474_e550;
+        let file = std::fs::read(path).unwrap();
+        let (table, size, count) =
+            (number::<8>(&file, 0x20), number::<2>(&file, 0x36), number::<2>(&file, 0x38));
+        let (mut memory, mut header, mut base) = (Vec::new(), 0, usize::MAX);
+        for entry in (0..count).map(|index| table + index * size) {
+            let at = |offset: usize| number::<8>(&file, entry + offset);
+            let (offset, address, in_file, in_memory) = (at(8), at(16), at(32), at(40));
+            match number::<4>(&file, entry) {
+                LOAD => {
+                    base = base.min(address);
+                    let address = address - base;
+                    memory.resize(memory.len().max(address + in_memory), 0);
+                    memory[address..address + in_file]
+                        .copy_from_slice(&file[offset..offset + in_file]);
+                }
+                EH_FRAME => header = address,
+                _ => {}
+            }
+        }
+        Mapped { memory, header: header - base, base }
+    }
+
+    fn row(&self, address: usize) -> Row {
+        let start = self.memory.as_ptr().expose_provenance();
+        // SAFETY: the memory is this value's, and nobody changes it.
+        let image = unsafe { Image::new(start, start + self.memory.len()) };
+        row(&image, start + self.header, start + address - self.base)
+    }
+}
+
+/// What readelf says of an address. Nothing is said of a register that is as it was.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Said {
+    end: String,
+    frame_pointer: Option<String>,
+    back: Option<String>,
+}
+
+impl Said {
+    /// Whether it is what a row of ours says.
+    fn is(&self, row: Row) -> bool {
+        let words = |offset: u16| i64::from(offset) * 8;
+        let frame = |saved: u16| match self.frame_pointer.as_deref() {
+            None | Some("u" | "s") => saved == 0,
+            Some("exp") => i64::from(saved) == SAVED_HERE,
+            Some(at) => at == std::format!("c{:+}", -words(saved)),
+        };
+        let back = self.back.as_deref() == Some("c-8");
+        match row {
+            Row::Stack { offset, saved } => {
+                back && self.end == std::format!("rsp+{}", words(offset)) && frame(saved)
+            }
+            Row::Frame { offset, saved } => {
+                back && self.end == std::format!("rbp+{}", words(offset)) && frame(saved)
+            }
+            Row::Behind { saved, .. } => back && self.end == "exp" && frame(saved),
+            Row::End => self.back.as_deref() == Some("u"),
+            Row::Signal | Row::Unknown => false,
+        }
+    }
+}
+
+/// Compares every `step`th row of a file. How many were compared, and how many of these we do not know; none where there is no
+/// readelf or no such file.
+fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
+    let path = std::fs::canonicalize(path).ok()?;
+    let mut readelf = Command::new("readelf")
+        .args(["--wide", "--debug-dump=frames-interp"])
+        .arg(&path)
+        .env("LC_ALL", "C")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let mapped = Mapped::open(&path);
+    let (mut compared, mut unknown, mut seen) = (0, 0, 0);
+    let mut columns: Vec<String> = Vec::new();
+    let mut is_signal = false;
+    let mut entry = (0, 0);
+    for line in BufReader::new(readelf.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if let Some((_, range)) = line.split_once(" pc=") {
+            let (from, to) = range.split_once("..").unwrap();
+            let address = |digits: &str| usize::from_str_radix(digits.trim(), 16).unwrap();
+            entry = (address(from), address(to));
+            continue;
+        }
+        if line.contains(" CIE ") {
+            is_signal = line.contains("S\"") || line.contains("S ");
+            entry = (0, 0);
+            continue;
+        }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if words.first() == Some(&"LOC") {
+            columns = words.iter().map(|&word| word.to_owned()).collect();
+            continue;
+        }
+        let address = words.first().and_then(|word| usize::from_str_radix(word, 16).ok());
+        // A row may begin behind what its entry covers, where padding follows.
+        let Some(address) = address.filter(|&at| entry.0 <= at && at < entry.1) else { continue };
+        if words.len() != columns.len() || is_signal {
+            continue;
+        }
+        seen += 1;
+        if seen % step != 0 {
+            continue;
+        }
+        let column = |name: &str| {
+            let index = columns.iter().position(|column| column == name)?;
+            Some(words[index].to_owned())
+        };
+        let said =
+            Said { end: words[1].to_owned(), frame_pointer: column("rbp"), back: column("ra") };
+        let row = mapped.row(address);
+        compared += 1;
+        if row == Row::Unknown {
+            unknown += 1;
+            continue;
+        }
+        assert!(said.is(row), "{}: {address:#x}: {row:?}, and readelf {said:?}", path.display());
+        assert_eq!(Row::unpack(row.pack()), row, "{}: {address:#x}", path.display());
+    }
+    readelf.wait().unwrap();
+    std::eprintln!("{}: {compared} rows, {unknown} of them unknown", path.display());
+    (compared > 0).then_some((compared, unknown))
+}
+
+/// A file of the compiler's.
+fn of_compiler(words: &str) -> Option<String> {
+    let output = Command::new("gcc").arg(words).output().ok()?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}
+
+#[test]
+fn every_row_is_as_readelf_says() {
+    let library = "/lib/x86_64-linux-gnu/libc.so.6";
+    let cxx = of_compiler("-print-file-name=libstdc++.so.6").unwrap_or_default();
+    for path in [library, "/lib64/libc.so.6", &cxx, "/usr/bin/python3"] {
+        let Some((compared, unknown)) = compare(Path::new(path), 1) else {
+            std::eprintln!("skipped: readelf says nothing of {path}");
+            continue;
+        };
+        assert!(unknown * 100 < compared, "{path}: {unknown} of {compared} rows are unknown");
+    }
+}
+
+#[test]
+fn rows_of_a_large_program_are_as_readelf_says() {
+    let Some(path) = of_compiler("-print-prog-name=cc1plus") else { return };
+    let Some((compared, unknown)) = compare(Path::new(&path), 7) else { return };
+    assert!(unknown * 1000 < compared, "{unknown} of {compared} rows are unknown");
+}
+
+/// Numbers that look like chance and are the same each time.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 16).unwrap() % end
+    }
+}
+
+#[test]
+fn a_table_that_was_written_over_is_read_without_harm() {
+    let Ok(path) = std::env::current_exe() else { return };
+    let mut mapped = Mapped::open(&path);
+    let mut chance = Chance(0x1234_5678_9abc_def1);
+    let length = mapped.memory.len();
+    for _ in 0..2000 {
+        // Near the header, where the search table and most entries are.
+        for _ in 0..20 {
+            let at = (mapped.header + chance.below(1 << 16)) % length;
+            mapped.memory[at] = u8::try_from(chance.below(256)).unwrap();
+        }
+        for _ in 0..20 {
+            let _ = mapped.row(mapped.base + chance.below(length));
+        }
+    }
+    // Nor is a table read beyond the end of its memory.
+    mapped.memory.truncate(mapped.header + 100);
+    for _ in 0..100 {
+        let _ = mapped.row(mapped.base + chance.below(length));
+    }
+}
