@@ -12,6 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use pagewise_heaplog::recording::Counted;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -533,4 +534,50 @@ fn programs_with_another_allocator_are_counted_alike() {
     if seen == 0 {
         fixture::lacks("another allocator's library");
     }
+}
+
+/// Samples are drawn anew in each run, so this can fail by chance: once in some ten thousand times.
+#[test]
+fn estimates_from_samples_are_unbiased_and_as_exact_as_they_say() {
+    const RUNS: usize = 200;
+    let path = program("heapsample");
+    let path = path.to_str().unwrap();
+    let exact = &Run::of(&[], &[path]).report()["totals"];
+    // Each child has a file.
+    let run = Run::of(&["--sample", "64k", "--follow"], &[path, &RUNS.to_string()]);
+    assert!(run.output.status.success(), "{}", run.said());
+    let is_child = |path: &PathBuf| *path != run.file();
+    let paths = fs::read_dir(run.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let read = |path| pagewise_heaplog::reader::read(fs::File::open(path).unwrap()).unwrap();
+    let sites: Vec<_> =
+        paths.filter(is_child).map(|path| read(path).recording.counts.sites).collect();
+    assert_eq!(sites.len(), RUNS);
+    // Each: an estimate and its standard error.
+    let all = |number: &dyn Fn(&Counted) -> (f64, f64)| -> Vec<(f64, f64)> {
+        let one = |sites: &Vec<Counted>| {
+            let (sum, variance) = sites
+                .iter()
+                .map(number)
+                .fold((0.0, 0.0), |(sum, variance), one| (sum + one.0, variance + one.1 * one.1));
+            (sum, variance.sqrt())
+        };
+        sites.iter().map(one).collect()
+    };
+    let allocated = all(&|site| (site.allocated.bytes as f64, site.errors.0));
+    let left = all(&|site| ((site.allocated.bytes - site.freed.bytes) as f64, site.errors.1));
+    for (key, values) in [("allocated_bytes", allocated), ("leaked_bytes", left)] {
+        let expected = number(exact, key) as f64;
+        let mean = values.iter().map(|(value, _)| value).sum::<f64>() / RUNS as f64;
+        let squares = values.iter().map(|(value, _)| (value - mean).powi(2)).sum::<f64>();
+        let error = (squares / (RUNS - 1) as f64 / RUNS as f64).sqrt();
+        assert!((mean - expected).abs() < 4.5 * error, "{key}: {mean} ± {error} of {expected}");
+        let covers = |&&(value, error): &&(f64, f64)| (value - expected).abs() <= 1.96 * error;
+        let covering = values.iter().filter(covers).count();
+        assert!(covering * 100 >= RUNS * 88, "{key}: {covering} of {RUNS} intervals have it");
+        assert!(covering < RUNS, "{key}: intervals of 95 % that always have it are too wide");
+    }
+    let blocks = all(&|site| (site.allocated.blocks as f64, 0.0));
+    let mean = blocks.iter().map(|(blocks, _)| blocks).sum::<f64>() / RUNS as f64;
+    let expected = number(exact, "allocations") as f64;
+    assert!((mean / expected - 1.0).abs() < 0.05, "{mean} blocks of {expected}");
 }
