@@ -90,8 +90,8 @@ pub struct Finished {
 /// How long a recorder that has connected may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The time between moments, at first; it doubles whenever there are [`MOMENTS`] more.
-const FIRST: Duration = Duration::from_millis(5);
-const MOMENTS: u32 = 40;
+pub(crate) const FIRST: Duration = Duration::from_millis(5);
+pub(crate) const MOMENTS: u32 = 40;
 /// Looking takes no more than one of so many parts of the time.
 const SHARE: u32 = 50;
 /// Trees name so many sites at most, and none of less than one of so many parts.
@@ -553,7 +553,7 @@ impl Recorded {
     }
 }
 
-fn nanoseconds(time: Duration) -> u64 {
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -564,7 +564,7 @@ fn cpu_time() -> Duration {
 }
 
 /// What is live by site, of those that matter.
-fn tree(live: &[Amount]) -> Tree {
+pub(crate) fn tree(live: &[Amount]) -> Tree {
     let all: u64 = live.iter().map(|amount| amount.bytes).sum();
     let least = (all / SMALLEST).max(1);
     let numbered = (0_u32..).zip(live.iter().copied());

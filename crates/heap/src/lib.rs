@@ -11,6 +11,7 @@ pub mod guard;
 mod hook;
 mod library;
 mod memory;
+pub mod probes;
 mod resolve;
 mod tables;
 

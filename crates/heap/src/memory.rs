@@ -27,16 +27,23 @@ pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &Tables, mapped: u64) -> M
 }
 
 fn resident(root: &ProcRoot, pid: Pid, tables: &Tables) -> Option<Resident> {
+    let ours = tables.resident().ok()?;
+    let resident = resident_of(root, pid)?;
+    let shmem = resident.shmem.saturating_sub(ours);
+    Some(Resident { shmem, recorder: own(root, pid, tables), ..resident })
+}
+
+/// What a process without a recorder has in RAM.
+pub(crate) fn resident_of(root: &ProcRoot, pid: Pid) -> Option<Resident> {
     let status = status::parse(&root.read(pid, "status").ok()?).status;
     let bytes =
         |reading: &pagewise_model::Reading<Bytes>| reading.as_ref().ok().map(|bytes| bytes.0);
-    let ours = tables.resident().ok()?;
     Some(Resident {
         anonymous: bytes(&status.rss_anon)?,
         file: bytes(&status.rss_file)?,
-        shmem: bytes(&status.rss_shmem)?.saturating_sub(ours),
+        shmem: bytes(&status.rss_shmem)?,
         swap: bytes(&status.vm_swap)?,
-        recorder: own(root, pid, tables),
+        recorder: None,
     })
 }
 

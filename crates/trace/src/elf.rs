@@ -143,6 +143,43 @@ impl Headers {
     }
 }
 
+/// A section of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Section {
+    pub(crate) address: u64,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+}
+
+/// The section of a name.
+pub(crate) fn section(bytes: &Bytes, name: &[u8]) -> Option<Section> {
+    const FILE_HEADER: u64 = 64;
+    const HEADER: usize = 64;
+    /// More sections than this no file has, nor names longer together.
+    const SECTIONS: u64 = 1 << 14;
+    const NAMES: u64 = 1 << 20;
+    let file = bytes.read(0, FILE_HEADER)?;
+    let (start, size, count) = (u64_at(&file, 40)?, u16_at(&file, 58)?, u16_at(&file, 60)?);
+    if size != HEADER as u64 {
+        return None;
+    }
+    let table = bytes.read(start, count.min(SECTIONS) * size)?;
+    let header = |at: usize| table.chunks_exact(HEADER).nth(at);
+    let names = header(usize::try_from(u16_at(&file, 62)?).ok()?)?;
+    let names = bytes.read(u64_at(names, 24)?, u64_at(names, 32)?.min(NAMES))?;
+    let is_it = |header: &&[u8]| {
+        let at = u32_at(header, 0).and_then(|at| usize::try_from(at).ok());
+        let rest = at.and_then(|at| names.get(at..)).unwrap_or_default();
+        rest.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
+    };
+    let found = table.chunks_exact(HEADER).find(is_it)?;
+    Some(Section {
+        address: u64_at(found, 16)?,
+        offset: u64_at(found, 24)?,
+        size: u64_at(found, 32)?,
+    })
+}
+
 /// Of notes, the description of `NT_GNU_BUILD_ID`.
 fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
     const BUILD_ID: u32 = 3;

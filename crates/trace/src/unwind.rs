@@ -24,7 +24,7 @@ use gimli::{
 use pagewise_model::Name;
 use pagewise_sys::perf_ring::Carries;
 
-use crate::elf::{Bytes, Headers, u32_at};
+use crate::elf::{self, Bytes, Headers, u32_at};
 use crate::files::{self, VDSO};
 use crate::record::Sample;
 use crate::spaces::{Region, Spaces};
@@ -176,6 +176,26 @@ impl Unwinder {
         &self.found
     }
 
+    /// The return addresses of the callers of a function at whose first instruction a sample was taken: its own tables, which
+    /// a library may lack, are not needed. Empty where samples carry no registers.
+    pub fn unwind_callers(&mut self, spaces: &Spaces, sample: &Sample<'_>) -> &[u64] {
+        const WORD: u64 = 8;
+        self.found.clear();
+        let back = sample.stack.first_chunk().map(|word| u64::from_le_bytes(*word));
+        if let Some((mut registers, back)) = registers(sample).zip(back) {
+            let stack = registers[STACK_POINTER].and_then(|stack| stack.checked_add(WORD));
+            registers[STACK_POINTER] = stack;
+            // The call is before where it returns to.
+            registers[INSTRUCTION] = back.checked_sub(1);
+            let whole = self.follow(spaces, sample.pid, registers, &sample.stack[8..]);
+            self.cut += u64::from(whole.is_none());
+            if let Some(first) = self.found.first_mut() {
+                *first = back;
+            }
+        }
+        &self.found
+    }
+
     /// Where a stopped thread was, then the return addresses of its callers, from its registers in the order in which samples
     /// carry them. `None` where the stack cannot be followed to where the thread began.
     pub fn unwind_stopped(
@@ -192,6 +212,21 @@ impl Unwinder {
         }
         self.follow(spaces, pid, registers, stack)?;
         Some(&self.found)
+    }
+
+    /// Of the file that is mapped at an address: what to take off addresses to have the file's own, and its build ID. `None`
+    /// where it has no unwind tables.
+    pub fn file_at(
+        &mut self,
+        spaces: &Spaces,
+        pid: u32,
+        address: u64,
+    ) -> Option<(u64, Option<&[u8]>)> {
+        let region = spaces.find(pid, address)?;
+        let module = self.module(pid, region)?;
+        let headers = &self.modules[module].headers;
+        let own = headers.address(region.offset.checked_add(address - region.start)?)?;
+        Some((address.wrapping_sub(own), headers.build_id.as_deref()))
     }
 
     /// How many stacks were not followed to where their thread began: the copy of the stack ended, or a file is not there.
@@ -329,7 +364,9 @@ impl Module {
         const LAYOUT: &[u8] = &[1, 0x1b, 0x03, 0x3b];
         const ENTRIES: usize = 12;
         let headers = Headers::of(bytes)?;
-        let Range { start: index, end } = headers.unwind_index.clone()?;
+        let Some(Range { start: index, end }) = headers.unwind_index.clone() else {
+            return Module::without_index(headers, bytes, at_most);
+        };
         let entries = bytes.read(headers.offset(index)?.start, (end - index).min(LARGEST))?;
         if !entries.starts_with(LAYOUT) {
             return None;
@@ -343,6 +380,30 @@ impl Module {
         let entries = entries.get(ENTRIES..)?.chunks_exact(8).take(count).flatten().copied();
         let entries: Vec<u8> = entries.collect();
         let fits = (entries.len() + tables.len()) as u64 <= at_most;
+        fits.then_some(Module { headers, index, entries, tables, address })
+    }
+
+    /// As linkers leave programs that are linked statically: the tables are there, and an index is made of them.
+    fn without_index(headers: Headers, bytes: &Bytes, at_most: u64) -> Option<Module> {
+        let section = elf::section(bytes, b".eh_frame")?;
+        let tables = bytes.read(section.offset, section.size.min(LARGEST))?;
+        let mut eh_frame = EhFrame::new(&tables, LittleEndian);
+        eh_frame.set_address_size(8);
+        let bases = BaseAddresses::default().set_eh_frame(section.address);
+        let mut found: Vec<(i32, i32)> = Vec::new();
+        let mut all = eh_frame.entries(&bases);
+        while let Ok(Some(entry)) = all.next() {
+            let gimli::CieOrFde::Fde(table) = entry else { continue };
+            let table = table.parse(EhFrame::cie_from_offset).ok()?;
+            let start = table.initial_address().wrapping_sub(section.address).cast_signed();
+            let (start, at) = (i32::try_from(start).ok()?, i32::try_from(table.offset()).ok()?);
+            found.push((start, at));
+        }
+        found.sort_unstable();
+        let fits = (tables.len() + found.len() * 8) as u64 <= at_most;
+        let entries = found.iter().flat_map(|(start, at)| [start.to_le_bytes(), at.to_le_bytes()]);
+        let entries = entries.flatten().collect();
+        let (index, address) = (section.address, section.address);
         fits.then_some(Module { headers, index, entries, tables, address })
     }
 

@@ -1,5 +1,6 @@
 //! `pagewise heap run`: records the heap of a command until it ends.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use pagewise_heap::probes;
 use pagewise_heap::{Collector, Finished, Library, Request, Why, library};
 use pagewise_heaplog::recording::Ending;
 use pagewise_proc::ProcRoot;
@@ -30,6 +32,9 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
         bail!("/proc is not of this pid namespace: a command run here would not be found in it");
     }
     let (program, arguments) = args.command.split_first().context("no command was given")?;
+    if let Some(plan) = probes::plan(program).with_context(|| cannot(program))? {
+        return by_probes(args, &plan);
+    }
     let library = the_library()?;
     let not_run = |error| NotRun::new(program, error);
     // A Ctrl-C is for the command.
@@ -51,12 +56,72 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     let not_hooked = collector.not_hooked().to_vec();
     tell_without_tables(collector.without_tables());
     let told = !collector.without_tables().is_empty();
-    let finished = collector.finish(match outcome.ending {
-        trace::Ending::Exited(status) => Ending::Exited(status),
-        trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
-    })?;
+    let finished = collector.finish(how(outcome.ending))?;
     tell(&finished, greeted, refused, &not_hooked, told);
     Ok(exit_code(outcome.ending))
+}
+
+fn cannot(program: &OsStr) -> String {
+    format!("cannot record {}", pagewise_model::name::escape(program.as_bytes()))
+}
+
+/// A program that loads no library.
+fn by_probes(args: &HeapRun, plan: &probes::Plan) -> anyhow::Result<ExitCode> {
+    let (program, arguments) = args.command.split_first().context("no command was given")?;
+    if args.sample.is_some() || args.follow {
+        let why = "it is linked statically: there are no samples of it, and its children are not followed";
+        bail!("{}: {why}", cannot(program));
+    }
+    let not_run = |error| NotRun::new(program, error);
+    let _interrupts = Interrupts::note();
+    let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
+    let mut recorder = None;
+    let mut running = launcher.launch(|pid| -> anyhow::Result<()> {
+        let name = args.output.clone().unwrap_or_else(|| usual_name(Path::new(program), pid));
+        let command = args.command.iter().map(|word| word.as_bytes().to_vec()).collect();
+        let new =
+            probes::Probes::open(plan, pid, name, command).with_context(|| cannot(program))?;
+        recorder = Some(new);
+        Ok(())
+    })?;
+    let mut recorder = recorder.context("the command was not prepared")?;
+    let mut recorded = Ok(());
+    let outcome = loop {
+        // The command goes on where its recording does not.
+        match &recorded {
+            Ok(()) => recorded = recorder.step(LOOK),
+            Err(_) => std::thread::sleep(LOOK),
+        }
+        match running.wait(Some(Instant::now())) {
+            Ok(Some(outcome)) => break outcome,
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                bail!("what started the command was killed")
+            }
+            Err(error) => return Err(not_run(error).into()),
+        }
+    };
+    recorded?;
+    let (finished, lost) = recorder.finish(how(outcome.ending))?;
+    tell(&[finished], 1, 0, &[], false);
+    if lost > 0 {
+        tell_lost(lost);
+    }
+    Ok(exit_code(outcome.ending))
+}
+
+fn how(ending: trace::Ending) -> Ending {
+    match ending {
+        trace::Ending::Exited(status) => Ending::Exited(status),
+        trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "standard output is the command's")]
+fn tell_lost(lost: u64) {
+    eprintln!(
+        "pagewise: {lost} events were lost, for the program was faster: it did more than is recorded"
+    );
 }
 
 /// The recorder.

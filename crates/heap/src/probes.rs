@@ -1,0 +1,342 @@
+//! Programs that load no library, being linked statically: their `malloc` and its kin are watched from the kernel, by uprobes.
+//!
+//! A probe at the entry of each function tells its arguments and a copy of the stack, one at its end what it returned. All that the
+//! recorder does in a program is done here. It takes some microseconds a call, and what the kernel had no room for is lost and
+//! counted.
+
+mod state;
+
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use pagewise_heaplog::recording::{Begin, End, Ending, Moment};
+use pagewise_heaplog::writer::Writer;
+use pagewise_model::Pid;
+use pagewise_proc::{ProcRoot, variables};
+use pagewise_sys::perf_event::{Event, Kind, Mode};
+use pagewise_sys::perf_ring::{Carries, Sampling};
+use pagewise_trace::{Record, Session, Target, Unwinder, Wanted};
+use thiserror::Error;
+
+use crate::collector::{FIRST, Finished, MOMENTS, nanoseconds, tree};
+use crate::memory;
+use state::{Call, Role, State};
+
+/// Why a program that is linked statically is not recorded.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Unwatched {
+    /// It is Go's.
+    #[error(
+        "it is a program of Go's, whose runtime has no malloc: `go tool pprof` tells of its heap"
+    )]
+    Go,
+    /// Its functions have no names.
+    #[error(
+        "it is linked statically and has no symbols of malloc and free: they were stripped, or it has other functions"
+    )]
+    NoSymbols,
+    /// The kernel has no such probes.
+    #[error("it is linked statically, and this kernel has no uprobes (CONFIG_UPROBE_EVENTS)")]
+    NoProbes,
+    /// They may not be used.
+    #[error(
+        "it is linked statically, and its functions cannot be watched: that takes root, or CAP_PERFMON"
+    )]
+    NotPermitted(#[source] pagewise_trace::Error),
+    /// The file could not be written.
+    #[error(transparent)]
+    File(#[from] crate::Error),
+}
+
+/// Of each stack so many bytes are copied.
+const STACK: u16 = 4000;
+/// Of the stack that a function returns to, where it may have been told to put a block's address.
+const NEAR: u32 = 512;
+/// A CPU's ring, in bytes.
+const RING: usize = 32 << 20;
+
+/// The functions, and which of their arguments say what.
+const FUNCTIONS: &[(&str, Call)] = &[
+    ("malloc", Call::Size(0)),
+    ("free", Call::Free),
+    ("cfree", Call::Free),
+    ("calloc", Call::Array),
+    ("realloc", Call::Resize),
+    ("memalign", Call::Size(1)),
+    ("aligned_alloc", Call::Size(1)),
+    ("posix_memalign", Call::Into),
+    ("valloc", Call::Size(0)),
+    ("pvalloc", Call::Size(0)),
+];
+
+/// A program whose functions can be watched.
+#[derive(Debug)]
+pub struct Plan {
+    path: PathBuf,
+    /// The functions, each with where in the file it begins.
+    functions: Vec<(Call, u64)>,
+}
+
+/// Whether a command's program is linked statically, and how it is then watched. None where it loads libraries, as most do.
+///
+/// # Errors
+/// Where it is, and cannot be watched: why.
+pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
+    let Some(path) = find(program) else { return Ok(None) };
+    let Ok(file) = File::open(&path) else { return Ok(None) };
+    let is_regular = file.metadata().is_ok_and(|it| it.is_file());
+    if !is_regular || !is_static(&file).unwrap_or(false) {
+        return Ok(None);
+    }
+    let names: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
+    let found = variables::functions(&file, &names);
+    let mut functions: Vec<(Call, u64)> = Vec::new();
+    for (name, call) in FUNCTIONS {
+        let function = found.iter().find(|function| function.name == *name);
+        if let Some(function) = function
+            && !functions.iter().any(|(_, offset)| *offset == function.offset)
+        {
+            functions.push((*call, function.offset));
+        }
+    }
+    let has = |name: &str| found.iter().any(|function| function.name == name);
+    if has("malloc") && has("free") {
+        return Ok(Some(Plan { path, functions }));
+    }
+    let is_go = !variables::functions(&file, &["runtime.mallocgc"]).is_empty() || is_of_go(&file);
+    Err(if is_go { Unwatched::Go } else { Unwatched::NoSymbols })
+}
+
+/// The file of a command, as a shell finds it.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return fs::canonicalize(program).ok();
+    }
+    let folders = std::env::var_os("PATH")?;
+    let mut paths = std::env::split_paths(&folders).map(|folder| folder.join(program));
+    paths.find(|path| path.is_file()).and_then(|path| fs::canonicalize(path).ok())
+}
+
+/// Whether an ELF file of 64 bits names no loader.
+fn is_static(file: &File) -> Option<bool> {
+    const INTERPRETER: u32 = 3;
+    const HEADER: usize = 56;
+    /// Executable, or one that can be loaded anywhere.
+    const KINDS: [u16; 2] = [2, 3];
+    let mut head = [0; 64];
+    file.read_exact_at(&mut head, 0).ok()?;
+    let half = |at: usize| Some(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?));
+    if !head.starts_with(b"\x7fELF\x02\x01") || !KINDS.contains(&half(16)?) {
+        return Some(false);
+    }
+    let at = u64::from_le_bytes(head[32..40].try_into().ok()?);
+    let count = half(56)?;
+    let mut table = vec![0; usize::from(count.min(512)) * HEADER];
+    file.read_exact_at(&mut table, at).ok()?;
+    let kinds = table
+        .chunks_exact(HEADER)
+        .map(|header| header[..4].try_into().map_or(0, u32::from_le_bytes));
+    Some(!kinds.clone().any(|kind| kind == INTERPRETER) && count > 0)
+}
+
+/// Whether Go's linker made it: it says so near the beginning.
+fn is_of_go(file: &File) -> bool {
+    const NOTE: &[u8] = b"Go\0\0";
+    let mut bytes = vec![0; 64 << 10];
+    let read = file.read_at(&mut bytes, 0).unwrap_or(0);
+    bytes[..read].windows(NOTE.len()).any(|window| window == NOTE)
+}
+
+/// Records a program by probes.
+#[derive(Debug)]
+pub struct Probes {
+    session: Session,
+    state: State,
+    root: ProcRoot,
+    pid: u32,
+    path: PathBuf,
+    writer: Writer<BufWriter<File>>,
+    began: Instant,
+    next: Instant,
+    step: Duration,
+    moments: u32,
+}
+
+impl Probes {
+    /// Begins with a process that will execute the program and that nobody lets go yet.
+    ///
+    /// # Errors
+    /// Where there are no probes, or the file cannot be written.
+    pub fn open(
+        plan: &Plan,
+        pid: u32,
+        file: PathBuf,
+        command: Vec<Vec<u8>>,
+    ) -> Result<Probes, Unwatched> {
+        let kind = kind().ok_or(Unwatched::NoProbes)?;
+        let tasks = Wanted {
+            name: "the program's mappings".to_owned(),
+            sampling: Sampling {
+                // Counts nothing.
+                event: Event::new(Kind::SOFTWARE, 9),
+                tasks: true,
+                ..sampling(Carries::default())
+            },
+        };
+        let session = Session::open(Target::Command(pid), std::slice::from_ref(&tasks), RING);
+        let mut session = session.map_err(Unwatched::NotPermitted)?;
+        let mut roles = vec![Role::Nothing];
+        // Events name the path by its address.
+        let name = CString::new(plan.path.as_os_str().as_bytes()).unwrap_or_default();
+        let path: &'static CStr = Box::leak(name.into_boxed_c_str());
+        for (call, offset) in &plan.functions {
+            let entry = Event::instruction(kind, path, *offset);
+            // Bit 0: at the end of the function.
+            let end = Event { config: 1, ..entry };
+            let whole = Unwinder::carries(if *call == Call::Free { 8 } else { STACK });
+            let near = Carries { stack: NEAR, ..whole };
+            let is_free = *call == Call::Free;
+            let ends = (!is_free).then_some((Role::End, end, near));
+            for (role, event, carries) in
+                std::iter::once((Role::Entry(*call), entry, whole)).chain(ends)
+            {
+                let name = format!("functions of {}", plan.path.display());
+                let wanted = Wanted { name, sampling: Sampling { event, ..sampling(carries) } };
+                session.add(roles.len(), &wanted).map_err(Unwatched::NotPermitted)?;
+                roles.push(role);
+            }
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let begin = Begin {
+            pid,
+            parent: std::process::id(),
+            began_ns: nanoseconds(now),
+            page_size: rustix::param::page_size() as u64,
+            every_bytes: 0,
+            command,
+            program: plan.path.clone().into_os_string().into_vec(),
+            allocator: plan.path.clone().into_os_string().into_vec(),
+            lifetimes_every: 1,
+            attached: false,
+        };
+        let create = || Writer::create(BufWriter::new(File::create(&file)?), &begin);
+        let writer =
+            create().map_err(|source| crate::Error::File { path: file.clone(), source })?;
+        let began = Instant::now();
+        Ok(Probes {
+            session,
+            state: State::new(pid, roles),
+            root: ProcRoot::live(),
+            pid,
+            path: file,
+            writer,
+            began,
+            next: began + FIRST,
+            step: FIRST,
+            moments: 0,
+        })
+    }
+
+    /// Takes in what the kernel has told, waiting for that no longer than so.
+    ///
+    /// # Errors
+    /// Where the file cannot be written.
+    pub fn step(&mut self, at_most: Duration) -> Result<(), crate::Error> {
+        self.session.wait(at_most);
+        let state = &mut self.state;
+        self.session.drain(&mut |record: Record<'_>| state.note(&record));
+        let now = Instant::now();
+        if now < self.next {
+            return Ok(());
+        }
+        let resident = memory::resident_of(&self.root, Pid(self.pid));
+        self.add(resident)?;
+        self.moments += 1;
+        if self.moments.is_multiple_of(MOMENTS) {
+            self.step *= 2;
+        }
+        self.next = now + self.step;
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        resident: Option<pagewise_heaplog::recording::Resident>,
+    ) -> Result<(), crate::Error> {
+        let new = self.state.news();
+        let moment = Moment {
+            time_ns: nanoseconds(self.began.elapsed()),
+            live: self.state.live,
+            allocated: self.state.allocated,
+            held: None,
+            resident,
+            tree: Some(tree(&self.state.live_by_site())),
+        };
+        let writer = &mut self.writer;
+        let mut write = || -> io::Result<()> {
+            writer.modules(&new.modules)?;
+            writer.places(&new.places)?;
+            writer.nodes(&new.nodes)?;
+            writer.sites(&new.sites)?;
+            writer.moment(&moment)
+        };
+        write().map_err(|source| crate::Error::File { path: self.path.clone(), source })
+    }
+
+    /// Ends it. What was recorded, and how many events were lost.
+    ///
+    /// # Errors
+    /// Where the file cannot be written.
+    pub fn finish(mut self, how: Ending) -> Result<(Finished, u64), crate::Error> {
+        let state = &mut self.state;
+        self.session.finish(&mut |record: Record<'_>| state.note(&record));
+        self.add(None)?;
+        let time_ns = nanoseconds(self.began.elapsed());
+        let counts = self.state.counts(time_ns);
+        let (allocated, peak, live) = (self.state.allocated, counts.peak, self.state.live);
+        let Probes { mut writer, path, pid, session, .. } = self;
+        let mut end = || -> io::Result<()> { writer.counts(&counts) };
+        end().map_err(|source| crate::Error::File { path: path.clone(), source })?;
+        let end = || -> io::Result<()> {
+            let file = writer.end(&End { time_ns, how })?;
+            file.into_inner().map_err(io::IntoInnerError::into_error)?.flush()
+        };
+        end().map_err(|source| crate::Error::File { path: path.clone(), source })?;
+        let bytes = fs::metadata(&path).map_or(0, |file| file.len());
+        let finished = Finished {
+            pid,
+            file: path,
+            bytes,
+            how,
+            allocated,
+            peak,
+            live,
+            without_memory: false,
+            without_calls: false,
+        };
+        Ok((finished, session.lost()))
+    }
+}
+
+fn sampling(carries: Carries) -> Sampling {
+    Sampling {
+        event: Event::new(Kind::SOFTWARE, 9),
+        every: 1,
+        carries,
+        mode: Mode::default(),
+        tasks: false,
+        wake_at: 1 << 18,
+    }
+}
+
+/// The number of the PMU.
+fn kind() -> Option<Kind> {
+    let text = fs::read_to_string(Path::new("/sys/bus/event_source/devices/uprobe/type")).ok()?;
+    text.trim().parse().ok().map(Kind)
+}

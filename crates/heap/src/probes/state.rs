@@ -1,0 +1,431 @@
+//! What calls that were watched come to: sites, what is live, and the peak.
+
+use std::collections::HashMap;
+
+use pagewise_heaplog::recording::{
+    Amount, Counted, Counts, Kind, Module, Node, Place, ROOT, Site, Thread,
+};
+use pagewise_proc::ProcRoot;
+use pagewise_trace::{Record, Sample, Spaces, Unwinder};
+
+use crate::tables::New;
+
+/// What a function's arguments say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// The size is the argument of this number.
+    Size(usize),
+    /// The first two multiplied.
+    Array,
+    /// The first is freed, the second is the size.
+    Resize,
+    /// The first says where the block's address goes, the third is the size.
+    Into,
+    /// The first is freed.
+    Free,
+}
+
+/// What an event tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Nothing,
+    Entry(Call),
+    End,
+}
+
+/// A call that has not returned yet.
+#[derive(Clone, Debug)]
+struct Pending {
+    stack: u64,
+    call: Call,
+    arguments: [u64; 3],
+    /// The site; none where another function of the family called it.
+    site: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    site: u32,
+    size: u64,
+    born: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    counted: Counted,
+    epoch: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct OneThread {
+    sums: Thread,
+    last: u64,
+    pending: Vec<Pending>,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(super) struct State {
+    pid: u32,
+    roles: Vec<Role>,
+    spaces: Spaces,
+    unwinder: Unwinder,
+    modules: HashMap<(u64, u64), u32>,
+    places: HashMap<u64, u32>,
+    nodes: HashMap<Node, u32>,
+    by_node: HashMap<u32, u32>,
+    by_stack: HashMap<Vec<u64>, u32>,
+    all: Known,
+    /// How much of `all` was handed out.
+    told: [usize; 4],
+    sums: Vec<Sums>,
+    blocks: HashMap<u64, Block>,
+    threads: HashMap<u32, OneThread>,
+    /// What is live.
+    pub(super) live: Amount,
+    /// All that was allocated.
+    pub(super) allocated: Amount,
+    peak: Amount,
+    peak_at: Option<u64>,
+    began: Option<u64>,
+    rising: bool,
+    epoch: u64,
+    unknown_frees: u64,
+    cut: u64,
+    sizes: Vec<u64>,
+    lifetimes: Vec<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    modules: Vec<Module>,
+    places: Vec<Place>,
+    nodes: Vec<Node>,
+    sites: Vec<Site>,
+}
+
+/// Stacks that are remembered as they are.
+const STACKS: usize = 1 << 16;
+/// Calls of one thread that are open at a time: more are none of a program that returns.
+const OPEN: usize = 64;
+
+/// Registers in the order in which samples carry them: ax, .., di and so on.
+const AX: usize = 0;
+const DX: usize = 3;
+const SI: usize = 4;
+const DI: usize = 5;
+const SP: usize = 7;
+
+impl State {
+    pub(super) fn new(pid: u32, roles: Vec<Role>) -> State {
+        State {
+            pid,
+            roles,
+            spaces: Spaces::default(),
+            unwinder: Unwinder::default(),
+            modules: HashMap::new(),
+            places: HashMap::new(),
+            nodes: HashMap::new(),
+            by_node: HashMap::new(),
+            by_stack: HashMap::new(),
+            // Site 0 is of what has no stack.
+            all: Known { sites: vec![Site { node: ROOT, kind: Kind::Heap }], ..Known::default() },
+            told: [0; 4],
+            sums: vec![Sums::default()],
+            blocks: HashMap::new(),
+            threads: HashMap::new(),
+            live: Amount::default(),
+            allocated: Amount::default(),
+            peak: Amount::default(),
+            peak_at: None,
+            began: None,
+            rising: false,
+            epoch: 0,
+            unknown_frees: 0,
+            cut: 0,
+            sizes: vec![0; 65],
+            lifetimes: vec![0; 65],
+        }
+    }
+
+    /// Takes in what the kernel tells.
+    pub(super) fn note(&mut self, record: &Record<'_>) {
+        match record {
+            Record::Sample(sample) if sample.pid == self.pid => self.sample(sample),
+            Record::Sample(_) => {}
+            Record::Named { pid, tid, name, .. } if *pid == self.pid => {
+                self.threads.entry(*tid).or_default().sums.name = name.to_vec();
+                self.spaces.note(record);
+            }
+            other => self.spaces.note(other),
+        }
+    }
+
+    fn sample(&mut self, sample: &Sample<'_>) {
+        let began = *self.began.get_or_insert(sample.time);
+        let time = sample.time.saturating_sub(began);
+        let mut registers = [0; 17];
+        for (register, value) in registers.iter_mut().zip(sample.registers()) {
+            *register = value;
+        }
+        match self.roles.get(sample.which).copied() {
+            Some(Role::Entry(Call::Free)) => {
+                let thread = self.thread(sample.tid, registers[SP]);
+                if thread.pending.is_empty() && registers[DI] != 0 {
+                    self.free(sample.tid, registers[DI], time);
+                }
+            }
+            Some(Role::Entry(call)) => {
+                let thread = self.thread(sample.tid, registers[SP]);
+                let is_outer = thread.pending.is_empty();
+                let site = is_outer.then(|| self.site(sample));
+                let pending = Pending {
+                    stack: registers[SP],
+                    call,
+                    arguments: [registers[DI], registers[SI], registers[DX]],
+                    site,
+                };
+                let thread = self.threads.entry(sample.tid).or_default();
+                if thread.pending.len() < OPEN {
+                    thread.pending.push(pending);
+                }
+            }
+            Some(Role::End) => self.end(sample, &registers, time),
+            _ => {}
+        }
+    }
+
+    /// A thread, without calls that were left by other ways than their end: their frames are gone.
+    fn thread(&mut self, tid: u32, stack: u64) -> &mut OneThread {
+        let thread = self.threads.entry(tid).or_default();
+        thread.sums.tid = tid;
+        thread.pending.retain(|pending| pending.stack > stack);
+        thread
+    }
+
+    /// A function returns: its frame was one word below.
+    fn end(&mut self, sample: &Sample<'_>, registers: &[u64; 17], time: u64) {
+        let thread = self.threads.entry(sample.tid).or_default();
+        let returned = registers[SP].wrapping_sub(8);
+        let Some(at) = thread.pending.iter().rposition(|it| it.stack == returned) else { return };
+        let pending = thread.pending.swap_remove(at);
+        thread.pending.truncate(at);
+        let Some(site) = pending.site else { return };
+        let [first, second, third] = pending.arguments;
+        let value = registers[AX];
+        let (block, size) = match pending.call {
+            Call::Size(number) => (value, pending.arguments[number]),
+            Call::Array => (value, first.wrapping_mul(second)),
+            Call::Resize => {
+                let failed = value == 0 && second != 0;
+                if first != 0 && !failed {
+                    self.free(sample.tid, first, time);
+                }
+                (value, second)
+            }
+            // The lower half is what the function returned.
+            Call::Into if value.trailing_zeros() < 32 => (0, third),
+            Call::Into => {
+                let into = first.checked_sub(registers[SP]).and_then(|at| usize::try_from(at).ok());
+                let word = into.and_then(|at| sample.stack.get(at..)?.first_chunk());
+                // Elsewhere than near on the stack it is not known: freeing it will not be, either.
+                (word.map_or(u64::MAX, |word| u64::from_ne_bytes(*word)), third)
+            }
+            Call::Free => return,
+        };
+        if block != 0 {
+            self.allocate(sample.tid, site, block, size, time);
+        }
+    }
+
+    fn roll(&mut self, site: u32) -> Option<&mut Sums> {
+        let epoch = self.epoch;
+        let sums = self.sums.get_mut(site as usize)?;
+        if sums.epoch != epoch {
+            sums.epoch = epoch;
+            sums.counted.at_peak = live(&sums.counted);
+        }
+        Some(sums)
+    }
+
+    fn allocate(&mut self, tid: u32, site: u32, block: u64, size: u64, time: u64) {
+        if let Some(sums) = self.roll(site) {
+            more(&mut sums.counted.allocated, size);
+        }
+        let thread = self.threads.entry(tid).or_default();
+        more(&mut thread.sums.allocated, size);
+        thread.last = block;
+        more(&mut self.allocated, size);
+        more(&mut self.live, size);
+        self.sizes[cell(size)] += 1;
+        if let Some(lost) = self.blocks.insert(block, Block { site, size, born: time })
+            && block != u64::MAX
+        {
+            // Nobody allocates what was not freed: that was not told.
+            self.unknown_frees += 1;
+            self.count_freed(lost);
+        }
+        if self.live.bytes > self.peak.bytes {
+            self.peak = self.live;
+            self.peak_at = Some(time);
+            self.rising = true;
+        }
+    }
+
+    fn free(&mut self, tid: u32, address: u64, time: u64) {
+        let Some(block) = self.blocks.remove(&address) else {
+            self.unknown_frees += 1;
+            return;
+        };
+        self.count_freed(block);
+        let thread = self.threads.entry(tid).or_default();
+        more(&mut thread.sums.freed, block.size);
+        let is_temporary = thread.last == address;
+        if let Some(sums) = self.sums.get_mut(block.site as usize) {
+            sums.counted.temporary += u64::from(is_temporary);
+        }
+        self.lifetimes[cell(time.saturating_sub(block.born))] += 1;
+    }
+
+    fn count_freed(&mut self, block: Block) {
+        if std::mem::take(&mut self.rising) {
+            self.epoch += 1;
+        }
+        if let Some(sums) = self.roll(block.site) {
+            more(&mut sums.counted.freed, block.size);
+        }
+        self.live.bytes = self.live.bytes.saturating_sub(block.size);
+        self.live.blocks = self.live.blocks.saturating_sub(1);
+    }
+
+    /// The site of a call.
+    fn site(&mut self, sample: &Sample<'_>) -> u32 {
+        if self.spaces.find(self.pid, sample.ip).is_none() {
+            self.spaces.read(&ProcRoot::live(), self.pid);
+        }
+        let before = self.unwinder.cut();
+        let calls = self.unwinder.unwind_callers(&self.spaces, sample).to_vec();
+        self.cut += self.unwinder.cut() - before;
+        if let Some(site) = self.by_stack.get(&calls) {
+            return *site;
+        }
+        let mut node = ROOT;
+        for call in calls.iter().rev() {
+            let place = self.place(*call);
+            let next = Node { parent: node, place };
+            let all = &mut self.all.nodes;
+            node = *self.nodes.entry(next).or_insert_with(|| {
+                all.push(next);
+                number(all.len())
+            });
+        }
+        let site = self.site_of(node);
+        if self.by_stack.len() >= STACKS {
+            self.by_stack.clear();
+        }
+        self.by_stack.insert(calls, site);
+        site
+    }
+
+    fn site_of(&mut self, node: u32) -> u32 {
+        if node == ROOT {
+            return 0;
+        }
+        let (all, sums) = (&mut self.all.sites, &mut self.sums);
+        *self.by_node.entry(node).or_insert_with(|| {
+            all.push(Site { node, kind: Kind::Heap });
+            sums.push(Sums::default());
+            number(all.len())
+        })
+    }
+
+    fn place(&mut self, address: u64) -> u32 {
+        if let Some(place) = self.places.get(&address) {
+            return *place;
+        }
+        let module = self.module(address.wrapping_sub(1));
+        self.all.places.push(Place { address, module });
+        let place = number(self.all.places.len());
+        self.places.insert(address, place);
+        place
+    }
+
+    fn module(&mut self, address: u64) -> Option<u32> {
+        let region = self.spaces.find(self.pid, address).filter(|region| region.is_file())?;
+        let (start, end, path) = (region.start, region.end, region.name.as_bytes().to_vec());
+        if let Some(module) = self.modules.get(&(start, end)) {
+            return Some(*module);
+        }
+        let (bias, build_id) = self.unwinder.file_at(&self.spaces, self.pid, address)?;
+        let build_id = build_id.unwrap_or_default().to_vec();
+        self.all.modules.push(Module { path, build_id, start, end, bias });
+        let module = number(self.all.modules.len());
+        self.modules.insert((start, end), module);
+        Some(module)
+    }
+
+    /// What came to be known since the last call.
+    pub(super) fn news(&mut self) -> New {
+        let all = &self.all;
+        let [modules, places, nodes, sites] = self.told;
+        self.told = [all.modules.len(), all.places.len(), all.nodes.len(), all.sites.len()];
+        New {
+            modules: all.modules[modules..].to_vec(),
+            places: all.places[places..].to_vec(),
+            nodes: all.nodes[nodes..].to_vec(),
+            sites: all.sites[sites..].to_vec(),
+        }
+    }
+
+    pub(super) fn live_by_site(&self) -> Vec<Amount> {
+        self.sums.iter().map(|sums| live(&sums.counted)).collect()
+    }
+
+    /// Everything.
+    pub(super) fn counts(&self, time_ns: u64) -> Counts {
+        let counted = |sums: &Sums| {
+            let mut counted = sums.counted;
+            // What has not changed since the peak is as it was then.
+            if self.rising || sums.epoch != self.epoch {
+                counted.at_peak = live(&counted);
+            }
+            counted
+        };
+        let mut threads: Vec<Thread> = self.threads.values().map(|it| it.sums.clone()).collect();
+        threads.retain(|it| it.allocated.blocks > 0 || it.freed.blocks > 0);
+        threads.sort_by_key(|thread| thread.tid);
+        Counts {
+            time_ns,
+            sites: self.sums.iter().map(counted).collect(),
+            peak: self.peak,
+            peak_within: 0,
+            peak_at_ns: self.peak_at,
+            unknown_frees: self.unknown_frees,
+            cut_stacks: self.cut,
+            sizes: self.sizes.clone(),
+            lifetimes: self.lifetimes.clone(),
+            threads,
+        }
+    }
+}
+
+fn live(counted: &Counted) -> Amount {
+    Amount {
+        bytes: counted.allocated.bytes.saturating_sub(counted.freed.bytes),
+        blocks: counted.allocated.blocks.saturating_sub(counted.freed.blocks),
+    }
+}
+
+fn more(amount: &mut Amount, size: u64) {
+    amount.bytes = amount.bytes.saturating_add(size);
+    amount.blocks += 1;
+}
+
+fn cell(value: u64) -> usize {
+    (u64::BITS - value.leading_zeros()) as usize
+}
+
+/// The number of what came last.
+fn number(count: usize) -> u32 {
+    u32::try_from(count).map_or(ROOT - 1, |count| count - 1)
+}
