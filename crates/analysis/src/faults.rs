@@ -2,6 +2,7 @@
 //! and what would avoid them.
 
 mod advice;
+mod heap;
 mod places;
 #[cfg(test)]
 mod tests;
@@ -28,7 +29,7 @@ pub struct Options {
 }
 
 /// The faults as a report: `recording`, `totals`, `kinds`, `quadrants`, `functions`, `lines`, `mappings`, `threads`, `stacks`
-/// and `time_line`.
+/// and `time_line`; where the heap was recorded besides, `heap`, `allocations` and `allocation_stacks`.
 pub fn faults(recording: &Recording, options: &Options) -> Report {
     let frames = Frames::of(recording);
     let mut blocks =
@@ -43,7 +44,10 @@ pub fn faults(recording: &Recording, options: &Options) -> Report {
         mappings(recording, options),
         threads(recording, options),
     ];
-    blocks.extend(tables.map(for_programs_if_empty).map(Block::Table));
+    let mut tables = tables.map(for_programs_if_empty).map(Block::Table).into_iter();
+    blocks.extend(tables.by_ref().take(2));
+    blocks.extend(heap::heap(recording, options));
+    blocks.extend(tables);
     blocks.extend(tree::tree(&frames, options).map(Block::Table));
     blocks.push(Block::Table(for_programs_if_empty(frames.stacks())));
     blocks.extend(rates(recording).map(Block::Chart));
@@ -512,6 +516,9 @@ fn remarks(recording: &Recording) -> Vec<Paragraph> {
             "The call stacks of {cut} faults end too early: {} bytes of the stack were copied with each. --stack copies more.",
             recording.stack_bytes
         ));
+    }
+    if let Some(heap) = &recording.heap {
+        remarks.extend(heap::remarks(recording, heap));
     }
     remarks.extend(recording.lacks.iter().map(|lack| format!("Unknown: {lack}.")));
     let paragraph = |text: String| Paragraph {

@@ -848,6 +848,10 @@ pub(crate) struct Faults {
     /// every system call of the machine some 50 ns
     #[arg(long)]
     pub(crate) mremap: bool,
+    /// Load the recorder of heaps into the command, and say who allocated the memory that faults: of blocks of a page or
+    /// more, or of so many bytes. Its children are not recorded
+    #[arg(long, value_name = "BYTES", num_args = 0..=1, require_equals = true, requires = "command", value_parser = heap::size)]
+    pub(crate) heap: Option<Option<u64>>,
     /// How many rows of each table to show, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "15", value_parser = limit)]
     pub(crate) rows: Limit,

@@ -359,7 +359,7 @@ fn has_spoken(stream: &UnixStream) -> bool {
 }
 
 /// What a recorder says when it connects: its process, the parent, and the file of its tables.
-fn hear(stream: &UnixStream) -> io::Result<Option<(u32, u32, File)>> {
+pub(crate) fn hear(stream: &UnixStream) -> io::Result<Option<(u32, u32, File)>> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

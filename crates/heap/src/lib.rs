@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod attach;
+mod blocks;
 mod collector;
 mod error;
 pub mod guard;
@@ -16,6 +17,7 @@ mod resolve;
 mod tables;
 
 pub use attach::{Attached, Refused};
+pub use blocks::Live;
 pub use collector::{Collector, Finished, Request};
 pub use error::Error;
 pub use hook::Why;

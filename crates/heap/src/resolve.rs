@@ -19,7 +19,7 @@ const DEEPEST: usize = 1024;
 /// What of all call stacks is kept, in calls: no file that is made to harm makes more.
 const CALLS: usize = 1 << 26;
 /// The recorder's file: what it does in a program is not the program's.
-const RECORDER: &[u8] = b"libpagewise_preload.so";
+pub(crate) const RECORDER: &[u8] = b"libpagewise_preload.so";
 
 /// For a recording that does not say which.
 const SMALLEST_PAGE: PageSize = match PageSize::new(512) {
@@ -93,6 +93,39 @@ pub fn resolve(
         threads: counts.threads.iter().map(thread).collect(),
         lacks,
     }
+}
+
+/// The call stacks of some sites; none of a site that is not there.
+pub(crate) fn stacks(
+    mut recording: Recording,
+    asked: &[u32],
+    symbols: &mut FileSymbols,
+    lacks: &mut Vec<Absent>,
+) -> Vec<Vec<Frame>> {
+    let nodes: Vec<u32> = asked
+        .iter()
+        .map(|site| recording.sites.get(*site as usize).map_or(ROOT, |site| site.node))
+        .collect();
+    // Others' places need not be looked up.
+    let mut is_asked = vec![false; recording.places.len()];
+    for mut at in nodes.iter().copied() {
+        while let Some(node) = recording.nodes.get(at as usize) {
+            if let Some(is_asked) = is_asked.get_mut(node.place as usize) {
+                *is_asked = true;
+            }
+            if node.parent >= at {
+                break;
+            }
+            at = node.parent;
+        }
+    }
+    for (place, _) in recording.places.iter_mut().zip(is_asked).filter(|(_, is_asked)| !is_asked) {
+        place.module = None;
+    }
+    let frames = Frames::of(&recording, symbols, lacks);
+    let frame = |number: &u32| frames.all.get(*number as usize).map(|frame| (**frame).clone());
+    let all = nodes.iter().map(|node| stack(&recording, &frames, *node));
+    all.map(|stack| stack.iter().filter_map(frame).collect()).collect()
 }
 
 fn lack(what: &str) -> Absent {

@@ -8,8 +8,8 @@ use pagewise_heaplog::recording::{
     Amount, Counted, Counts, Kind, Module, Node, Place, ROOT, Site, Thread,
 };
 use pagewise_heaplog::tables::{
-    self, CELLS, CHUNKS, CREDIT, HEADER, MAGIC, MODULES, NODES, OWN, OWNERS, PLACES, RECORDS,
-    SITES, STRINGS, THREADS, Table, header, kind, module, record, thread,
+    self, CELLS, CHUNKS, CREDIT, HEADER, LOG, MAGIC, MODULES, NODES, OWN, OWNERS, PLACES, RECORDS,
+    SITES, STRINGS, THREADS, Table, header, kind, log, module, record, thread,
 };
 
 /// Pieces in which tables are read.
@@ -42,6 +42,25 @@ pub(crate) struct New {
     pub places: Vec<Place>,
     pub nodes: Vec<Node>,
     pub sites: Vec<Site>,
+}
+
+/// An entry of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Logged {
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    pub time: u64,
+    pub address: u64,
+    pub size: u64,
+    /// The site that allocated the block; none where it is freed.
+    pub site: Option<u32>,
+}
+
+/// What came into the log since the last time.
+#[derive(Debug, Default)]
+pub(crate) struct NewLog {
+    pub entries: Vec<Logged>,
+    /// From when to when entries were lost, if any were.
+    pub lost: Option<(u64, u64)>,
 }
 
 /// What is counted now.
@@ -228,6 +247,43 @@ impl Tables {
         self.known = Known { modules, places, nodes, sites };
         check(&new, known, self.known)?;
         Ok(new)
+    }
+
+    /// What came into the log since the last call, whose entries are written over from now on.
+    pub(crate) fn log(&mut self) -> io::Result<NewLog> {
+        let read = self.head(header::LOG_READ)?;
+        let written = self.head(header::LOG_WRITTEN)?;
+        let mut new = NewLog::default();
+        let count = usize::try_from(written.wrapping_sub(read)).unwrap_or(usize::MAX);
+        if count > LOG.room {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the log makes no sense"));
+        }
+        let first = usize::try_from(read % LOG.room as u64).unwrap_or(0);
+        let before_wrap = count.min(LOG.room - first);
+        for (first, count) in [(first, before_wrap), (0, count - before_wrap)] {
+            let bytes = self.entries(&LOG, first, first + count)?;
+            new.entries.extend(bytes.chunks_exact(LOG.entry).map(|entry| {
+                let entry: [u64; log::WORDS] = words(entry);
+                Logged {
+                    time: entry[log::TIME],
+                    address: entry[log::ADDRESS],
+                    size: entry[log::SIZE],
+                    site: entry[log::SITE].checked_sub(1).and_then(|it| u32::try_from(it).ok()),
+                }
+            }));
+        }
+        self.set_head(header::LOG_READ, written)?;
+        let first_lost = self.head(header::LOG_FIRST_LOST)?;
+        if first_lost != 0 {
+            // What is lost from here on says so anew.
+            self.set_head(header::LOG_FIRST_LOST, 0)?;
+            new.lost = Some((first_lost, self.head(header::LOG_LAST_LOST)?));
+        }
+        Ok(new)
+    }
+
+    fn set_head(&self, number: usize, value: u64) -> io::Result<()> {
+        self.file.write_all_at(&value.to_ne_bytes(), (HEADER.at + number * 8) as u64)
     }
 
     /// Everything that is counted. With `mark` the recorder keeps what is live at this moment, so that all sites are as they

@@ -221,7 +221,7 @@ pub mod thread {
     pub const WORDS: usize = LIFETIMES + super::CELLS;
 }
 
-/// Numbers of the words of an entry of the log.
+/// Numbers of the words of an entry of the log. The first entry is of no block: it says from when on blocks are told of.
 pub mod log {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`: no entry is older than the one before.
     pub const TIME: usize = 0;

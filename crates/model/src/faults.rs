@@ -59,6 +59,9 @@ pub struct Recording {
     pub mappings: Vec<Mapped>,
     /// The threads.
     pub threads: Vec<Thread>,
+    /// What the recorder of the heap told; none where it was not asked for, or told nothing.
+    #[serde(default)]
+    pub heap: Option<Heap>,
     /// What happened.
     pub rows: Vec<Row>,
     /// How long faults took, by kind; empty where that was not asked for.
@@ -196,6 +199,49 @@ pub struct Thread {
     pub name: Name,
 }
 
+/// What the recorder of the heap told of the process that the recording is of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heap {
+    /// Blocks of fewer bytes are not told of.
+    pub least: u64,
+    /// How often what was live came to be unknown, since nobody had read the log in time.
+    pub lost: u64,
+    /// Processes that the command made which loaded the recorder, and were not recorded.
+    pub refused: u64,
+    /// Who allocated.
+    pub allocations: Vec<Allocation<u32>>,
+}
+
+/// What a call stack allocated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocation<F> {
+    /// Blocks that are told of; 0 where only the allocator faulted.
+    pub blocks: u64,
+    /// Their bytes, as asked for.
+    pub bytes: u64,
+    /// Who asked for them, then its callers.
+    pub frames: Vec<F>,
+}
+
+/// Whose the memory is that faulted.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Owner {
+    /// Nobody was asked: the heap of the process was not recorded, or not yet.
+    #[default]
+    Unrecorded,
+    /// It is in a block that was live, of this of the allocations.
+    Block(u32),
+    /// The allocator touched it while it served this of the allocations, or freed something there.
+    Allocator(u32),
+    /// It is the recorder's own.
+    Recorder,
+    /// It is in no block that is told of: a small one, a stack, a file, what was mapped.
+    Elsewhere,
+}
+
 /// Faults that are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
@@ -209,6 +255,9 @@ pub struct Row {
     pub kind: Kind,
     /// Whether the kernel touched the memory in a system call of the program.
     pub by_kernel: bool,
+    /// Whose memory it was.
+    #[serde(default)]
+    pub owner: Owner,
     /// How many.
     pub count: u64,
     /// How long they took together, in nanoseconds, where that was asked for.

@@ -1723,6 +1723,66 @@ fields! {
         "source" "text" ""
             "What told of the faults: tracepoints, or the kernel's counters."
             "";
+        "in_blocks" "count" ""
+            "Faults in blocks of malloc and its kin that were live, touched by the program or by a system call of it."
+            "Of blocks of so many bytes and more: see least_block.";
+        "by_allocator" "count" ""
+            "Faults of the allocator itself, while it served a call or freed a block."
+            "calloc clears what it gives, realloc copies, and the header of the next block may be on another page.";
+        "elsewhere" "count" ""
+            "Faults in no block that is told of: smaller ones, stacks, files, mappings of the program's own."
+            "";
+        "by_recorder" "count" ""
+            "Faults in the recorder's own memory, which are not there without it."
+            "";
+        "unrecorded" "count" ""
+            "Faults of processes whose heap was not recorded, and before the recorder began."
+            "";
+        "least_block" "bytes" ""
+            "Blocks of fewer bytes are not told of."
+            "Their pages are mostly touched by the allocator, which writes a header behind each.";
+        "log_lost" "count" ""
+            "How often what was live came to be unknown, since the recorder's log was full."
+            "";
+        "unrecorded_processes" "count" ""
+            "Children of the command that loaded the recorder, and were not recorded."
+            "";
+        "touched_at" "text" ""
+            "The function that touched the memory, or the nearest of its callers that has a line; the allocator, where it did so itself."
+            "";
+        "allocated_at" "text" ""
+            "The function that asked for the block, and the line; those that only pass the request on are left out."
+            "";
+        "called_from" "text" ""
+            "Who called the function that asked for the block."
+            "";
+        "blocks" "count" ""
+            "Blocks that were allocated there, of those that are told of."
+            "All of them, whether they were touched or not.";
+        "bytes" "bytes" ""
+            "Bytes in these blocks together, as asked for."
+            "Blocks that came one after the other may have had the same memory.";
+        "touched_by" "text" ""
+            "Who touched the memory: the program, or the allocator."
+            "";
+        "touched_function" "text" ""
+            "The function that touched the memory."
+            "";
+        "touched_file" "path" ""
+            "The file of the source that it is in."
+            "";
+        "touched_line" "number" ""
+            "The line."
+            "";
+        "allocated_function" "text" ""
+            "The function that asked for the block."
+            "";
+        "allocated_file" "path" ""
+            "The file of the source that it is in."
+            "";
+        "allocated_line" "number" ""
+            "The line."
+            "";
     }
     "heap" {
         "allocations" "count" ""

@@ -16,9 +16,12 @@ static LOCK: Lock = Lock::new();
 /// The smallest block that is written down; none where there is no log.
 static LEAST: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Writes down blocks of so many bytes and more from now on; 0 for none.
+/// Writes down blocks of so many bytes and more from now on, and first of all that it does; 0 for none.
 pub(crate) fn begin(least: u64) {
-    LEAST.store(if least == 0 { u64::MAX } else { least }, Relaxed);
+    if least > 0 {
+        LEAST.store(least, Relaxed);
+        write(0, 0, 0);
+    }
 }
 
 /// Whether there is a log.

@@ -17,6 +17,7 @@ mod calls;
 mod kinds;
 mod mappings;
 mod moves;
+mod owners;
 mod plan;
 mod state;
 mod time_line;
@@ -24,7 +25,8 @@ mod time_line;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::calls::Ending;
-use pagewise_model::faults::{Recording, Source, VERSION};
+use pagewise_model::faults::{Allocation, Owner, Recording, Source, VERSION};
+use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, PageSize, Pid, Reading};
 use pagewise_sys::system;
 
@@ -59,6 +61,41 @@ pub struct Request {
     pub stack: u16,
     /// Whether to follow `mremap`, which takes every system call of the machine some time.
     pub mremap: bool,
+}
+
+/// Knows which block of a heap an address was in.
+pub trait Blocks: std::fmt::Debug {
+    /// Takes in what is known by now (`CLOCK_MONOTONIC`).
+    fn drain(&mut self, now: u64);
+
+    /// Whose an address of a process was at a time. What is asked next is not earlier.
+    fn find(&mut self, pid: u32, time: u64, address: u64) -> Owner;
+
+    /// The process is another program from now on.
+    fn replaced(&mut self, pid: u32);
+
+    /// Whether a call is one of the recorder in the program.
+    fn is_recorder(&self, frame: &Frame) -> bool;
+
+    /// All that is known in the end.
+    fn finish(&mut self) -> Known;
+}
+
+/// What is known in the end.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// Whether anything was recorded.
+    pub is_known: bool,
+    /// Blocks of fewer bytes are not told of.
+    pub least: u64,
+    /// How often what was live came to be unknown.
+    pub lost: u64,
+    /// Processes that were not recorded, though they might have been.
+    pub refused: u64,
+    /// Who allocated, by the number that [`Owner::Block`] has.
+    pub allocations: Vec<Allocation<Frame>>,
+    /// What could not be learned.
+    pub lacks: Vec<Absent>,
 }
 
 /// What of the end of a recording only its maker knows.
@@ -121,6 +158,11 @@ impl Recorder {
         Err(last.expect("three were tried"))
     }
 
+    /// Asks this whose the memory is that faults.
+    pub fn ask(&mut self, blocks: Box<dyn Blocks>) {
+        self.state.ask(blocks);
+    }
+
     /// Begins to record.
     ///
     /// # Errors
@@ -149,13 +191,20 @@ impl Recorder {
         }
         self.session.wait(at_most);
         let state = &mut self.state;
+        // What is handed on now happened before this.
+        state.drain(session::now());
         self.session.drain(&mut |record| state.note(&record));
     }
 
     /// Records nothing from now on.
     pub fn stop(&mut self) {
+        if self.stopped.is_none() {
+            // Who cannot be told has nothing more to say.
+            let _ = self.session.disable();
+        }
         self.stopped.get_or_insert_with(session::now);
         let state = &mut self.state;
+        state.drain(session::now());
         self.session.finish(&mut |record| state.note(&record));
     }
 
@@ -170,8 +219,10 @@ impl Recorder {
         let missing = missing.map_or(0, |all| all.saturating_sub(self.state.seen()));
         let is_copied = self.counts_cut && Unwinder::carries(self.request.stack).stack > 0;
         let cut = is_copied.then(|| self.state.cut());
-        let Found { frames, stacks, mappings, threads, rows, latencies, time_line } =
-            self.state.finish(took_ns);
+        let found = self.state.finish(took_ns);
+        let Found { frames, stacks, mappings, threads, heap, rows, latencies, time_line, lacks } =
+            found;
+        self.lacks.extend(lacks);
         Recording {
             version: VERSION,
             pid: about.pid,
@@ -192,6 +243,7 @@ impl Recorder {
             stacks,
             mappings,
             threads,
+            heap,
             rows,
             latencies,
             time_line,

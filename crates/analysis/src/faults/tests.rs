@@ -1,6 +1,8 @@
 //! Reports of recordings whose sums are known.
 
-use pagewise_model::faults::{Kind, Mapped, Recording, Row, Source, Thread, TimeLine, VERSION};
+use pagewise_model::faults::{
+    Kind, Mapped, Owner, Recording, Row, Source, Thread, TimeLine, VERSION,
+};
 use pagewise_model::report::{Block, Report, Value};
 use pagewise_model::traced::{Frame, Line};
 use pagewise_model::{Absent, AddrRange, Bytes, PageSize, Pid, Quadrant};
@@ -34,6 +36,7 @@ fn recording(rows: &[(Kind, u32, u64)]) -> Recording {
         thread: 0,
         kind: *kind,
         by_kernel: false,
+        owner: Owner::Unrecorded,
         count: *count,
         took_ns: None,
     };
@@ -61,6 +64,7 @@ fn recording(rows: &[(Kind, u32, u64)]) -> Recording {
             mapped("", 0, None),
         ],
         threads: vec![Thread { pid: Pid(7), tid: Pid(7), name: "a".into() }],
+        heap: None,
         rows: rows.iter().map(row).collect(),
         latencies: Vec::new(),
         time_line: TimeLine::default(),

@@ -51,7 +51,7 @@ const BEGINNINGS: &[&str] = &[
     "__rustc::",
 ];
 
-fn passes_on(frame: &Frame) -> bool {
+pub(crate) fn passes_on(frame: &Frame) -> bool {
     let is_one = |name: &str| {
         EXACT.contains(&name) || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
     };

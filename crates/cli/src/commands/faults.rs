@@ -10,19 +10,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagewise_analysis::faults::{self, Options};
+use pagewise_heap::{Live, library};
 use pagewise_model::calls::Ending;
 use pagewise_model::faults::{Recording, VERSION};
 use pagewise_model::{Absent, Name, Pid};
 use pagewise_proc::{ProcRoot, stat, target};
 use pagewise_sys::interrupt::Interrupts;
 use pagewise_sys::launch::{Launcher, Outcome, Running};
-use pagewise_sys::trace;
+use pagewise_sys::{system, trace};
 use pagewise_trace::Target;
 use pagewise_trace::faults::{About, Recorder, Request};
 use pagewise_view::text::Units;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::args::{self, Faults};
+use crate::commands::heap::NO_LIBRARY;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
 use crate::output::{emit, emit_beside, export, into_file};
@@ -76,10 +78,23 @@ fn command(args: &Faults) -> anyhow::Result<(Recording, ExitCode)> {
     let not_run = |error| NotRun::new(program, error);
     // A Ctrl-C is for the command.
     let _interrupts = Interrupts::note();
-    let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
+    let mut heap = match args.heap {
+        Some(least) => {
+            let library = library().context(NO_LIBRARY)?;
+            Some(Live::open(&library, least.unwrap_or_else(system::page_size))?)
+        }
+        None => None,
+    };
+    let environment = heap.as_ref().map(Live::environment).unwrap_or_default();
+    let mut launcher =
+        Launcher::start_with(program, arguments, None, &environment).map_err(not_run)?;
     let mut recorder = None;
     let running = launcher.launch(|pid| -> anyhow::Result<()> {
         let mut new = Recorder::open(request(args, Target::Command(pid)))?;
+        if let Some(heap) = heap.take() {
+            heap.expect(pid);
+            new.ask(Box::new(heap));
+        }
         new.start()?;
         recorder = Some(new);
         Ok(())

@@ -4,17 +4,19 @@ use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use pagewise_model::faults::{Kind, Mapped, Row, Thread, TimeLine};
+use pagewise_model::faults::{Heap, Kind, Mapped, Owner, Row, Thread, TimeLine};
 use pagewise_model::histogram::Histogram;
 use pagewise_model::mapping::Quadrant;
 use pagewise_model::traced::Frame;
-use pagewise_model::{Name, Pid};
+use pagewise_model::{Absent, Name, Pid};
 use pagewise_proc::ProcRoot;
 
+use crate::faults::Blocks;
 use crate::faults::calls::join;
 use crate::faults::kinds::{ErrorCode, Facts, kind};
 use crate::faults::mappings::Mappings;
 use crate::faults::moves::Moves;
+use crate::faults::owners::Owners;
 use crate::faults::plan::Role;
 use crate::faults::time_line::Times;
 use crate::record::{Record, Sample};
@@ -40,6 +42,7 @@ struct Pending {
     mapping: u32,
     quadrant: Option<Quadrant>,
     is_huge: bool,
+    owner: Owner,
 }
 
 /// What faults that are added up have in common.
@@ -50,6 +53,7 @@ struct Key {
     thread: u32,
     kind: Kind,
     by_kernel: bool,
+    owner: Owner,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,6 +85,8 @@ pub(super) struct State {
     calls: Vec<u64>,
     mappings: Mappings,
     moves: Moves,
+    /// Who knows whose memory it is.
+    blocks: Option<Box<dyn Blocks>>,
     /// Faults whose call stacks end too early.
     cut: u64,
     pending: HashMap<u32, Pending>,
@@ -103,6 +109,8 @@ pub(super) struct Found {
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) mappings: Vec<Mapped>,
     pub(super) threads: Vec<Thread>,
+    pub(super) heap: Option<Heap>,
+    pub(super) lacks: Vec<Absent>,
     pub(super) rows: Vec<Row>,
     pub(super) latencies: Vec<(Kind, Histogram)>,
     pub(super) time_line: TimeLine,
@@ -123,6 +131,7 @@ impl State {
             calls: Vec::new(),
             mappings: Mappings::new(),
             moves: Moves::default(),
+            blocks: None,
             cut: 0,
             pending: HashMap::new(),
             threads: Vec::new(),
@@ -140,6 +149,22 @@ impl State {
     pub(super) fn begin(&mut self, now: u64) {
         self.begin = now;
         self.times = Times::from(now);
+    }
+
+    pub(super) fn ask(&mut self, blocks: Box<dyn Blocks>) {
+        self.blocks = Some(blocks);
+    }
+
+    /// Before what happened up to now is noted.
+    pub(super) fn drain(&mut self, now: u64) {
+        if let Some(blocks) = &mut self.blocks {
+            blocks.drain(now);
+        }
+    }
+
+    fn owner(&mut self, sample: &Sample<'_>, address: u64) -> Owner {
+        let blocks = self.blocks.as_mut();
+        blocks.map_or(Owner::Unrecorded, |it| it.find(sample.pid, sample.time, address))
     }
 
     pub(super) fn begin_ns(&self) -> u64 {
@@ -175,6 +200,9 @@ impl State {
             Record::Named { pid, tid, name, exec } => {
                 if *exec {
                     self.end(*tid, None);
+                    if let Some(blocks) = &mut self.blocks {
+                        blocks.replaced(*pid);
+                    }
                 }
                 let thread = self.thread(*pid, *tid);
                 self.threads[thread as usize].name = Name::new(name);
@@ -253,6 +281,7 @@ impl State {
             mapping,
             quadrant,
             is_huge,
+            owner: self.owner(sample, address),
         };
         self.pending.insert(sample.tid, pending);
     }
@@ -299,6 +328,7 @@ impl State {
             thread: self.thread(pending.pid, tid),
             kind: kind(&facts),
             by_kernel: pending.by_kernel,
+            owner: pending.owner,
         };
         self.add(key, pending.time, self.every, took);
     }
@@ -323,7 +353,8 @@ impl State {
         let stack = self.stack(sample, by_kernel);
         let kind = kind(&Facts { code: None, quadrant, major, huge });
         let thread = self.thread(sample.pid, sample.tid);
-        let key = Key { stack, mapping, thread, kind, by_kernel };
+        let owner = self.owner(sample, sample.address);
+        let key = Key { stack, mapping, thread, kind, by_kernel, owner };
         self.add(key, sample.time, if major { 1 } else { self.every }, None);
     }
 
@@ -348,14 +379,17 @@ impl State {
         for tid in open {
             self.end(tid, None);
         }
-        let State { mappings, threads, rows, latencies, times, stacks, .. } = self;
+        let State { mappings, threads, rows, latencies, times, stacks, blocks, .. } = self;
         let used: Vec<StackId> = rows.keys().map(|key| key.stack).collect();
-        let (frames, stacks, stack_of) = symbolize(&stacks, used);
+        let (mut frames, stacks, stack_of) = symbolize(&stacks, used);
+        let owners = Owners::of(blocks, &mut frames, &stacks);
         let (mappings, mapping_of) = mappings.finish();
         let mut sums: HashMap<Key, Sum> = HashMap::new();
         for (key, sum) in rows {
             let stack = StackId(stack_of[&key.stack]);
-            let key = Key { stack, mapping: mapping_of[key.mapping as usize], ..key };
+            let mapping = mapping_of[key.mapping as usize];
+            let owner = owners.settled(key.owner, stack.0);
+            let key = Key { stack, mapping, owner, ..key };
             sums.entry(key).or_default().add(sum);
         }
         let row = |(key, sum): (Key, Sum)| Row {
@@ -364,20 +398,24 @@ impl State {
             thread: key.thread,
             kind: key.kind,
             by_kernel: key.by_kernel,
+            owner: key.owner,
             count: sum.count,
             took_ns: sum.took,
         };
         let mut rows: Vec<Row> = sums.into_iter().map(row).collect();
         rows.sort_by_key(|row| {
-            let Row { stack, mapping, thread, kind, by_kernel, count, .. } = *row;
-            (std::cmp::Reverse(count), stack, mapping, thread, kind, by_kernel)
+            let Row { stack, mapping, thread, kind, by_kernel, owner, count, .. } = *row;
+            (std::cmp::Reverse(count), stack, mapping, thread, kind, by_kernel, owner)
         });
+        let (heap, lacks) = owners.finish(&mut rows);
         let latencies = Kind::ALL.into_iter().zip(latencies);
         Found {
             frames,
             stacks,
             mappings,
             threads,
+            heap,
+            lacks,
             rows,
             latencies: latencies.filter(|(_, times)| times.count() > 0).collect(),
             time_line: times.finish(took),

@@ -1,0 +1,304 @@
+//! Faults by whose memory it was: which line touched the blocks that which line allocated.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use pagewise_model::Name;
+use pagewise_model::faults::{Allocation, Heap, Owner, Recording};
+use pagewise_model::report::{Audience, Block, Cells, Column, Fact, Facts, Shape, Table, Value};
+use pagewise_model::traced::{Frame, Line};
+
+use super::places::{Function, called, function};
+use super::{Options, share};
+use crate::blocks::{facts_of, first, for_programs, table};
+use crate::explain::fact;
+use crate::heap::frames::passes_on;
+
+/// `heap`, `allocations` and `allocation_stacks`; none where the heap was not recorded.
+pub(super) fn heap(recording: &Recording, options: &Options) -> Vec<Block> {
+    let Some(heap) = &recording.heap else { return Vec::new() };
+    let mut by_line = by_line(recording, heap, options);
+    if by_line.rows() == 0 {
+        by_line.audience = Audience::Programs;
+    }
+    vec![
+        Block::Facts(sums(recording, heap)),
+        Block::Table(by_line),
+        Block::Table(by_stack(recording, heap)),
+    ]
+}
+
+/// What a reader must know of it.
+pub(super) fn remarks(recording: &Recording, heap: &Heap) -> Vec<String> {
+    let mut remarks = vec![format!(
+        "What is elsewhere is in no block of {} bytes or more (--heap=BYTES): in smaller ones, stacks, files, mappings of the \
+         program's own, or where nothing is allocated.",
+        heap.least
+    )];
+    if recording.rows.iter().any(|row| matches!(row.owner, Owner::Allocator(_))) {
+        remarks.push(
+            "The allocator touches memory itself: calloc clears it, realloc copies it, and each block has a header.".to_owned(),
+        );
+    }
+    if heap.lost > 0 {
+        remarks.push(format!(
+            "{} times the recorder's log was full: what was live then is not known, and what is in it is elsewhere.",
+            heap.lost
+        ));
+    }
+    if heap.refused > 0 {
+        remarks.push(format!(
+            "{} of the command's children could have been recorded, too: only its own process is.",
+            heap.refused
+        ));
+    }
+    remarks
+}
+
+/// What a number of ours means: other recordings have some of the same names for other things.
+fn meaning(key: &str) -> &'static str {
+    let mut named = pagewise_model::fields::named(key);
+    named.find(|field| field.source == "faults").map_or("", |field| field.meaning)
+}
+
+fn described(columns: Vec<Column>) -> Vec<Column> {
+    let described = |column: Column| Column { meaning: meaning(&column.key).into(), ..column };
+    columns.into_iter().map(described).collect()
+}
+
+/// Whose the memory is, in sums.
+fn sums(recording: &Recording, heap: &Heap) -> Facts {
+    let sum = |fits: fn(Owner) -> bool| {
+        let rows = recording.rows.iter().filter(|row| fits(row.owner));
+        rows.map(|row| row.count).sum::<u64>()
+    };
+    let meant = |key, label, value| fact(key, label, value, meaning(key));
+    let count = |key, label, fits| meant(key, label, Value::Count(sum(fits)));
+    let at_least = |fact: Fact, count: u64| fact.hidden_if(count == 0);
+    let recorder = sum(|owner| owner == Owner::Recorder);
+    let unrecorded = sum(|owner| owner == Owner::Unrecorded);
+    let facts = vec![
+        count("in_blocks", "IN BLOCKS", |owner| matches!(owner, Owner::Block(_))),
+        count("by_allocator", "by the allocator", |owner| matches!(owner, Owner::Allocator(_))),
+        count("elsewhere", "elsewhere", |owner| owner == Owner::Elsewhere),
+        at_least(meant("by_recorder", "of the recorder", Value::Count(recorder)), recorder),
+        at_least(meant("unrecorded", "not recorded", Value::Count(unrecorded)), unrecorded),
+        meant("least_block", "blocks from", Value::Bytes(heap.least)),
+        at_least(meant("log_lost", "LOG LOST", Value::Count(heap.lost)), heap.lost),
+        meant("unrecorded_processes", "children", Value::Count(heap.refused)).for_programs(),
+    ];
+    facts_of("heap", "Whose memory it was", Shape::Columns, facts)
+}
+
+/// Who touched, who allocated, and who called that: of call stacks what people look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Between<'a> {
+    /// None for the allocator itself.
+    touched: Option<Place<'a>>,
+    allocated: Option<Place<'a>>,
+    called_from: Option<Function<'a>>,
+}
+
+/// Faults that are alike in that.
+#[derive(Clone, Copy, Debug)]
+struct Group<'a> {
+    between: Between<'a>,
+    faults: u64,
+    blocks: u64,
+    bytes: u64,
+}
+
+/// A part of what a program reads; none where it is not known.
+type Part = for<'a> fn(&Between<'a>) -> Option<Value>;
+
+/// A function, and a line of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Place<'a> {
+    function: Function<'a>,
+    line: Option<&'a Line>,
+}
+
+impl<'a> Place<'a> {
+    fn of(frame: &'a Frame) -> Place<'a> {
+        Place { function: function(frame), line: frame.line.as_ref() }
+    }
+
+    /// `fill (a.c:12)`: words from outside.
+    fn name(self) -> Name {
+        let mut words = called(self.function).as_bytes().to_vec();
+        if let Some(line) = self.line {
+            let base = line.file.rsplit('/').next().unwrap_or_default();
+            words.extend_from_slice(format!(" ({base}:{})", line.number).as_bytes());
+        }
+        Name::new(&words)
+    }
+}
+
+/// The innermost call that has a line, else the innermost.
+fn with_line<'a>(frames: impl Iterator<Item = &'a Frame> + Clone) -> Option<Place<'a>> {
+    let mut own = frames.clone().filter(|frame| frame.line.is_some());
+    own.next().or_else(|| frames.clone().next()).map(Place::of)
+}
+
+/// An allocation, and what faulted of it.
+#[derive(Clone, Copy, Debug)]
+struct Faulted<'a> {
+    allocation: &'a Allocation<u32>,
+    faults: u64,
+    by_allocator: u64,
+}
+
+fn frames<'a>(
+    recording: &'a Recording,
+    numbers: &'a [u32],
+) -> impl Iterator<Item = &'a Frame> + Clone {
+    numbers.iter().filter_map(|at| recording.frames.get(*at as usize))
+}
+
+/// Who allocated, leaving out what only passes the request on, and who called that.
+fn allocated<'a>(
+    recording: &'a Recording,
+    allocation: &'a Allocation<u32>,
+) -> (Option<Place<'a>>, Option<Function<'a>>) {
+    let all: Vec<&Frame> = frames(recording, &allocation.frames).collect();
+    let own = all.iter().position(|frame| frame.line.is_some() && !passes_on(frame));
+    let own = own.or_else(|| all.iter().position(|frame| !passes_on(frame))).unwrap_or(0);
+    (all.get(own).map(|frame| Place::of(frame)), all.get(own + 1).map(|frame| function(frame)))
+}
+
+fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
+    let mut groups: HashMap<Between<'_>, (u64, Vec<u32>)> = HashMap::new();
+    for row in &recording.rows {
+        let (number, by_program) = match row.owner {
+            Owner::Block(number) => (number, true),
+            Owner::Allocator(number) => (number, false),
+            _ => continue,
+        };
+        let Some(allocation) = heap.allocations.get(number as usize) else { continue };
+        let stack = recording.stacks.get(row.stack as usize).map_or(&[][..], Vec::as_slice);
+        let touched = by_program.then(|| with_line(frames(recording, stack))).flatten();
+        let (allocated, called_from) = allocated(recording, allocation);
+        let group = groups.entry(Between { touched, allocated, called_from }).or_default();
+        group.0 += row.count;
+        group.1.push(number);
+    }
+    let mut rows: Vec<Group<'_>> = groups
+        .into_iter()
+        .map(|(between, (faults, mut numbers))| {
+            numbers.sort_unstable();
+            numbers.dedup();
+            let sum = |of: fn(&Allocation<u32>) -> u64| {
+                let known = numbers.iter().filter_map(|at| heap.allocations.get(*at as usize));
+                known.map(of).fold(0, u64::saturating_add)
+            };
+            Group { between, faults, blocks: sum(|it| it.blocks), bytes: sum(|it| it.bytes) }
+        })
+        .collect();
+    rows.sort_by_key(|row| (Reverse(row.faults), row.between));
+    let (shown, note) = first(&rows, options.limit, "--rows");
+    let all = recording.count();
+    let each = |cell: &dyn Fn(&Group<'_>) -> Value| Cells::Values(shown.iter().map(cell).collect());
+    // Of what only the allocator touched no block is told of.
+    let known = |blocks: u64, value: Value| if blocks == 0 { Value::None } else { value };
+    let people =
+        |key, label, cells| Column { audience: Audience::People, ..Column::new(key, label, cells) };
+    let mut columns = vec![
+        Column::new("faults", "FAULTS", each(&|row| Value::Count(row.faults))),
+        Column::new("share", "SHARE", each(&|row| share(row.faults, all))),
+        people(
+            "touched_at",
+            "TOUCHED BY",
+            each(&|row| {
+                row.between
+                    .touched
+                    .map_or(Value::text("the allocator"), |it| Value::Name(it.name()))
+            }),
+        ),
+        people("allocated_at", "ALLOCATED BY", each(&|row| place(row.between.allocated))),
+        Column::new(
+            "called_from",
+            "CALLED FROM",
+            each(&|row| row.between.called_from.map_or(Value::None, |it| Value::Name(called(it)))),
+        ),
+        Column::new("blocks", "BLOCKS", each(&|row| known(row.blocks, Value::Count(row.blocks)))),
+        Column::new("bytes", "BYTES", each(&|row| known(row.blocks, Value::Bytes(row.bytes)))),
+        for_programs(Column::new(
+            "touched_by",
+            "",
+            each(&|row| {
+                Value::text(if row.between.touched.is_some() { "program" } else { "allocator" })
+            }),
+        )),
+    ];
+    let parts: [(&'static str, Part); 6] = [
+        ("touched_function", |it| it.touched.and_then(function_of)),
+        ("touched_file", |it| it.touched.and_then(file_of)),
+        ("touched_line", |it| it.touched.and_then(line_of)),
+        ("allocated_function", |it| it.allocated.and_then(function_of)),
+        ("allocated_file", |it| it.allocated.and_then(file_of)),
+        ("allocated_line", |it| it.allocated.and_then(line_of)),
+    ];
+    columns.extend(parts.map(|(key, part)| {
+        for_programs(Column::new(key, "", each(&|row| part(&row.between).unwrap_or(Value::None))))
+    }));
+    Table { note, ..table("allocations", "By allocation", Audience::Everyone, described(columns)) }
+}
+
+fn place(place: Option<Place<'_>>) -> Value {
+    place.map_or(Value::None, |place| Value::Name(place.name()))
+}
+
+fn function_of(place: Place<'_>) -> Option<Value> {
+    place.function.0.map(|name| Value::Name(Name::new(name.as_bytes())))
+}
+
+fn file_of(place: Place<'_>) -> Option<Value> {
+    place.line.map(|line| Value::Name(Name::new(line.file.as_bytes())))
+}
+
+fn line_of(place: Place<'_>) -> Option<Value> {
+    place.line.map(|line| Value::Count(line.number.into()))
+}
+
+/// Each allocation with its whole call stack, for programs.
+fn by_stack(recording: &Recording, heap: &Heap) -> Table {
+    let none = |allocation| Faulted { allocation, faults: 0, by_allocator: 0 };
+    let mut rows: Vec<Faulted<'_>> = heap.allocations.iter().map(none).collect();
+    for row in &recording.rows {
+        let (Owner::Block(number) | Owner::Allocator(number)) = row.owner else { continue };
+        if let Some(sum) = rows.get_mut(number as usize) {
+            sum.faults += row.count;
+            let is_allocator = matches!(row.owner, Owner::Allocator(_));
+            sum.by_allocator += if is_allocator { row.count } else { 0 };
+        }
+    }
+    rows.retain(|row| row.faults > 0);
+    rows.sort_by_key(|row| Reverse(row.faults));
+    let counts = |count: fn(&Faulted<'_>) -> u64| Cells::Counts(rows.iter().map(count).collect());
+    let words = |frame: &Frame| {
+        let mut words = called(function(frame)).as_bytes().to_vec();
+        if let Some(line) = &frame.line {
+            words.extend_from_slice(format!(" ({}:{})", line.file, line.number).as_bytes());
+        }
+        Value::Name(Name::new(&words))
+    };
+    let calls = |row: &Faulted<'_>| {
+        Value::List(frames(recording, &row.allocation.frames).map(words).collect())
+    };
+    let columns = vec![
+        Column::new("faults", "FAULTS", counts(|row| row.faults)),
+        Column::new("by_allocator", "BY ALLOCATOR", counts(|row| row.by_allocator)),
+        Column::new("blocks", "BLOCKS", counts(|row| row.allocation.blocks)),
+        Column::new("bytes", "BYTES", counts(|row| row.allocation.bytes)),
+        Column {
+            meaning: "Who asked for the memory, then its callers.".into(),
+            ..Column::new("frames", "CALLS", Cells::Values(rows.iter().map(calls).collect()))
+        },
+    ];
+    let described = columns.into_iter().map(|column| match column.meaning.as_ref() {
+        "" => Column { meaning: meaning(&column.key).into(), ..column },
+        _ => column,
+    });
+    let columns = described.collect();
+    table("allocation_stacks", "By allocation, with callers", Audience::Programs, columns)
+}

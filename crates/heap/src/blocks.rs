@@ -1,0 +1,421 @@
+//! Which block of a program's heap an address was in, and when: by the log that the recorder in the program writes of blocks
+//! as they are allocated and freed.
+//!
+//! Who asks hands in the time: what is asked in order of time is answered as it was then, though the block is long gone, and
+//! the process with it.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use pagewise_heaplog::recording::{Begin, Recording};
+use pagewise_heaplog::tables::{greeting, header, trouble};
+use pagewise_model::faults::{Allocation, Owner};
+use pagewise_model::traced::Frame;
+use pagewise_model::{Absent, Pid};
+use pagewise_proc::ProcRoot;
+use pagewise_trace::FileSymbols;
+use pagewise_trace::faults::{Blocks, Known};
+
+use crate::collector::{hear, preload};
+use crate::error::Error;
+use crate::hook::{self, Why};
+use crate::library::{Library, folder};
+use crate::resolve;
+use crate::tables::{Logged, Tables};
+
+/// No more live blocks are kept than this: no log that is made to harm takes all memory.
+const MOST: usize = 1 << 24;
+
+/// Follows the blocks of one process.
+#[derive(Debug)]
+pub struct Live {
+    recorder: PathBuf,
+    least: u64,
+    folder: PathBuf,
+    expected: Arc<AtomicU32>,
+    refused: Arc<AtomicUsize>,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    heard: Receiver<Result<Program, Why>>,
+    not_hooked: Option<Why>,
+    /// The programs that the process has been, by `execve`.
+    programs: Vec<Program>,
+    /// What is known and may be later than what is asked next, in order of time.
+    waiting: VecDeque<Event>,
+    /// Up to when everything that is asked has been asked: at the last reading, and the one before.
+    asked: [u64; 2],
+    /// Which of the programs it is at the time that was last asked for.
+    current: Option<usize>,
+    /// The blocks that were live then: where each ends, and which allocation made it.
+    live: BTreeMap<u64, (u64, u32)>,
+    numbers: HashMap<(usize, u32), u32>,
+    allocations: Vec<Made>,
+    lost: u64,
+}
+
+/// What a call stack allocated.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    program: usize,
+    site: u32,
+    blocks: u64,
+    bytes: u64,
+}
+
+/// A program with a recorder.
+#[derive(Debug)]
+struct Program {
+    tables: Tables,
+    path: Vec<u8>,
+    began_ns: u64,
+    /// From when to when its log is not whole.
+    lost: Option<(u64, u64)>,
+    is_broken: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    time: u64,
+    program: usize,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// What was live is not known any more.
+    Lost,
+    Logged(Logged),
+}
+
+impl Live {
+    /// Awaits the recorder, which will tell of blocks of so many bytes and more.
+    ///
+    /// # Errors
+    /// Where no socket can be made.
+    pub fn open(library: &Library, least: u64) -> Result<Live, Error> {
+        let folder = folder().map_err(Error::Socket)?;
+        let (expected, refused, ends) = <(Arc<_>, Arc<_>, Arc<AtomicBool>)>::default();
+        let (sender, heard) = channel();
+        let begin = || -> io::Result<(JoinHandle<()>, PathBuf)> {
+            let recorder = library.place(&folder)?;
+            let listener = UnixListener::bind(folder.join("s"))?;
+            let (expected, refused, ends) =
+                (Arc::clone(&expected), Arc::clone(&refused), Arc::clone(&ends));
+            let named = thread::Builder::new().name("listener".to_owned());
+            let listen = move || listen(&listener, &ends, &expected, &refused, &sender);
+            Ok((named.spawn(listen)?, recorder))
+        };
+        let (thread, recorder) = begin().map_err(|error| {
+            let _ = fs::remove_dir_all(&folder);
+            Error::Socket(error)
+        })?;
+        Ok(Live {
+            recorder,
+            least: least.max(1),
+            folder,
+            expected,
+            refused,
+            ends,
+            thread: Some(thread),
+            heard,
+            not_hooked: None,
+            programs: Vec::new(),
+            waiting: VecDeque::new(),
+            asked: [0; 2],
+            current: None,
+            live: BTreeMap::new(),
+            numbers: HashMap::new(),
+            allocations: Vec::new(),
+            lost: 0,
+        })
+    }
+
+    /// The variables that a program is to have in its environment, beside ours.
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        let settings = format!("every=0,follow=0,log={},socket=", self.least);
+        let mut settings = OsString::from(settings);
+        settings.push(self.folder.join("s"));
+        vec![("LD_PRELOAD".into(), preload(&self.recorder)), (greeting::VARIABLE.into(), settings)]
+    }
+
+    /// Says which process it is.
+    pub fn expect(&self, pid: u32) {
+        self.expected.store(pid, Ordering::Release);
+    }
+
+    fn next_if(&mut self, fits: impl Fn(&Event) -> bool) -> Option<Event> {
+        let is_next = self.waiting.front().is_some_and(fits);
+        if is_next { self.waiting.pop_front() } else { None }
+    }
+
+    /// Takes what is not later than a time.
+    fn advance(&mut self, time: u64) {
+        while let Some(event) = self.next_if(|event| event.time <= time) {
+            match event.what {
+                What::Lost => self.live.clear(),
+                // Its first entry: of those before it all is told, so nothing comes that is of theirs.
+                What::Logged(_) if self.current != Some(event.program) => {
+                    self.live.clear();
+                    self.current = Some(event.program);
+                }
+                What::Logged(logged) => self.note(event.program, logged),
+            }
+        }
+    }
+
+    fn note(&mut self, program: usize, Logged { address, size, site, .. }: Logged) {
+        let Some(site) = site else {
+            self.live.remove(&address);
+            return;
+        };
+        let Some(end) = address.checked_add(size) else { return };
+        // What lies there is gone, though nobody has told.
+        while let Some((start, (before, _))) = self.live.range(..end).next_back()
+            && (*before > address || *start == address)
+        {
+            let start = *start;
+            self.live.remove(&start);
+        }
+        if self.live.len() >= MOST {
+            self.live.clear();
+            self.lost += 1;
+        }
+        let made = Made { program, site, blocks: 0, bytes: 0 };
+        let next = u32::try_from(self.allocations.len()).unwrap_or(u32::MAX);
+        let number = *self.numbers.entry((program, site)).or_insert_with(|| {
+            self.allocations.push(made);
+            next
+        });
+        if let Some(made) = self.allocations.get_mut(number as usize) {
+            made.blocks = made.blocks.saturating_add(1);
+            made.bytes = made.bytes.saturating_add(size);
+        }
+        self.live.insert(address, (end, number));
+    }
+
+    /// Reads what the log of a program has.
+    fn read(&mut self, number: usize) {
+        let program = &mut self.programs[number];
+        if program.is_broken {
+            return;
+        }
+        let Ok(new) = program.tables.log() else {
+            // The program has written into it: nothing that follows can be believed.
+            program.is_broken = true;
+            self.lost += 1;
+            self.waiting.push_back(Event { time: 0, program: number, what: What::Lost });
+            return;
+        };
+        let mut lost = new.lost;
+        if let Some(window) = lost {
+            program.lost = Some(window);
+            self.lost += 1;
+        }
+        for entry in new.entries {
+            if let Some((time, _)) = lost.take_if(|(first, _)| *first < entry.time) {
+                self.waiting.push_back(Event { time, program: number, what: What::Lost });
+            }
+            // What was freed meanwhile is not known, nor what came in its place.
+            let is_between = |(first, last)| first < entry.time && entry.time <= last;
+            if !program.lost.is_some_and(is_between) {
+                let what = What::Logged(entry);
+                self.waiting.push_back(Event { time: entry.time, program: number, what });
+            }
+        }
+        if let Some((time, _)) = lost {
+            self.waiting.push_back(Event { time, program: number, what: What::Lost });
+        }
+    }
+
+    /// The call stacks of what was allocated, and what could not be learned of them.
+    fn allocations(&mut self) -> (Vec<Allocated>, Vec<Absent>) {
+        let mut symbols = FileSymbols::default();
+        let mut lacks = Vec::new();
+        let mut all: Vec<Allocated> = self
+            .allocations
+            .iter()
+            .map(|made| Allocated { blocks: made.blocks, bytes: made.bytes, frames: Vec::new() })
+            .collect();
+        for (number, program) in self.programs.iter_mut().enumerate() {
+            let asked = self.allocations.iter().zip(&mut all);
+            let asked: Vec<(u32, &mut Allocated)> = asked
+                .filter(|(made, _)| made.program == number)
+                .map(|(made, all)| (made.site, all))
+                .collect();
+            let new = match program.tables.news(&program.path) {
+                Ok(new) => new,
+                Err(error) => {
+                    lacks.push(Absent::NotCollected(
+                        format!("where blocks were allocated: {error}").into(),
+                    ));
+                    continue;
+                }
+            };
+            if program.tables.head(header::TROUBLE).is_ok_and(|it| it == trouble::CALLS) {
+                lacks.push(Absent::NotCollected(
+                    "whose memory it is from where the program gave up system calls (seccomp)"
+                        .into(),
+                ));
+            }
+            let recording = Recording {
+                begin: Begin { began_ns: program.began_ns, ..Begin::default() },
+                modules: new.modules,
+                places: new.places,
+                nodes: new.nodes,
+                sites: new.sites,
+                ..Recording::default()
+            };
+            let sites: Vec<u32> = asked.iter().map(|(site, _)| *site).collect();
+            let stacks = resolve::stacks(recording, &sites, &mut symbols, &mut lacks);
+            for ((_, all), frames) in asked.into_iter().zip(stacks) {
+                all.frames = frames;
+            }
+        }
+        (all, lacks)
+    }
+}
+
+/// An allocation with its call stack.
+type Allocated = Allocation<Frame>;
+
+impl Blocks for Live {
+    fn drain(&mut self, now: u64) {
+        while let Ok(program) = self.heard.try_recv() {
+            let program = match program {
+                Ok(program) => program,
+                Err(why) => {
+                    self.not_hooked = Some(why);
+                    continue;
+                }
+            };
+            let number = self.programs.len();
+            self.programs.push(program);
+            // It was another program until then, of which all is told.
+            if let Some(before) = number.checked_sub(1) {
+                self.read(before);
+            }
+        }
+        if let Some(last) = self.programs.len().checked_sub(1) {
+            self.read(last);
+        }
+        let [last, before] = self.asked;
+        self.asked = [now, last];
+        self.advance(before);
+    }
+
+    fn find(&mut self, pid: u32, time: u64, address: u64) -> Owner {
+        if pid != self.expected.load(Ordering::Relaxed) {
+            return Owner::Unrecorded;
+        }
+        self.advance(time);
+        if self.current.is_none() {
+            return Owner::Unrecorded;
+        }
+        match self.live.range(..=address).next_back() {
+            Some((_, (end, number))) if address < *end => Owner::Block(*number),
+            _ => Owner::Elsewhere,
+        }
+    }
+
+    fn replaced(&mut self, pid: u32) {
+        if pid == self.expected.load(Ordering::Relaxed)
+            && let Some(current) = self.current.take()
+        {
+            self.live.clear();
+            while self.next_if(|event| event.program <= current).is_some() {}
+        }
+    }
+
+    fn is_recorder(&self, frame: &Frame) -> bool {
+        frame.module.as_ref().is_some_and(|module| module.base().starts_with(resolve::RECORDER))
+    }
+
+    fn finish(&mut self) -> Known {
+        let (allocations, mut lacks) = self.allocations();
+        let refused = self.refused.load(Ordering::Relaxed);
+        if self.programs.is_empty() {
+            let why = match self.not_hooked {
+                Some(why) => format!("the command has a malloc of its own, and {why}"),
+                None if refused > 0 => "only children of the command loaded the recorder".to_owned(),
+                None => {
+                    "the command did not load the recorder: it is linked statically, or gains privileges as it starts"
+                        .to_owned()
+                }
+            };
+            let text = format!("which allocations the memory is of: {why}");
+            lacks.push(Absent::NotCollected(text.into()));
+        }
+        Known {
+            is_known: !self.programs.is_empty(),
+            least: self.least,
+            lost: self.lost,
+            refused: refused as u64,
+            allocations,
+            lacks,
+        }
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Release);
+        // It waits for somebody to connect.
+        let _ = UnixStream::connect(self.folder.join("s"));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Answers recorders, which wait for that.
+fn listen(
+    listener: &UnixListener,
+    ends: &AtomicBool,
+    expected: &AtomicU32,
+    refused: &AtomicUsize,
+    heard: &Sender<Result<Program, Why>>,
+) {
+    let root = ProcRoot::live();
+    for stream in listener.incoming() {
+        if ends.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(mut stream) = stream else { continue };
+        // Who does not say who it is is none of ours.
+        let Ok(Some((pid, _, file))) = hear(&stream) else { continue };
+        let is_it = pid == expected.load(Ordering::Acquire);
+        let program = is_it.then(|| program(pid, file, &root)).and_then(Result::ok);
+        let is_recorded = matches!(program, Some(Ok(_)));
+        refused.fetch_add(usize::from(!is_it), Ordering::Relaxed);
+        // What it writes is read from here on.
+        let is_heard = program.is_some_and(|program| heard.send(program).is_ok());
+        let answer = if is_recorded && is_heard { greeting::YES } else { greeting::NO };
+        let _ = stream.write_all(&[answer]);
+    }
+}
+
+/// A program that can be recorded; else why its `malloc` cannot be hooked.
+fn program(pid: u32, file: File, root: &ProcRoot) -> io::Result<Result<Program, Why>> {
+    let tables = Tables::open(file)?;
+    if let Err(why) = hook::answer(&tables, pid, root)? {
+        return Ok(Err(why));
+    }
+    let path = fs::read_link(root.file(Pid(pid), "exe"));
+    Ok(Ok(Program {
+        path: path.map(|path| path.into_os_string().into_vec()).unwrap_or_default(),
+        began_ns: tables.head(header::BEGAN)?,
+        tables,
+        lost: None,
+        is_broken: false,
+    }))
+}

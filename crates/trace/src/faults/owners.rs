@@ -1,0 +1,115 @@
+//! Whose memory faulted, in the end: call stacks tell what the allocator touched itself, and what the recorder did.
+
+use std::collections::HashMap;
+
+use pagewise_model::Absent;
+use pagewise_model::faults::{Allocation, Heap, Owner, Row};
+use pagewise_model::traced::{Frame, Line};
+
+use crate::faults::{Blocks, Known};
+
+/// What frames from two sources have in common, in so far as functions are known.
+type Alike = Vec<(String, Option<Line>)>;
+
+/// Who owns the memory, by call stack.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    heap: Option<Heap>,
+    lacks: Vec<Absent>,
+    /// By call stack: whose the memory is that nobody else's is.
+    of_stacks: Vec<Owner>,
+}
+
+impl Owners {
+    /// By the call stacks of all faults. Frames of allocations become some of `frames`.
+    pub(super) fn of(
+        blocks: Option<Box<dyn Blocks>>,
+        frames: &mut Vec<Frame>,
+        stacks: &[Vec<u32>],
+    ) -> Owners {
+        let Some(mut blocks) = blocks else { return Owners::default() };
+        let Known { is_known, least, lost, refused, allocations, lacks } = blocks.finish();
+        if !is_known {
+            return Owners { lacks, ..Owners::default() };
+        }
+        let is_recorder: Vec<bool> = frames.iter().map(|frame| blocks.is_recorder(frame)).collect();
+        let is_recorder = |frame: &u32| is_recorder.get(*frame as usize).copied().unwrap_or(false);
+        let mut numbers: HashMap<Frame, u32> = HashMap::new();
+        let mut number = |frame: Frame| {
+            *numbers.entry(frame).or_insert_with_key(|frame| {
+                frames.push(frame.clone());
+                u32::try_from(frames.len() - 1).unwrap_or(u32::MAX)
+            })
+        };
+        let mut alike: HashMap<Alike, u32> = HashMap::new();
+        let mut nameless: HashMap<&[u32], u32> = HashMap::new();
+        let mut all: Vec<Allocation<u32>> = Vec::new();
+        for Allocation { blocks, bytes, frames } in allocations {
+            let next = u32::try_from(all.len()).unwrap_or(u32::MAX);
+            alike.entry(alike_of(frames.iter())).or_insert(next);
+            all.push(Allocation {
+                blocks,
+                bytes,
+                frames: frames.into_iter().map(&mut number).collect(),
+            });
+        }
+        let mut of_stacks = Vec::new();
+        for stack in stacks {
+            of_stacks.push(match stack.iter().rposition(is_recorder) {
+                None => Owner::Elsewhere,
+                Some(last) if stack[..=last].iter().all(is_recorder) => Owner::Recorder,
+                Some(last) => {
+                    let callers = &stack[last + 1..];
+                    let next = u32::try_from(all.len()).unwrap_or(u32::MAX);
+                    let key = alike_of(callers.iter().filter_map(|at| frames.get(*at as usize)));
+                    let number = match key.is_empty() {
+                        true => *nameless.entry(callers).or_insert(next),
+                        false => *alike.entry(key).or_insert(next),
+                    };
+                    if number == next {
+                        all.push(Allocation { frames: callers.to_vec(), ..Allocation::default() });
+                    }
+                    Owner::Allocator(number)
+                }
+            });
+        }
+        let heap = Some(Heap { least, lost, refused, allocations: all });
+        Owners { heap, lacks, of_stacks }
+    }
+
+    /// Who owns memory that was found to be somebody's, by the call stack that touched it.
+    pub(super) fn settled(&self, owner: Owner, stack: u32) -> Owner {
+        match (owner, &self.heap) {
+            (_, None) => Owner::Unrecorded,
+            (Owner::Elsewhere, _) => {
+                self.of_stacks.get(stack as usize).copied().unwrap_or(Owner::Elsewhere)
+            }
+            (owner, _) => owner,
+        }
+    }
+
+    /// The heap with those allocations only whose memory faulted; rows are of these from now on.
+    pub(super) fn finish(self, rows: &mut [Row]) -> (Option<Heap>, Vec<Absent>) {
+        let Owners { heap, lacks, .. } = self;
+        let Some(mut heap) = heap else { return (None, lacks) };
+        let mut kept: Vec<Allocation<u32>> = Vec::new();
+        let mut numbers: HashMap<u32, u32> = HashMap::new();
+        for row in rows {
+            let (Owner::Block(number) | Owner::Allocator(number)) = &mut row.owner else {
+                continue;
+            };
+            let next = u32::try_from(kept.len()).unwrap_or(u32::MAX);
+            *number = *numbers.entry(*number).or_insert_with_key(|number| {
+                kept.push(heap.allocations.get(*number as usize).cloned().unwrap_or_default());
+                next
+            });
+        }
+        heap.allocations = kept;
+        (Some(heap), lacks)
+    }
+}
+
+fn alike_of<'a>(frames: impl Iterator<Item = &'a Frame>) -> Alike {
+    let known = |frame: &Frame| Some((frame.function.clone()?, frame.line.clone()));
+    frames.filter_map(known).collect()
+}
