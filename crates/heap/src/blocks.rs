@@ -20,7 +20,7 @@ use pagewise_heaplog::recording::{Begin, Recording};
 use pagewise_heaplog::tables::{greeting, header, trouble};
 use pagewise_model::faults::{Allocation, Owner};
 use pagewise_model::traced::Frame;
-use pagewise_model::{Absent, Pid};
+use pagewise_model::{Absent, Name, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_trace::FileSymbols;
 use pagewise_trace::faults::{Blocks, Known};
@@ -34,6 +34,10 @@ use crate::tables::{Logged, Tables};
 
 /// No more live blocks are kept than this: no log that is made to harm takes all memory.
 const MOST: usize = 1 << 24;
+
+/// Functions that the recorder stands before as well, and which allocate nothing themselves: what they touch is not the
+/// allocator's doing.
+const PASSES: [&str; 4] = ["pthread_create", "thrd_create", "dlclose", "prctl"];
 
 /// Follows the blocks of one process.
 #[derive(Debug)]
@@ -336,7 +340,9 @@ impl Blocks for Live {
     }
 
     fn is_recorder(&self, frame: &Frame) -> bool {
-        frame.module.as_ref().is_some_and(|module| module.base().starts_with(resolve::RECORDER))
+        let is_its = |module: &Name| module.base().starts_with(resolve::RECORDER);
+        let passes = |name: &str| PASSES.contains(&name);
+        frame.module.as_ref().is_some_and(is_its) && !frame.function.as_deref().is_some_and(passes)
     }
 
     fn finish(&mut self) -> Known {

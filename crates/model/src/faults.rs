@@ -223,6 +223,14 @@ pub struct Allocation<F> {
     pub frames: Vec<F>,
 }
 
+impl Heap {
+    /// The allocation that memory is of; none where it is of none that is known.
+    pub fn allocation(&self, owner: Owner) -> Option<&Allocation<u32>> {
+        let (Owner::Block(number) | Owner::Allocator(number)) = owner else { return None };
+        self.allocations.get(number as usize)
+    }
+}
+
 /// Whose the memory is that faulted.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -240,6 +248,19 @@ pub enum Owner {
     Recorder,
     /// It is in no block that is told of: a small one, a stack, a file, what was mapped.
     Elsewhere,
+}
+
+impl Owner {
+    /// The name used as a key.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Owner::Unrecorded => "unrecorded",
+            Owner::Block(_) => "block",
+            Owner::Allocator(_) => "allocator",
+            Owner::Recorder => "recorder",
+            Owner::Elsewhere => "elsewhere",
+        }
+    }
 }
 
 /// Faults that are alike.
@@ -287,6 +308,11 @@ impl Recording {
             let mut labels = vec![("kind".to_owned(), row.kind.key().to_owned())];
             labels.extend((!mapping.is_empty()).then(|| ("mapping".to_owned(), mapping)));
             labels.extend(quadrant.map(|it| ("quadrant".to_owned(), it.key().to_owned())));
+            if let Some(heap) = &self.heap {
+                labels.push(("owner".to_owned(), row.owner.key().to_owned()));
+                let name = heap.allocation(row.owner).and_then(|it| self.asked_for(it));
+                labels.extend(name.map(|name| ("allocation".to_owned(), name)));
+            }
             Counted {
                 stack: row.stack,
                 count: row.count,
@@ -302,6 +328,13 @@ impl Recording {
             stacks: self.stacks.iter().map(stack).collect(),
             samples: self.rows.iter().map(sample).collect(),
         }
+    }
+
+    /// Who asked for memory, in a word.
+    fn asked_for(&self, allocation: &Allocation<u32>) -> Option<String> {
+        let frame = self.frames.get(*allocation.frames.first()? as usize)?;
+        let base = |module: &Name| Name::new(module.base()).escaped().into_owned();
+        frame.function.clone().or_else(|| frame.module.as_ref().map(base))
     }
 
     /// All faults that were recorded, those that the samples stand for among them.

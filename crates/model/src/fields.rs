@@ -1748,10 +1748,10 @@ fields! {
             "Children of the command that loaded the recorder, and were not recorded."
             "";
         "touched_at" "text" ""
-            "The function that touched the memory, or the nearest of its callers that has a line; the allocator, where it did so itself."
+            "Who touched the memory: the innermost function outside of the C library, and the line; the allocator, where it did so itself."
             "";
         "allocated_at" "text" ""
-            "The function that asked for the block, and the line; those that only pass the request on are left out."
+            "Who asked for the block: the innermost function outside of the C library that does not only pass the request on, and the line."
             "";
         "called_from" "text" ""
             "Who called the function that asked for the block."

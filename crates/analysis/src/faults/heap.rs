@@ -134,10 +134,25 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The innermost call that has a line, else the innermost.
-fn with_line<'a>(frames: impl Iterator<Item = &'a Frame> + Clone) -> Option<Place<'a>> {
-    let mut own = frames.clone().filter(|frame| frame.line.is_some());
-    own.next().or_else(|| frames.clone().next()).map(Place::of)
+/// Whether a call is one of the C library and its kin: who called it is meant.
+fn is_of_c(frame: &Frame) -> bool {
+    const FILES: [&[u8]; 7] = [
+        b"libc.so",
+        b"libc-",
+        b"libstdc++.so",
+        b"libc++.so",
+        b"libgcc_s.so",
+        b"ld-linux",
+        b"ld-musl",
+    ];
+    let base = frame.module.as_ref().map(Name::base).unwrap_or_default();
+    FILES.iter().any(|file| base.starts_with(file))
+}
+
+/// Who touched it: the innermost call outside of the C library, if there is one.
+fn touched<'a>(mut frames: impl Iterator<Item = &'a Frame> + Clone) -> Option<Place<'a>> {
+    let own = frames.clone().find(|frame| !is_of_c(frame));
+    own.or_else(|| frames.next()).map(Place::of)
 }
 
 /// An allocation, and what faulted of it.
@@ -155,13 +170,13 @@ fn frames<'a>(
     numbers.iter().filter_map(|at| recording.frames.get(*at as usize))
 }
 
-/// Who allocated, leaving out what only passes the request on, and who called that.
+/// Who allocated, leaving out the C library and what only passes the request on, and who called that.
 fn allocated<'a>(
     recording: &'a Recording,
     allocation: &'a Allocation<u32>,
 ) -> (Option<Place<'a>>, Option<Function<'a>>) {
     let all: Vec<&Frame> = frames(recording, &allocation.frames).collect();
-    let own = all.iter().position(|frame| frame.line.is_some() && !passes_on(frame));
+    let own = all.iter().position(|frame| !passes_on(frame) && !is_of_c(frame));
     let own = own.or_else(|| all.iter().position(|frame| !passes_on(frame))).unwrap_or(0);
     (all.get(own).map(|frame| Place::of(frame)), all.get(own + 1).map(|frame| function(frame)))
 }
@@ -176,7 +191,7 @@ fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
         };
         let Some(allocation) = heap.allocations.get(number as usize) else { continue };
         let stack = recording.stacks.get(row.stack as usize).map_or(&[][..], Vec::as_slice);
-        let touched = by_program.then(|| with_line(frames(recording, stack))).flatten();
+        let touched = by_program.then(|| touched(frames(recording, stack))).flatten();
         let (allocated, called_from) = allocated(recording, allocation);
         let group = groups.entry(Between { touched, allocated, called_from }).or_default();
         group.0 += row.count;
@@ -220,7 +235,14 @@ fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
             "CALLED FROM",
             each(&|row| row.between.called_from.map_or(Value::None, |it| Value::Name(called(it)))),
         ),
-        Column::new("blocks", "BLOCKS", each(&|row| known(row.blocks, Value::Count(row.blocks)))),
+        Column {
+            audience: Audience::Long,
+            ..Column::new(
+                "blocks",
+                "BLOCKS",
+                each(&|row| known(row.blocks, Value::Count(row.blocks))),
+            )
+        },
         Column::new("bytes", "BYTES", each(&|row| known(row.blocks, Value::Bytes(row.bytes)))),
         for_programs(Column::new(
             "touched_by",
