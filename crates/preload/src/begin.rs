@@ -301,6 +301,10 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
 
 /// Begins to guard, if who listens says so. The tables are this process's own.
 fn begin_to_guard(wanted: &guard::Wanted, socket: &[u8]) -> Option<()> {
+    // A malloc of the program's own is not called by way of us.
+    if TO_HOOK.load(Ordering::Relaxed) != 0 {
+        return None;
+    }
     shared::install(kernel::private(LENGTH).ok()?);
     ALIVE.store(kernel::memory(size_of::<AtomicU64>()).ok()?.cast(), Ordering::Relaxed);
     threads::begin()?;

@@ -567,8 +567,10 @@ pub(crate) unsafe extern "C" fn fork() -> c_int {
     let result = unsafe { function() };
     // SAFETY: it was held above, by this thread, or by the one that it is a copy of.
     unsafe { pool::go_on_after_fork() };
-    // In the child a thread's memory is zeros, and it begins anew.
-    threads::leave(entered);
+    // In the child this thread's memory is zeros, and it begins anew.
+    if result != 0 {
+        threads::leave(entered);
+    }
     result
 }
 
