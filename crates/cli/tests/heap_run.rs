@@ -581,3 +581,108 @@ fn estimates_from_samples_are_unbiased_and_as_exact_as_they_say() {
     let expected = number(exact, "allocations") as f64;
     assert!((mean / expected - 1.0).abs() < 0.05, "{mean} blocks of {expected}");
 }
+
+/// Builds `heapstacks`; `None`, with a word, where there is no such compiler.
+fn cxx(compiler: &str, words: &[&str], name: &str) -> Option<PathBuf> {
+    let built = disk().join(name);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/programs/heapstacks.cpp");
+    let mut command = Command::new(compiler);
+    command.args(["-std=c++17", "-g", "-pthread"]).args(words).arg("-o").arg(&built).arg(source);
+    match command.output() {
+        Ok(output) if output.status.success() => Some(built),
+        Ok(output) => panic!("{compiler}: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(_) => {
+            fixture::skip(&format!("there is no {compiler}"));
+            None
+        }
+    }
+}
+
+/// Compares call stacks with those that a program's own unwinder told, by the sizes of the blocks: from the caller of `probe`
+/// on. How many there were, and how deep the deepest is.
+fn compare_stacks(run: &Run) -> (usize, usize) {
+    let file = pagewise_heaplog::reader::read(fs::File::open(run.file()).unwrap()).unwrap();
+    let recording = file.recording;
+    let calls = |node: u32| -> Vec<u64> {
+        let mut calls = Vec::new();
+        let mut node = node;
+        while let Some(here) = recording.nodes.get(node as usize) {
+            calls.push(recording.places[here.place as usize].address);
+            node = here.parent;
+        }
+        calls
+    };
+    let mut ours: BTreeMap<(u64, u64), Vec<u64>> = BTreeMap::new();
+    for (site, counted) in recording.sites.iter().zip(&recording.counts.sites) {
+        ours.insert((counted.allocated.bytes, counted.allocated.blocks), calls(site.node));
+    }
+    // The same stack may have come several times.
+    let mut theirs: BTreeMap<Vec<u64>, (u64, u64)> = BTreeMap::new();
+    for line in run.printed().lines().filter_map(|line| line.strip_prefix("stack ")) {
+        let mut words = line.split(' ');
+        let size: u64 = words.next().unwrap().parse().unwrap();
+        let stack = words.map(|call| u64::from_str_radix(call, 16).unwrap()).collect();
+        let sum = theirs.entry(stack).or_default();
+        *sum = (sum.0 + size, sum.1 + 1);
+    }
+    for (stack, amount) in &theirs {
+        let ours = ours.get(amount).unwrap_or_else(|| panic!("no site has {amount:?}: {stack:x?}"));
+        // The first is in `probe` itself.
+        assert_eq!(&ours[1..], stack, "{amount:?}");
+    }
+    (theirs.len(), theirs.keys().map(Vec::len).max().unwrap_or(0))
+}
+
+#[test]
+fn call_stacks_of_cxx_are_those_that_the_languages_own_unwinder_finds() {
+    let variants: [(&str, &[&str]); 4] = [
+        ("c++", &["-O2", "-fomit-frame-pointer"]),
+        ("c++", &["-O0"]),
+        ("c++", &["-O3", "-mavx2", "-mstackrealign", "-fno-inline"]),
+        ("clang++", &["-O2"]),
+    ];
+    for (number, (compiler, words)) in variants.into_iter().enumerate() {
+        let Some(path) = cxx(compiler, words, &format!("heapstacks-{number}")) else { continue };
+        let run = Run::of(&[], &[path.to_str().unwrap()]);
+        assert!(run.output.status.success(), "{words:?}: {}", run.said());
+        let (count, deepest) = compare_stacks(&run);
+        assert!(count > 60 && deepest > 33, "{words:?}: {count} stacks, {deepest} deep");
+        let expected = told(&run.printed())["case_new"].0;
+        assert_eq!(
+            run.by_function("case_new").values().fold(Did::default(), |sum, did| Did {
+                blocks: sum.blocks + did.blocks,
+                bytes: sum.bytes + did.bytes,
+                left_bytes: sum.left_bytes + did.left_bytes,
+            }),
+            expected,
+            "{words:?}"
+        );
+    }
+}
+
+#[test]
+fn call_stacks_through_python_are_those_that_another_unwinder_finds() {
+    let words = ["-O2", "-shared", "-fPIC", "-DLIBRARY"];
+    let Some(library) = cxx("c++", &words, "libheapstacks.so") else { return };
+    if tool("python3", &["--version"]).is_none() {
+        return;
+    }
+    let script = format!(
+        "import ctypes\n\
+         library = ctypes.CDLL({library:?})\n\
+         calls = ctypes.CFUNCTYPE(None, ctypes.c_size_t)\n\
+         def down(depth, size):\n    \
+             if depth == 0: library.probe(ctypes.c_size_t(size))\n    \
+             elif depth % 3 == 0: list(map(lambda _: down(depth - 1, size), [0]))\n    \
+             elif depth % 7 == 0: calls(lambda size: down(depth - 1, size))(size)\n    \
+             else: sorted([1], key=lambda _: down(depth - 1, size))\n\
+         for at in range(20): down(at, 2000003 + at)\n"
+    );
+    let run = Run::with(&[], &["python3", "-c", &script], |pagewise| {
+        pagewise.env("PYTHONMALLOC", "malloc");
+    });
+    assert!(run.output.status.success(), "{}", run.said());
+    // Sizes that the interpreter does not ask for itself.
+    let (count, deepest) = compare_stacks(&run);
+    assert!(count == 20 && deepest > 40, "{count} stacks, {deepest} deep");
+}
