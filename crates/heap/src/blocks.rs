@@ -413,7 +413,7 @@ fn listen(
 /// A program that can be recorded; else why its `malloc` cannot be hooked.
 fn program(pid: u32, file: File, root: &ProcRoot) -> io::Result<Result<Program, Why>> {
     let tables = Tables::open(file)?;
-    if let Err(why) = hook::answer(&tables, pid, root)? {
+    if let Err(why) = hook::answer(&tables, pid, root, false)? {
         return Ok(Err(why));
     }
     let path = fs::read_link(root.file(Pid(pid), "exe"));
