@@ -686,3 +686,58 @@ fn call_stacks_through_python_are_those_that_another_unwinder_finds() {
     let (count, deepest) = compare_stacks(&run);
     assert!(count == 20 && deepest > 40, "{count} stacks, {deepest} deep");
 }
+
+/// Builds a C program or library from a text.
+fn built(folder: &Path, name: &str, words: &[&str], source: &str) -> PathBuf {
+    let (built, path) = (folder.join(name), folder.join(format!("{name}.c")));
+    fs::write(&path, source).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-g"]).arg(path).args(words).arg("-o").arg(&built);
+    let output = cc.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    built
+}
+
+#[test]
+fn a_library_where_another_was_before_is_not_taken_for_it() {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let library = |name: &str, size: u64| {
+        let source = format!(
+            "#include <stdlib.h>\nvoid *{name}(void) {{ void *block = malloc({size}); __asm__ volatile(\"\"::\"r\"(block)); return block; }}\n"
+        );
+        built(folder.path(), &format!("lib{name}.so"), &["-shared", "-fPIC"], &source)
+    };
+    let [one, two] = [library("case_one", 1001), library("case_two", 2002)];
+    let source = r#"
+        #include <dlfcn.h>
+        #include <stdint.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        int main(int count, char **words) {
+            void *at[2] = {0};
+            for (int round = 0; round < 10; round++) {
+                for (int which = 0; which < 2; which++) {
+                    void *library = dlopen(words[1 + which], RTLD_NOW);
+                    void *(*function)(void) = (void *(*)(void))(uintptr_t)dlsym(library, which ? "case_two" : "case_one");
+                    for (int at = 0; at < 5; at++) free(function());
+                    void *kept = function();
+                    __asm__ volatile("" ::"r"(kept));
+                    at[which] = (void *)(uintptr_t)function;
+                    dlclose(library);
+                }
+            }
+            dprintf(1, "%d\n", at[0] == at[1]);
+            return 0;
+        }"#;
+    let program = built(folder.path(), "loads", &[], source);
+    let words = [&program, &one, &two].map(|path| path.to_str().unwrap());
+    let run = Run::of(&[], &words);
+    assert_eq!(number(&run.report(), "totals.unknown_frees"), 0);
+    if run.printed() != "1\n" {
+        fixture::lacks("two libraries at the same address");
+    }
+    let did = |blocks, bytes, left_bytes| Did { blocks, bytes, left_bytes };
+    let expected = [("case_one", did(60, 60_060, 10_010)), ("case_two", did(60, 120_120, 20_020))];
+    let expected = expected.map(|(name, did)| (name.to_owned(), did));
+    assert_eq!(run.by_function("case_"), BTreeMap::from(expected));
+}
