@@ -530,6 +530,7 @@ fn programs_with_another_allocator_are_counted_alike() {
         }
         assert_eq!(run.by_function("case_"), expected, "{}", library.display());
         assert_eq!(number(&report, "totals.unknown_frees"), 0);
+        assert!(run.said().contains("operator new of its own"), "{}", run.said());
     }
     if seen == 0 {
         fixture::lacks("another allocator's library");

@@ -85,6 +85,8 @@ pub struct Finished {
     pub without_memory: bool,
     /// The program gave up the system calls that the recorder needs: what came later was not recorded.
     pub without_calls: bool,
+    /// The allocator has an `operator new` of its own, which is not seen.
+    pub without_new: bool,
 }
 
 /// How long a recorder that has connected may take to say who it is.
@@ -526,6 +528,7 @@ impl Recorded {
         let runs_on = how == Ending::Detached;
         let state = self.tables.state(runs_on).map_err(|source| self.error(source))?;
         let trouble = self.tables.head(header::TROUBLE).map_err(|source| self.error(source))?;
+        let own_new = self.tables.head(header::OWN_NEW).map_err(|source| self.error(source))?;
         self.add(&state, time, &memory::Memory::default())?;
         let (allocated, peak, live) = (state.all_allocated(), state.counts.peak, state.all_live());
         self.counts(state, time)?;
@@ -539,6 +542,7 @@ impl Recorded {
         let bytes = fs::metadata(&path).map_or(bytes, |file| file.len());
         let without_memory = trouble == tables::trouble::MEMORY;
         let without_calls = trouble == tables::trouble::CALLS;
+        let without_new = own_new != 0;
         Ok(Finished {
             pid,
             file: path,
@@ -549,6 +553,7 @@ impl Recorded {
             live,
             without_memory,
             without_calls,
+            without_new,
         })
     }
 }

@@ -319,6 +319,7 @@ impl Probes {
             live,
             without_memory: false,
             without_calls: false,
+            without_new: false,
         };
         Ok((finished, session.lost()))
     }

@@ -129,6 +129,8 @@ pub mod header {
     pub const CHANGES: usize = 22;
     /// Bytes in mappings of their own that the C library made for blocks that are live.
     pub const MAPPED: usize = 23;
+    /// 1 where the library that has `malloc` has an `operator new`, too: what that allocates is not seen.
+    pub const OWN_NEW: usize = 24;
 
     // A line of the processor's cache each.
     /// The epochs: of peaks (low half, written by the recorder), of moments (high half, written by who looks on).

@@ -253,6 +253,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         false => allocator::LIBRARY,
     };
     set(header::ALLOCATOR, whose);
+    set(header::OWN_NEW, u64::from(!is_glibc && real::has_own_new()));
     let prepared = prepare(is_glibc);
     if prepared.is_none() {
         set(header::TROUBLE, trouble::MEMORY);

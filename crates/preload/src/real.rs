@@ -142,6 +142,14 @@ pub(crate) fn replace(functions: [*mut (); FUNCTIONS]) {
     FREE.store(functions[Function::Free as usize].cast(), Relaxed);
 }
 
+/// Whether C++ programs call an `operator new` of the allocator's, which calls no `malloc` that others may stand before.
+pub(crate) fn has_own_new() -> bool {
+    // SAFETY: the name ends with a zero.
+    let new = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_Znwm".as_ptr()) };
+    let object = |address: usize| modules::find(address as u64).map(|it| it.start);
+    !new.is_null() && object(new.addr()) == object(MALLOC.load(Relaxed).addr())
+}
+
 /// Whether a function that was found by its name is ours. Its address cannot be compared with that of our own function of this
 /// name, which the loader looks up by name, too.
 fn is_ours(found: *const c_void) -> bool {

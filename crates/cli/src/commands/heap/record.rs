@@ -196,6 +196,11 @@ pub(super) fn tell(
         } else {
             eprintln!("pagewise: see `pagewise heap report {file}`");
         }
+        if recording.without_new {
+            eprintln!(
+                "pagewise: {file} is without what C++ code allocates: the allocator's library has an operator new of its own"
+            );
+        }
         if recording.without_calls {
             eprintln!(
                 "pagewise: {file} ends where the program gave up system calls (seccomp), before it ended"
