@@ -37,6 +37,8 @@ pub struct Request {
     pub every_bytes: Option<u64>,
     /// Whether children are recorded too, each into a file of its own.
     pub follow: bool,
+    /// Whether mappings that the program makes itself are recorded: `mmap` and kin.
+    pub mappings: bool,
     /// The recorder.
     pub library: Library,
 }
@@ -156,7 +158,9 @@ impl Collector {
     pub(crate) fn settings(&self) -> OsString {
         let every = self.request.every_bytes.unwrap_or(0);
         let follow = u8::from(self.request.follow);
-        let mut settings = OsString::from(format!("every={every},follow={follow},socket="));
+        let maps = u8::from(self.request.mappings);
+        let mut settings =
+            OsString::from(format!("every={every},follow={follow},maps={maps},socket="));
         settings.push(self.folder.join("s"));
         settings
     }

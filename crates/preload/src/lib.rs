@@ -17,6 +17,7 @@
 //!  peak    how much is live, and when it was most
 //!  others  threads that begin, libraries that are unloaded
 //!  guard   the other mode: objects on pages of their own, so that misuse is noticed
+//!  mappings the program's own mmap and kin, where that is asked for
 //!  inline  jumps at the entry of functions that nobody else lets us stand before
 //!  attach  a program that runs already
 //!  begin   what happens at the first call, after fork, and how a collector is greeted
@@ -46,6 +47,7 @@ mod live;
 mod lock;
 mod log;
 mod map;
+mod mappings;
 mod modules;
 mod others;
 mod peak;

@@ -480,6 +480,12 @@ impl Thread {
     /// The site of a call stack, and this thread's record of it.
     #[inline(always)]
     pub(crate) fn site(&self, at: At) -> Option<(u32, Record)> {
+        self.site_of(at, kind::HEAP)
+    }
+
+    /// The site of a call stack and a kind of memory.
+    #[inline(always)]
+    pub(crate) fn site_of(&self, at: At, kind: u32) -> Option<(u32, Record)> {
         if self.generation.get() != GENERATION.load(Relaxed) {
             self.generation.set(GENERATION.load(Relaxed));
             self.stacks.forget();
@@ -491,7 +497,7 @@ impl Thread {
         if let Some(known) = memo.record() {
             return Some(known);
         }
-        let site = memo.site(kind::HEAP)?;
+        let site = memo.site(kind)?;
         let record = self.record(site)?;
         memo.keep(site, record);
         Some((site, record))

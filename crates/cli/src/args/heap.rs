@@ -67,6 +67,9 @@ pub(crate) struct HeapRun {
     /// Take samples, one in so many bytes in the mean, instead of every call: for production
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) sample: Option<u64>,
+    /// Record memory that the program maps itself, too: mmap, mremap, brk
+    #[arg(long)]
+    pub(crate) mmap: bool,
     /// Record the command's children too, each into a file of its own: `FILE.PID`
     #[arg(long)]
     pub(crate) follow: bool,

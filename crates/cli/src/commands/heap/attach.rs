@@ -33,6 +33,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         file: file.clone(),
         every_bytes: args.sample,
         follow: false,
+        mappings: false,
         library: the_library()?,
     };
     let mut collector = Collector::open(request)?;

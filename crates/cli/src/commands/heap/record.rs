@@ -40,7 +40,13 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     // A Ctrl-C is for the command.
     let _interrupts = Interrupts::note();
     let file = args.output.clone().unwrap_or_default();
-    let request = Request { file, every_bytes: args.sample, follow: args.follow, library };
+    let request = Request {
+        file,
+        every_bytes: args.sample,
+        follow: args.follow,
+        mappings: args.mmap,
+        library,
+    };
     let mut collector = Collector::open(request)?;
     let environment = collector.environment();
     let mut launcher =
@@ -68,8 +74,8 @@ fn cannot(program: &OsStr) -> String {
 /// A program that loads no library.
 fn by_probes(args: &HeapRun, plan: &probes::Plan) -> anyhow::Result<ExitCode> {
     let (program, arguments) = args.command.split_first().context("no command was given")?;
-    if args.sample.is_some() || args.follow {
-        let why = "it is linked statically: there are no samples of it, and its children are not followed";
+    if args.sample.is_some() || args.follow || args.mmap {
+        let why = "it is linked statically: only its calls of malloc and kin are recorded, every one, and no children's";
         bail!("{}: {why}", cannot(program));
     }
     let not_run = |error| NotRun::new(program, error);

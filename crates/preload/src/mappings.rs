@@ -1,0 +1,405 @@
+//! Mappings that a program makes itself: `mmap`, `munmap`, `mremap`, `brk`, `sbrk`, where that is asked for.
+//!
+//! The C library's own calls, as those of `malloc`, do not come here. Ranges are kept in order of address in an array, under a
+//! lock: programs have hundreds. What is taken out of the middle of one leaves two pieces, of which the first counts as
+//! the block.
+
+use std::ffi::{CStr, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
+
+use pagewise_heaplog::tables::{kind, record};
+
+use crate::begin::{self, Stage};
+use crate::hooks;
+use crate::kernel;
+use crate::lock::Lock;
+use crate::others;
+use crate::peak;
+use crate::threads::{self, Thread};
+
+/// Whether mappings are recorded.
+static IS_ON: AtomicU8 = AtomicU8::new(0);
+
+/// Has them recorded from now on, or not.
+pub(crate) fn switch(on: bool) {
+    IS_ON.store(u8::from(on), Relaxed);
+}
+
+/// Forgets everything, in a child of `fork`.
+pub(crate) fn reset() {
+    LOCK.reset();
+    ROOM.store(0, Relaxed);
+    USED.store(0, Relaxed);
+}
+
+/// A part of a mapping.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Piece {
+    start: u64,
+    end: u64,
+    site: u32,
+    /// 1 where it counts as a block.
+    blocks: u32,
+}
+
+static LOCK: Lock = Lock::new();
+static PIECES: AtomicPtr<Piece> = AtomicPtr::new(std::ptr::null_mut());
+static ROOM: AtomicUsize = AtomicUsize::new(0);
+static USED: AtomicUsize = AtomicUsize::new(0);
+/// The first array's room; more than the kernel's usual limit of mappings there never are.
+const FIRST: usize = 1 << 10;
+const MOST: usize = 1 << 17;
+
+fn get(index: usize) -> Piece {
+    // SAFETY: callers stay below the number of pieces, and hold the lock.
+    unsafe { PIECES.load(Relaxed).wrapping_add(index).read() }
+}
+
+fn set(index: usize, piece: Piece) {
+    // SAFETY: callers stay below the room, and hold the lock.
+    unsafe { PIECES.load(Relaxed).wrapping_add(index).write(piece) };
+}
+
+/// Moves pieces from an index on to another.
+fn shift(from: usize, to: usize) {
+    let pieces = PIECES.load(Relaxed);
+    let count = USED.load(Relaxed) - from;
+    // SAFETY: both ranges are below the room, which callers have seen to, and the lock is held.
+    unsafe { std::ptr::copy(pieces.wrapping_add(from), pieces.wrapping_add(to), count) };
+    USED.store(USED.load(Relaxed) + to - from, Relaxed);
+}
+
+/// Room for one more piece.
+fn make_room() -> Option<()> {
+    let (used, room) = (USED.load(Relaxed), ROOM.load(Relaxed));
+    if used < room {
+        return Some(());
+    }
+    let more = (room * 2).max(FIRST);
+    if more > MOST {
+        return None;
+    }
+    let new = kernel::memory(more * size_of::<Piece>()).ok()?.cast::<Piece>();
+    let old = PIECES.load(Relaxed);
+    if room > 0 {
+        // SAFETY: both arrays have as much room, and the lock is held.
+        unsafe { std::ptr::copy_nonoverlapping(old, new, used) };
+        // SAFETY: nobody reads the old one any more, which is of `kernel::memory`.
+        unsafe { kernel::forget(old.cast(), room * size_of::<Piece>()) };
+    }
+    PIECES.store(new, Relaxed);
+    ROOM.store(more, Relaxed);
+    Some(())
+}
+
+/// The first piece that ends behind an address.
+fn first_behind(address: u64) -> usize {
+    let (mut low, mut high) = (0, USED.load(Relaxed));
+    while low < high {
+        let middle = low.midpoint(high);
+        match get(middle).end > address {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+    }
+    low
+}
+
+/// Takes a range out. For each piece of it `tell` is told its site, its bytes and its blocks.
+fn take(start: u64, end: u64, tell: &mut dyn FnMut(u32, u64, u64)) {
+    let mut index = first_behind(start);
+    while index < USED.load(Relaxed) {
+        let piece = get(index);
+        if piece.start >= end {
+            return;
+        }
+        let (from, to) = (piece.start.max(start), piece.end.min(end));
+        match (piece.start < from, to < piece.end) {
+            (false, false) => {
+                tell(piece.site, to - from, piece.blocks.into());
+                shift(index + 1, index);
+            }
+            (true, false) => {
+                tell(piece.site, to - from, 0);
+                set(index, Piece { end: from, ..piece });
+                index += 1;
+            }
+            (false, true) => {
+                tell(piece.site, to - from, 0);
+                set(index, Piece { start: to, ..piece });
+                return;
+            }
+            (true, true) => {
+                // Without room the second half is forgotten.
+                let has_room = make_room().is_some();
+                let gone = if has_room { to - from } else { piece.end - from };
+                tell(piece.site, gone, 0);
+                set(index, Piece { end: from, ..piece });
+                if has_room {
+                    shift(index + 1, index + 2);
+                    set(index + 1, Piece { start: to, blocks: 0, ..piece });
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// Adds a range that is nobody's.
+fn put(start: u64, end: u64, site: u32) -> Option<()> {
+    make_room()?;
+    let index = first_behind(start);
+    shift(index, index + 1);
+    set(index, Piece { start, end, site, blocks: 1 });
+    Some(())
+}
+
+/// Whole pages.
+fn range(start: u64, length: u64) -> (u64, u64) {
+    // SAFETY: it only asks.
+    let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
+    let end = start.saturating_add(length).checked_next_multiple_of(page).unwrap_or(u64::MAX);
+    (start & !(page - 1), end)
+}
+
+fn gone(thread: &Thread, start: u64, end: u64) {
+    let _held = LOCK.hold();
+    take(start, end, &mut |site, bytes, blocks| {
+        peak::less(thread, bytes);
+        let Some(record) = thread.record_of(site) else { return };
+        record.roll();
+        record.add(record::FREES, blocks);
+        record.add(record::FREED, bytes);
+    });
+}
+
+/// A mapping is no more.
+fn unmapped(start: u64, length: u64) {
+    if let Some(entered) = threads::enter() {
+        let (start, end) = range(start, length);
+        gone(entered.thread(), start, end);
+        threads::leave(entered);
+    }
+}
+
+/// There is a new one, in place of what was there.
+fn mapped(start: u64, length: u64, stack: u64, frame: u64) {
+    let Some(entered) = threads::enter() else { return };
+    let thread = entered.thread();
+    let (start, end) = range(start, length);
+    gone(thread, start, end);
+    if let Some((site, record)) = thread.site_of(hooks::at(stack, frame), kind::MAPPING) {
+        let held = LOCK.hold();
+        let noted = put(start, end, site);
+        drop(held);
+        if noted.is_some() {
+            record.roll();
+            record.add(record::ALLOCATIONS, 1);
+            record.add(record::ALLOCATED, end - start);
+            peak::more(thread, end - start);
+        }
+    }
+    threads::leave(entered);
+}
+
+fn is_recorded() -> bool {
+    IS_ON.load(Relaxed) != 0 && begin::stage() == Stage::Records
+}
+
+macro_rules! behind {
+    ($name:expr, $kind:ty) => {{
+        static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+        let function = others::behind(&REAL, $name);
+        // SAFETY: the symbol of this name has this type; a null pointer is none.
+        unsafe { std::mem::transmute::<*mut c_void, Option<$kind>>(function) }
+    }};
+}
+
+fn failed() -> *mut c_void {
+    libc::MAP_FAILED
+}
+
+unsafe extern "C" fn on_mmap(
+    at: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: c_long,
+    stack: u64,
+    frame: u64,
+) -> *mut c_void {
+    type Kind =
+        unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
+    const NAME: &CStr = c"mmap";
+    let Some(function) = behind!(NAME, Kind) else { return failed() };
+    // SAFETY: the program called it with these arguments.
+    let made = unsafe { function(at, length, protection, flags, file, offset) };
+    if made != failed() && is_recorded() {
+        mapped(made.addr() as u64, length as u64, stack, frame);
+    }
+    made
+}
+
+unsafe extern "C" fn on_munmap(at: *mut c_void, length: usize) -> c_int {
+    type Kind = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
+    let Some(function) = behind!(c"munmap", Kind) else { return -1 };
+    // Others may have the addresses before the call returns. The kernel refuses only what is no page's address.
+    let (start, _) = range(at.addr() as u64, 0);
+    if is_recorded() && start == at.addr() as u64 {
+        unmapped(start, length as u64);
+    }
+    // SAFETY: the program called it with these arguments.
+    unsafe { function(at, length) }
+}
+
+unsafe extern "C" fn on_mremap(
+    old: *mut c_void,
+    old_length: usize,
+    new_length: usize,
+    flags: c_int,
+    to: *mut c_void,
+    _: u64,
+    stack: u64,
+    frame: u64,
+) -> *mut c_void {
+    type Kind = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
+    let Some(function) = behind!(c"mremap", Kind) else { return failed() };
+    let is_recorded = is_recorded();
+    let stays = flags & libc::MREMAP_DONTUNMAP != 0;
+    if is_recorded && !stays && old_length != 0 {
+        unmapped(old.addr() as u64, old_length as u64);
+    }
+    // SAFETY: the program called it with these arguments.
+    let made = unsafe { function(old, old_length, new_length, flags, to) };
+    if is_recorded {
+        let (at, length) = match made == failed() {
+            // What was there is there.
+            true => (old, if stays { 0 } else { old_length }),
+            false => (made, new_length),
+        };
+        if length != 0 {
+            mapped(at.addr() as u64, length as u64, stack, frame);
+        }
+    }
+    made
+}
+
+/// Notes where the end of the program's data came to be.
+fn moved(before: u64, after: u64, stack: u64, frame: u64) {
+    if after > before {
+        mapped(before, after - before, stack, frame);
+    } else if after < before {
+        unmapped(after, before - after);
+    }
+}
+
+unsafe extern "C" fn on_sbrk(by: isize, stack: u64, frame: u64) -> *mut c_void {
+    type Kind = unsafe extern "C" fn(isize) -> *mut c_void;
+    let Some(function) = behind!(c"sbrk", Kind) else { return failed() };
+    // SAFETY: the program called it with this argument.
+    let before = unsafe { function(by) };
+    if before != failed() && by != 0 && is_recorded() {
+        let before = before.addr() as u64;
+        moved(before, before.wrapping_add_signed(by as i64), stack, frame);
+    }
+    before
+}
+
+unsafe extern "C" fn on_brk(end: *mut c_void, stack: u64, frame: u64) -> c_int {
+    type Now = unsafe extern "C" fn(isize) -> *mut c_void;
+    type Kind = unsafe extern "C" fn(*mut c_void) -> c_int;
+    let (Some(now), Some(function)) = (behind!(c"sbrk", Now), behind!(c"brk", Kind)) else {
+        return -1;
+    };
+    // SAFETY: it moves nothing.
+    let before = unsafe { now(0) };
+    // SAFETY: the program called it with this argument.
+    let result = unsafe { function(end) };
+    if result == 0 && is_recorded() {
+        moved(before.addr() as u64, end.addr() as u64, stack, frame);
+    }
+    result
+}
+
+/// A function of six arguments at most: where the stack is, and the frame pointer, are the next two.
+macro_rules! exported_six {
+    ($($name:ident $hook:ident;)*) => {$(
+        /// What programs call.
+        ///
+        /// # Safety
+        /// That of the C library's function.
+        #[cfg(not(test))]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub(crate) unsafe extern "C" fn $name() {
+            std::arch::naked_asm!("mov rax, rsp", "sub rsp, 8", "push rbp", "push rax", "call {hook}", "add rsp, 24", "ret",
+                hook = sym $hook)
+        }
+    )*};
+}
+
+/// A function of one argument.
+macro_rules! exported_one {
+    ($($name:ident $hook:ident;)*) => {$(
+        /// What programs call.
+        ///
+        /// # Safety
+        /// That of the C library's function.
+        #[cfg(not(test))]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub(crate) unsafe extern "C" fn $name() {
+            std::arch::naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym $hook)
+        }
+    )*};
+}
+
+exported_six! {
+    mmap on_mmap;
+    mmap64 on_mmap;
+    munmap on_munmap;
+    mremap on_mremap;
+}
+
+exported_one! {
+    brk on_brk;
+    sbrk on_sbrk;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is there, against a plain list of pages.
+    #[test]
+    fn ranges_are_kept_as_a_list_of_pages_would() {
+        let mut pages = [None::<u32>; 64];
+        let mut random = 1_u64;
+        let mut draw = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % below
+        };
+        for turn in 0..5000_u32 {
+            let start = draw(60);
+            let end = start + 1 + draw(64 - start);
+            let (from, to) = (start as usize, end as usize);
+            let expected = pages[from..to].iter().flatten().count() as u64;
+            let mut taken = 0;
+            take(start, end, &mut |_, bytes, _| taken += bytes);
+            assert_eq!(taken, expected, "turn {turn}");
+            pages[from..to].fill(None);
+            if turn % 3 != 0 {
+                put(start, end, turn).unwrap();
+                pages[from..to].fill(Some(turn));
+            }
+            let mut found = [None; 64];
+            for index in 0..USED.load(Relaxed) {
+                let piece = get(index);
+                found[piece.start as usize..piece.end as usize].fill(Some(piece.site));
+            }
+            assert_eq!(found, pages, "turn {turn}");
+        }
+    }
+}
