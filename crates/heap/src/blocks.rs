@@ -425,3 +425,187 @@ fn program(pid: u32, file: File, root: &ProcRoot) -> io::Result<Result<Program, 
         is_broken: false,
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use pagewise_heaplog::tables::{HEADER, LENGTH, LOG, MAGIC, log};
+
+    use super::*;
+
+    /// Tables as a recorder has them, to write into.
+    struct Tables(File);
+
+    impl Tables {
+        fn new() -> Tables {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(LENGTH as u64).unwrap();
+            let tables = Tables(file);
+            tables.head(header::MAGIC, MAGIC);
+            tables
+        }
+
+        fn head(&self, number: usize, value: u64) {
+            self.0.write_all_at(&value.to_ne_bytes(), HEADER.place(number) as u64).unwrap();
+        }
+
+        fn read(&self) -> u64 {
+            let mut word = [0; 8];
+            self.0.read_exact_at(&mut word, HEADER.place(header::LOG_READ) as u64).unwrap();
+            u64::from_ne_bytes(word)
+        }
+
+        /// Writes entries behind so many: time, address, size, and site.
+        fn log(&self, written: u64, entries: &[(u64, u64, u64, u64)]) -> u64 {
+            for (at, (time, address, size, site)) in (written..).zip(entries) {
+                let mut words = [0; log::WORDS];
+                words[log::TIME] = *time;
+                words[log::ADDRESS] = *address;
+                words[log::SIZE] = *size;
+                words[log::SITE] = *site;
+                let bytes = words.map(u64::to_ne_bytes);
+                let index = usize::try_from(at).unwrap() % LOG.room;
+                self.0.write_all_at(bytes.as_flattened(), LOG.place(index) as u64).unwrap();
+            }
+            let written = written + entries.len() as u64;
+            self.head(header::LOG_WRITTEN, written);
+            written
+        }
+
+        fn program(&self) -> Program {
+            program(7, self.0.try_clone().unwrap(), &ProcRoot::live()).unwrap().unwrap()
+        }
+    }
+
+    const NOW: u64 = 1_000_000;
+
+    fn live(programs: Vec<Program>) -> Live {
+        let mut live = Live::open(&Library::File("/dev/null".into()), 1).unwrap();
+        live.expect(7);
+        live.programs = programs;
+        live
+    }
+
+    /// Of process 7: the number of the allocation, or a word.
+    fn find(live: &mut Live, time: u64, address: u64) -> Result<u32, Owner> {
+        match live.find(7, time, address) {
+            Owner::Block(number) => Ok(number),
+            owner => Err(owner),
+        }
+    }
+
+    #[test]
+    fn an_address_is_of_the_block_that_was_there_then() {
+        let tables = Tables::new();
+        let mut live = live(vec![tables.program()]);
+        tables.log(
+            0,
+            &[
+                (10, 0, 0, 0),
+                (20, 1000, 100, 5),
+                (30, 1000, 0, 0),
+                (40, 1050, 100, 6),
+                (50, 990, 20, 5),
+            ],
+        );
+        live.drain(NOW);
+        assert_eq!(find(&mut live, 9, 1000), Err(Owner::Unrecorded));
+        assert_eq!(find(&mut live, 10, 1000), Err(Owner::Elsewhere));
+        assert_eq!(find(&mut live, 25, 1000), Ok(0));
+        assert_eq!(find(&mut live, 25, 1099), Ok(0));
+        assert_eq!(find(&mut live, 25, 1100), Err(Owner::Elsewhere));
+        assert_eq!(find(&mut live, 25, 999), Err(Owner::Elsewhere));
+        assert_eq!(find(&mut live, 35, 1000), Err(Owner::Elsewhere), "it was freed");
+        assert_eq!(find(&mut live, 45, 1060), Ok(1));
+        assert_eq!(find(&mut live, 55, 1000), Ok(0), "the same line again");
+        assert_eq!(find(&mut live, 55, 1060), Ok(1));
+        assert_eq!(live.find(8, 55, 1060), Owner::Unrecorded, "of another process");
+        assert_eq!((live.allocations[0].blocks, live.allocations[0].bytes), (2, 120));
+        assert_eq!(tables.read(), 5);
+    }
+
+    #[test]
+    fn what_lies_where_another_block_was_has_taken_its_place() {
+        let tables = Tables::new();
+        let mut live = live(vec![tables.program()]);
+        tables.log(
+            0,
+            &[
+                (1, 0, 0, 0),
+                (2, 100, 50, 1),
+                (3, 200, 50, 2),
+                (4, 120, 100, 3),
+                (5, u64::MAX, 9, 4),
+            ],
+        );
+        live.drain(NOW);
+        assert_eq!(find(&mut live, 9, 110), Err(Owner::Elsewhere));
+        assert_eq!(find(&mut live, 9, 130), Ok(2));
+        assert_eq!(find(&mut live, 9, 240), Err(Owner::Elsewhere));
+        assert_eq!(live.live.len(), 1);
+    }
+
+    #[test]
+    fn once_the_log_was_full_nothing_is_known_of_what_was_live() {
+        let tables = Tables::new();
+        let mut live = live(vec![tables.program()]);
+        let written = tables.log(0, &[(1, 0, 0, 0), (2, 100, 50, 1), (20, 300, 50, 1)]);
+        tables.head(header::LOG_FIRST_LOST, 10);
+        tables.head(header::LOG_LAST_LOST, 30);
+        live.drain(NOW);
+        assert_eq!(find(&mut live, 9, 110), Ok(0));
+        assert_eq!(find(&mut live, 21, 110), Err(Owner::Elsewhere), "it may have been freed");
+        assert_eq!(find(&mut live, 21, 310), Err(Owner::Elsewhere), "and so may this");
+        tables.log(written, &[(29, 500, 50, 1), (31, 600, 50, 1)]);
+        live.drain(NOW);
+        assert_eq!(find(&mut live, 40, 510), Err(Owner::Elsewhere));
+        assert_eq!(find(&mut live, 40, 610), Ok(0));
+        assert_eq!(live.lost, 1);
+    }
+
+    #[test]
+    fn a_log_goes_around() {
+        let tables = Tables::new();
+        let mut live = live(vec![tables.program()]);
+        let before = LOG.room as u64 - 2;
+        tables.head(header::LOG_READ, before);
+        tables.log(before, &[(1, 0, 0, 0), (2, 100, 50, 1), (3, 200, 50, 2), (4, 300, 50, 3)]);
+        live.drain(NOW);
+        let found = [110, 210, 310].map(|address| find(&mut live, 5, address));
+        assert_eq!(found, [Ok(0), Ok(1), Ok(2)]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_not_believed() {
+        let tables = Tables::new();
+        let mut live = live(vec![tables.program()]);
+        tables.log(0, &[(1, 0, 0, 0), (2, 100, 50, u64::MAX), (3, 200, 50, 1)]);
+        live.drain(NOW);
+        assert_eq!(find(&mut live, 5, 110), Err(Owner::Elsewhere));
+        assert_eq!(find(&mut live, 5, 210), Ok(0));
+        tables.head(header::LOG_WRITTEN, u64::MAX);
+        live.drain(NOW);
+        assert_eq!(find(&mut live, 6, 210), Err(Owner::Elsewhere));
+        assert_eq!(live.lost, 1);
+        let known = live.finish();
+        // The site is not in the tables.
+        assert_eq!(known.allocations[0].frames, []);
+    }
+
+    #[test]
+    fn another_program_has_none_of_the_blocks_of_the_one_before() {
+        let (first, second) = (Tables::new(), Tables::new());
+        let mut live = live(vec![first.program()]);
+        first.log(0, &[(1, 0, 0, 0), (2, 100, 50, 1)]);
+        live.drain(NOW);
+        assert_eq!(find(&mut live, 3, 110), Ok(0));
+        second.log(0, &[(20, 0, 0, 0), (21, 100, 50, 1)]);
+        live.programs.push(second.program());
+        live.drain(NOW);
+        live.replaced(7);
+        assert_eq!(find(&mut live, 11, 110), Err(Owner::Unrecorded), "before its recorder begins");
+        assert_eq!(find(&mut live, 20, 110), Err(Owner::Elsewhere));
+        assert_eq!(find(&mut live, 22, 110), Ok(1), "another, though its number is the same");
+    }
+}

@@ -178,7 +178,11 @@ fn allocated<'a>(
     let all: Vec<&Frame> = frames(recording, &allocation.frames).collect();
     let own = all.iter().position(|frame| !passes_on(frame) && !is_of_c(frame));
     let own = own.or_else(|| all.iter().position(|frame| !passes_on(frame))).unwrap_or(0);
-    (all.get(own).map(|frame| Place::of(frame)), all.get(own + 1).map(|frame| function(frame)))
+    let by = all.get(own).map(|frame| Place::of(frame));
+    // Who calls itself says nothing.
+    let callers = all.iter().skip(own + 1).map(|frame| function(frame));
+    let from = callers.into_iter().find(|it| by.is_none_or(|by| by.function != *it));
+    (by, from)
 }
 
 fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
@@ -214,12 +218,13 @@ fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
     let all = recording.count();
     let each = |cell: &dyn Fn(&Group<'_>) -> Value| Cells::Values(shown.iter().map(cell).collect());
     // Of what only the allocator touched no block is told of.
-    let known = |blocks: u64, value: Value| if blocks == 0 { Value::None } else { value };
+    let known = |row: &Group<'_>, value| if row.blocks == 0 { Value::None } else { value };
+    let long = |column| Column { audience: Audience::Long, ..column };
     let people =
         |key, label, cells| Column { audience: Audience::People, ..Column::new(key, label, cells) };
     let mut columns = vec![
         Column::new("faults", "FAULTS", each(&|row| Value::Count(row.faults))),
-        Column::new("share", "SHARE", each(&|row| share(row.faults, all))),
+        long(Column::new("share", "SHARE", each(&|row| share(row.faults, all)))),
         people(
             "touched_at",
             "TOUCHED BY",
@@ -235,15 +240,8 @@ fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
             "CALLED FROM",
             each(&|row| row.between.called_from.map_or(Value::None, |it| Value::Name(called(it)))),
         ),
-        Column {
-            audience: Audience::Long,
-            ..Column::new(
-                "blocks",
-                "BLOCKS",
-                each(&|row| known(row.blocks, Value::Count(row.blocks))),
-            )
-        },
-        Column::new("bytes", "BYTES", each(&|row| known(row.blocks, Value::Bytes(row.bytes)))),
+        long(Column::new("blocks", "BLOCKS", each(&|row| known(row, Value::Count(row.blocks))))),
+        long(Column::new("bytes", "BYTES", each(&|row| known(row, Value::Bytes(row.bytes))))),
         for_programs(Column::new(
             "touched_by",
             "",

@@ -1,7 +1,7 @@
 //! Reports of recordings whose sums are known.
 
 use pagewise_model::faults::{
-    Kind, Mapped, Owner, Recording, Row, Source, Thread, TimeLine, VERSION,
+    Allocation, Heap, Kind, Mapped, Owner, Recording, Row, Source, Thread, TimeLine, VERSION,
 };
 use pagewise_model::report::{Block, Report, Value};
 use pagewise_model::traced::{Frame, Line};
@@ -130,4 +130,84 @@ fn a_saved_recording_may_hold_anything() {
     let report = faults(&broken, &Options::default());
     assert!(!report.blocks.is_empty());
     assert_eq!(broken.profile().stacks, [vec![]]);
+}
+
+/// `touch` faults in blocks that `make` asked for through a wrapper; `memset` of the C library, called by `main`, in others.
+fn with_heap(owners: &[(u32, Owner, u64)]) -> Recording {
+    let of_c = |function: &str, line| Frame {
+        module: Some("/lib/libc.so.6".into()),
+        ..frame(function, line)
+    };
+    let mut recording = recording(&[]);
+    recording.frames.extend([frame("make", 5), frame("xmalloc", 6), of_c("memset", 7)]);
+    recording.stacks = vec![vec![0, 1], vec![4, 1]];
+    let allocation = |blocks, frames: &[u32]| Allocation {
+        blocks,
+        bytes: blocks * 10 * PAGE,
+        frames: frames.to_vec(),
+    };
+    let allocations = vec![allocation(2, &[3, 2, 1]), allocation(0, &[4, 1])];
+    recording.heap = Some(Heap { least: PAGE, lost: 0, refused: 0, allocations });
+    recording.rows = owners
+        .iter()
+        .map(|(stack, owner, count)| Row {
+            stack: *stack,
+            mapping: 0,
+            thread: 0,
+            kind: Kind::Anonymous,
+            by_kernel: false,
+            owner: *owner,
+            count: *count,
+            took_ns: None,
+        })
+        .collect();
+    recording
+}
+
+#[test]
+fn faults_are_added_up_by_who_touched_and_who_allocated() {
+    let rows = [
+        (0, Owner::Block(0), 9),
+        (1, Owner::Block(0), 4),
+        (0, Owner::Allocator(0), 3),
+        (0, Owner::Allocator(1), 2),
+        (0, Owner::Recorder, 7),
+        (0, Owner::Elsewhere, 5),
+        (0, Owner::Unrecorded, 6),
+        (1, Owner::Block(0), 1),
+    ];
+    let report = faults(&with_heap(&rows), &Options::default());
+    let allocations = table(&report, "allocations");
+    assert_eq!(column(allocations, "faults"), [9, 5, 3, 2].map(Value::Count));
+    let names = |names: [&str; 4]| names.map(|name| Value::Name(name.into()));
+    let touched = column(allocations, "touched_at");
+    assert_eq!(touched[..2], names(["touch (a.c:12)", "main (a.c:30)", "", ""])[..2]);
+    assert_eq!(touched[2], Value::text("the allocator"));
+    let allocated = names(["make (a.c:5)", "make (a.c:5)", "make (a.c:5)", "main (a.c:30)"]);
+    assert_eq!(column(allocations, "allocated_at"), allocated);
+    assert_eq!(column(allocations, "called_from")[0], Value::Name("main".into()));
+    assert_eq!(column(allocations, "blocks")[0], Value::Count(2));
+    assert_eq!(column(allocations, "blocks")[3], Value::None, "no block is told of");
+    let stacks = table(&report, "allocation_stacks");
+    assert_eq!(column(stacks, "faults"), [17, 2].map(Value::Count));
+    assert_eq!(column(stacks, "by_allocator"), [3, 2].map(Value::Count));
+    let fact = |key: &str| {
+        let facts = report.blocks.iter().filter_map(|block| match block {
+            Block::Facts(facts) if facts.key == "heap" => Some(&facts.facts),
+            _ => None,
+        });
+        facts.flatten().find(|fact| fact.key == key).map(|fact| fact.value.clone()).unwrap()
+    };
+    let sums = ["in_blocks", "by_allocator", "elsewhere", "by_recorder", "unrecorded"].map(fact);
+    assert_eq!(sums, [14, 5, 5, 7, 6].map(Value::Count));
+}
+
+#[test]
+fn numbers_of_allocations_that_are_not_there_harm_nobody() {
+    let mut broken = with_heap(&[(9, Owner::Block(9), 1), (0, Owner::Block(0), 2)]);
+    broken.heap.as_mut().unwrap().allocations[0].frames = vec![99, 98];
+    let report = faults(&broken, &Options::default());
+    assert_eq!(column(table(&report, "allocations"), "faults"), [Value::Count(2)]);
+    assert_eq!(column(table(&report, "allocations"), "allocated_at"), [Value::None]);
+    assert_eq!(broken.profile().samples.len(), 2);
 }

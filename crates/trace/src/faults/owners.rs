@@ -113,3 +113,84 @@ fn alike_of<'a>(frames: impl Iterator<Item = &'a Frame>) -> Alike {
     let known = |frame: &Frame| Some((frame.function.clone()?, frame.line.clone()));
     frames.filter_map(known).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is known of two allocations; frames without a name are the recorder's.
+    #[derive(Debug)]
+    struct Told;
+
+    fn frame(name: &str, offset: u64) -> Frame {
+        let function = Some(name.to_owned()).filter(|name| !name.is_empty());
+        Frame { function, module: None, offset, line: None, inlined: false }
+    }
+
+    impl Blocks for Told {
+        fn drain(&mut self, _now: u64) {}
+
+        fn find(&mut self, _pid: u32, _time: u64, _address: u64) -> Owner {
+            Owner::Elsewhere
+        }
+
+        fn replaced(&mut self, _pid: u32) {}
+
+        fn is_recorder(&self, frame: &Frame) -> bool {
+            frame.function.is_none()
+        }
+
+        fn finish(&mut self) -> Known {
+            let allocation = |names: &[&str]| Allocation {
+                blocks: 1,
+                bytes: 1,
+                frames: names.iter().map(|name| frame(name, 1)).collect(),
+            };
+            let allocations = vec![allocation(&["idle"]), allocation(&["make", "main"])];
+            Known { is_known: true, allocations, ..Known::default() }
+        }
+    }
+
+    #[test]
+    fn call_stacks_tell_what_the_allocator_touched_and_for_whom() {
+        // Places that two sources name differ in their offsets.
+        let names = ["sbrk", "", "make", "main", "other"];
+        let mut frames: Vec<Frame> = names.iter().map(|name| frame(name, 2)).collect();
+        let stacks =
+            [vec![2, 3], vec![1, 2, 3], vec![0, 1, 1, 2, 3], vec![0, 1, 4, 3], vec![0, 1], vec![]];
+        let owners = Owners::of(Some(Box::new(Told)), &mut frames, &stacks);
+        let settled = |stack| owners.settled(Owner::Elsewhere, stack);
+        let found: Vec<Owner> = (0..6).map(settled).collect();
+        let (allocator, elsewhere) = (Owner::Allocator, Owner::Elsewhere);
+        assert_eq!(
+            found,
+            [elsewhere, Owner::Recorder, allocator(1), allocator(2), allocator(3), elsewhere]
+        );
+        assert_eq!(owners.settled(Owner::Block(1), 2), Owner::Block(1), "what is known stays");
+        assert_eq!(owners.settled(Owner::Unrecorded, 2), Owner::Unrecorded);
+        let row = |owner| Row {
+            stack: 0,
+            mapping: 0,
+            thread: 0,
+            kind: pagewise_model::faults::Kind::Anonymous,
+            by_kernel: false,
+            owner,
+            count: 1,
+            took_ns: None,
+        };
+        let mut rows = [row(Owner::Block(1)), row(allocator(2)), row(allocator(1))];
+        let (heap, _) = owners.finish(&mut rows);
+        let kept = heap.unwrap().allocations;
+        assert_eq!(rows.map(|row| row.owner), [Owner::Block(0), allocator(1), allocator(0)]);
+        let first = |at: usize| frames[kept[at].frames[0] as usize].function.clone().unwrap();
+        assert_eq!((first(0), first(1)), ("make".to_owned(), "other".to_owned()));
+        assert_eq!((kept.len(), kept[0].blocks, kept[1].blocks), (2, 1, 0));
+    }
+
+    #[test]
+    fn without_a_recorder_nothing_is_said() {
+        let owners = Owners::of(None, &mut Vec::new(), &[vec![]]);
+        assert_eq!(owners.settled(Owner::Elsewhere, 0), Owner::Unrecorded);
+        assert_eq!(owners.finish(&mut []).0, None);
+    }
+}
