@@ -71,27 +71,26 @@ impl Run {
         assert!(self.output.status.success(), "{:?}: {}", self.output.status, self.said());
         report(&self.file())
     }
+}
 
-    /// What was recorded by functions whose names begin with `prefix`.
-    fn by_function(&self, prefix: &str) -> BTreeMap<String, Did> {
-        let mut did = BTreeMap::<String, Did>::new();
-        let mut of = |what: &str, set: fn(&mut Did, u64)| {
-            for (stack, number) in stacks(&self.file(), what) {
-                let function = stack.split(';').find(|name| name.starts_with(prefix));
-                if let Some(function) = function {
-                    set(did.entry(function.to_owned()).or_default(), number);
-                }
-            }
-        };
-        of("allocations", |did, number| did.blocks += number);
-        of("allocated", |did, number| did.bytes += number);
-        of("leaked", |did, number| did.left_bytes += number);
-        did
+/// What was recorded by functions whose names begin with `prefix`: the outermost on each call stack.
+fn by_function(report: &Value, prefix: &str) -> BTreeMap<String, Did> {
+    let mut functions = BTreeMap::<String, Did>::new();
+    for site in report["sites"].as_array().unwrap() {
+        let stack = site["stack"].as_array().unwrap().iter().rev();
+        let mut names = stack.map(|call| call.as_str().unwrap().split(' ').next().unwrap());
+        if let Some(name) = names.find(|name| name.starts_with(prefix)) {
+            let did = functions.entry(name.to_owned()).or_default();
+            did.blocks += number(site, "allocations");
+            did.bytes += number(site, "allocated_bytes");
+            did.left_bytes += number(site, "leaked_bytes");
+        }
     }
+    functions
 }
 
 fn report(file: &Path) -> Value {
-    fixture::json(&["heap", "report", "--json", file.to_str().unwrap()])
+    fixture::recorder::report(file)
 }
 
 /// Numbers by call stack.
@@ -133,7 +132,7 @@ fn every_function_of_mallocs_family_is_counted_as_the_program_counts() {
     let expected: BTreeMap<_, _> =
         told.iter().map(|(name, (did, _))| (name.clone(), *did)).collect();
     assert_eq!(expected.len(), 13);
-    assert_eq!(run.by_function("case_"), expected);
+    assert_eq!(by_function(&report, "case_"), expected);
     let totals = &report["totals"];
     assert_eq!(number(totals, "unknown_frees"), 0);
     // Beyond these functions, the program only prints, and leaves nothing.
@@ -233,11 +232,11 @@ fn hard_with(case: &str, options: &[&str]) -> (Run, Value) {
     }
     let told = told(&run.printed());
     assert!(!told.is_empty(), "{case}");
-    let did = run.by_function("case_");
+    let report = report(&run.file());
+    let did = by_function(&report, "case_");
     for (function, (expected, _)) in told {
         assert_eq!(did.get(&function), Some(&expected), "{case}: {function}");
     }
-    let report = report(&run.file());
     assert_eq!(number(&report, "totals.unknown_frees"), 0, "{case}");
     (run, report)
 }
@@ -528,7 +527,7 @@ fn programs_with_another_allocator_are_counted_alike() {
             // Its `reallocarray` is its own, and calls no `realloc` of anybody's.
             expected.remove("case_array");
         }
-        assert_eq!(run.by_function("case_"), expected, "{}", library.display());
+        assert_eq!(by_function(&report, "case_"), expected, "{}", library.display());
         assert_eq!(number(&report, "totals.unknown_frees"), 0);
         assert!(run.said().contains("operator new of its own"), "{}", run.said());
     }
@@ -650,7 +649,7 @@ fn call_stacks_of_cxx_are_those_that_the_languages_own_unwinder_finds() {
         assert!(count > 60 && deepest > 33, "{words:?}: {count} stacks, {deepest} deep");
         let expected = told(&run.printed())["case_new"].0;
         assert_eq!(
-            run.by_function("case_new").values().fold(Did::default(), |sum, did| Did {
+            by_function(&run.report(), "case_new").values().fold(Did::default(), |sum, did| Did {
                 blocks: sum.blocks + did.blocks,
                 bytes: sum.bytes + did.bytes,
                 left_bytes: sum.left_bytes + did.left_bytes,
@@ -733,12 +732,50 @@ fn a_library_where_another_was_before_is_not_taken_for_it() {
     let program = built(folder.path(), "loads", &[], source);
     let words = [&program, &one, &two].map(|path| path.to_str().unwrap());
     let run = Run::of(&[], &words);
-    assert_eq!(number(&run.report(), "totals.unknown_frees"), 0);
+    let report = run.report();
+    assert_eq!(number(&report, "totals.unknown_frees"), 0);
     if run.printed() != "1\n" {
         fixture::lacks("two libraries at the same address");
     }
     let did = |blocks, bytes, left_bytes| Did { blocks, bytes, left_bytes };
     let expected = [("case_one", did(60, 60_060, 10_010)), ("case_two", did(60, 120_120, 20_020))];
     let expected = expected.map(|(name, did)| (name.to_owned(), did));
-    assert_eq!(run.by_function("case_"), BTreeMap::from(expected));
+    assert_eq!(by_function(&report, "case_"), BTreeMap::from(expected));
+}
+
+/// Parts of python's own tests: what they print of themselves, but for times, and how they end.
+#[test]
+fn python_passes_its_own_tests_as_it_does_plainly() {
+    let tests = ["test_thread", "test_fork1", "test_dict", "test_resource", "test_generators"];
+    let words = [&["python3", "-m", "test", "-v"][..], &tests].concat();
+    let found = tool(
+        "python3",
+        &[
+            "-c",
+            "import importlib.util as u; print(bool(u.find_spec('test.regrtest') or u.find_spec('test.libregrtest')))",
+        ],
+    );
+    if found.is_none_or(|found| found.trim() != "True") {
+        return fixture::lacks("python3's own tests");
+    }
+    // Lines such as `test_abort (test.test_x.Y.test_abort) ... ok`, in the order of their names.
+    let results = |output: &Output| {
+        let text =
+            String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
+        let ends = [" ... ok", " ... FAIL", " ... ERROR"];
+        let is_result = |line: &&str| ends.iter().any(|end| line.ends_with(end));
+        let mut lines: Vec<String> = text.lines().filter(is_result).map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let mut plain = Command::new(words[0]);
+    plain.args(&words[1..]).env("PYTHONMALLOC", "malloc").stdin(Stdio::null());
+    let plain = plain.output().unwrap();
+    let run = Run::with(&["--follow"], &words, |pagewise| {
+        pagewise.env("PYTHONMALLOC", "malloc");
+    });
+    assert!(results(&plain).len() > 100, "{plain:?}");
+    assert_eq!(results(&run.output), results(&plain));
+    assert_eq!(run.output.status, plain.status, "{}", run.said());
+    assert!(number(&report(&run.file()), "totals.allocations") > 100_000);
 }
