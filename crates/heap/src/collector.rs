@@ -39,6 +39,8 @@ pub struct Request {
     pub follow: bool,
     /// Whether mappings that the program makes itself are recorded: `mmap` and kin.
     pub mappings: bool,
+    /// Whether blocks of pagewise's own allocators are recorded.
+    pub pools: bool,
     /// The recorder.
     pub library: Library,
 }
@@ -159,8 +161,9 @@ impl Collector {
         let every = self.request.every_bytes.unwrap_or(0);
         let follow = u8::from(self.request.follow);
         let maps = u8::from(self.request.mappings);
-        let mut settings =
-            OsString::from(format!("every={every},follow={follow},maps={maps},socket="));
+        let pools = u8::from(self.request.pools);
+        let words = format!("every={every},follow={follow},maps={maps},pools={pools},socket=");
+        let mut settings = OsString::from(words);
         settings.push(self.folder.join("s"));
         settings
     }

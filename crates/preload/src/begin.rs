@@ -12,7 +12,7 @@ use crate::kernel::{self, File};
 use crate::modules;
 use crate::real::{self, Whose};
 use crate::shared::{self, head};
-use crate::{attach, live, log, mappings, rows, sampling, threads, tree};
+use crate::{attach, live, log, mappings, pools, rows, sampling, threads, tree};
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +95,7 @@ pub(crate) fn is_recording() -> bool {
     live::reset();
     log::reset();
     mappings::reset();
+    pools::reset();
     // SAFETY: nobody writes it any more.
     let settings = unsafe { &*SETTINGS.0.get() };
     if record(settings).is_none() {
@@ -220,6 +221,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
             b"log" => least = number(value)?,
             b"follow" => FOLLOW.store(u8::from(number(value)? != 0), Ordering::Relaxed),
             b"maps" => mappings::switch(number(value)? != 0),
+            b"pools" => pools::switch(number(value)? != 0),
             b"guard" => guard.rate = number(value)?,
             b"most" => guard.most = number(value)?,
             b"then" => guard.goes_on = value == b"continue",

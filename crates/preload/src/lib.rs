@@ -18,6 +18,7 @@
 //!  others  threads that begin, libraries that are unloaded
 //!  guard   the other mode: objects on pages of their own, so that misuse is noticed
 //!  mappings the program's own mmap and kin, where that is asked for
+//!  pools   blocks of pagewise's own allocators, where that is asked for
 //!  inline  jumps at the entry of functions that nobody else lets us stand before
 //!  attach  a program that runs already
 //!  begin   what happens at the first call, after fork, and how a collector is greeted
@@ -51,6 +52,7 @@ mod mappings;
 mod modules;
 mod others;
 mod peak;
+mod pools;
 mod real;
 mod rows;
 mod sampling;

@@ -1,4 +1,4 @@
-//! Those who check each access: valgrind's memcheck, and AddressSanitizer.
+//! Those who check each access: valgrind's memcheck, and AddressSanitizer; and the recorder of heaps, which counts each block.
 //!
 //! valgrind is asked by a sequence of instructions that do nothing on a processor and that it knows when it translates
 //! them. AddressSanitizer is there where its runtime is: its two functions for custom allocators are looked up by name,
@@ -11,6 +11,8 @@ use crate::source::Block;
 
 #[cfg(feature = "os")]
 mod asan;
+#[cfg(feature = "os")]
+mod recorder;
 #[cfg(feature = "os")]
 mod valgrind;
 
@@ -30,7 +32,9 @@ pub fn checked() -> bool {
         // Miri needs no telling.
         _ if cfg!(miri) => false,
         0 => {
-            let found = valgrind::is_running() || asan::is_there();
+            // Each is asked: there may be two.
+            let recorded = recorder::is_there();
+            let found = valgrind::is_running() || asan::is_there() || recorded;
             FOUND.store(if found { SOMEBODY } else { NOBODY }, Relaxed);
             found
         }
@@ -67,7 +71,7 @@ impl Drop for Quiet {
     }
 }
 
-/// Defines a function that tells both, where anyone is there.
+/// Defines a function that tells all, where anyone is there.
 macro_rules! tell {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*);)*) => {
         $($(#[$doc])*
@@ -76,6 +80,7 @@ macro_rules! tell {
             if checked() {
                 asan::$name($($argument),*);
                 valgrind::$name($($argument),*);
+                recorder::$name($($argument),*);
             }
             #[cfg(not(feature = "os"))]
             let _ = ($($argument),*);

@@ -70,6 +70,9 @@ pub(crate) struct HeapRun {
     /// Record memory that the program maps itself, too: mmap, mremap, brk
     #[arg(long)]
     pub(crate) mmap: bool,
+    /// Record each block of pagewise's own allocators, too, which are slower then; see `pagewise pools`
+    #[arg(long)]
+    pub(crate) pools: bool,
     /// Record the command's children too, each into a file of its own: `FILE.PID`
     #[arg(long)]
     pub(crate) follow: bool,

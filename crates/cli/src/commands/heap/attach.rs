@@ -34,6 +34,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         every_bytes: args.sample,
         follow: false,
         mappings: false,
+        pools: false,
         library: the_library()?,
     };
     let mut collector = Collector::open(request)?;

@@ -45,6 +45,7 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
         every_bytes: args.sample,
         follow: args.follow,
         mappings: args.mmap,
+        pools: args.pools,
         library,
     };
     let mut collector = Collector::open(request)?;
@@ -74,7 +75,7 @@ fn cannot(program: &OsStr) -> String {
 /// A program that loads no library.
 fn by_probes(args: &HeapRun, plan: &probes::Plan) -> anyhow::Result<ExitCode> {
     let (program, arguments) = args.command.split_first().context("no command was given")?;
-    if args.sample.is_some() || args.follow || args.mmap {
+    if args.sample.is_some() || args.follow || args.mmap || args.pools {
         let why = "it is linked statically: only its calls of malloc and kin are recorded, every one, and no children's";
         bail!("{}: {why}", cannot(program));
     }

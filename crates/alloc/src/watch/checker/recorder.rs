@@ -1,0 +1,79 @@
+//! The recorder of `pagewise heap run --pools`: who handed out which block.
+
+use core::cell::Cell;
+use core::ffi::{CStr, c_void};
+use core::mem;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use crate::source::Block;
+
+/// `void pagewise_heap_pool(unsigned what, void *start, size_t size)`, of the library that the recorded program loads.
+static TOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// What is told; see `pools.rs` of the recorder.
+mod told {
+    pub(super) const ALLOCATED: u32 = 0;
+    pub(super) const FREED: u32 = 1;
+    pub(super) const RESIZED: u32 = 2;
+    pub(super) const GONE: u32 = 3;
+}
+
+/// Looks for the recorder, and asks it whether it wants to be told.
+pub(super) fn is_there() -> bool {
+    let (wants, told) = (find(c"pagewise_heap_wants_pools"), find(c"pagewise_heap_pool"));
+    if wants.is_null() || told.is_null() {
+        return false;
+    }
+    // SAFETY: the function of this name has this type.
+    let wants: unsafe extern "C" fn() -> bool = unsafe { mem::transmute(wants) };
+    // SAFETY: it only answers.
+    let wants = unsafe { wants() };
+    if wants {
+        TOLD.store(told, Relaxed);
+    }
+    wants
+}
+
+fn find(name: &CStr) -> *mut c_void {
+    // SAFETY: the name ends with NUL.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+fn tell(what: u32, start: NonNull<u8>, size: usize) {
+    let function = TOLD.load(Relaxed);
+    if !function.is_null() {
+        // SAFETY: the function of this name has this type.
+        let function: unsafe extern "C" fn(u32, *const c_void, usize) =
+            unsafe { mem::transmute(function) };
+        // SAFETY: it keeps the address as a number and touches nothing there.
+        unsafe { function(what, start.as_ptr().cast(), size) };
+    }
+}
+
+/// Nothing is handed out of it yet.
+pub(super) fn taken(_pool: &Cell<usize>, _block: Block) {}
+
+pub(super) fn given_back(block: Block) {
+    tell(told::GONE, block.start, block.size);
+}
+
+/// Its blocks were given back.
+pub(super) fn destroyed(_pool: &Cell<usize>) {}
+
+pub(super) fn allocated(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
+    tell(told::ALLOCATED, start, size);
+}
+
+pub(super) fn resized(_pool: &Cell<usize>, start: NonNull<u8>, _old: usize, new: usize) {
+    tell(told::RESIZED, start, new);
+}
+
+pub(super) fn freed(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
+    tell(told::FREED, start, size);
+}
+
+/// Which of it is defined is not its business.
+pub(super) fn defined(_start: NonNull<u8>, _size: usize) {}
+
+pub(super) fn hidden(_start: NonNull<u8>, _size: usize) {}
