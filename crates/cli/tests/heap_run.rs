@@ -262,6 +262,12 @@ fn a_peak_is_known_as_well_as_is_said() {
     assert_peak(&report, 8 * (2 << 20) + 3_000_000 + 8 * A_THREAD);
     let (_, report) = hard("beside");
     assert_peak(&report, 40_000 + A_THREAD);
+    // No moment that was seen is above it.
+    let (_, report) = hard("fork_among_threads");
+    let moments = report["timeline"].as_array().unwrap();
+    let highest = moments.iter().map(|moment| number(moment, "live")).max();
+    assert!(highest <= Some(number(&report, "totals.peak_bytes")), "{report}");
+    assert_eq!(number(&report, "peak.tree.bytes"), number(&report, "totals.peak_bytes"));
     // One that is the first thread's alone is not forgotten for another's.
     let (_, report) = hard("standard");
     assert_eq!(number(&report, "totals.peak_bytes"), 50_000_000);

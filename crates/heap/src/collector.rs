@@ -413,6 +413,16 @@ struct Recorded {
     checkpoint: Duration,
     peak: u32,
     peak_at_ns: Option<u64>,
+    /// The moment with the most, where it was a peak when it was seen.
+    highest: Highest,
+}
+
+/// What was live when most was seen.
+#[derive(Debug, Default)]
+struct Highest {
+    peak: Amount,
+    live: Vec<Amount>,
+    time_ns: u64,
 }
 
 impl Recorded {
@@ -465,6 +475,7 @@ impl Recorded {
             checkpoint: Duration::from_secs(1),
             peak: 0,
             peak_at_ns: None,
+            highest: Highest::default(),
         }))
     }
 
@@ -477,7 +488,8 @@ impl Recorded {
         let before = Instant::now();
         let spent = cpu_time();
         let time = before.duration_since(self.began);
-        let state = self.tables.state(true).map_err(|source| self.error(source))?;
+        let mut state = self.tables.state(true).map_err(|source| self.error(source))?;
+        self.settle_peak(&mut state, time);
         let memory = memory::read(root, Pid(self.pid), &self.tables, state.mapped);
         self.add(&state, time, &memory)?;
         if time >= self.checkpoint {
@@ -491,6 +503,25 @@ impl Recorded {
         let took = cpu_time().saturating_sub(spent);
         self.next = before + self.step.max(took * SHARE);
         Ok(())
+    }
+
+    /// Of several threads the recorder knows peaks only so well: a moment that was seen may have been higher.
+    fn settle_peak(&mut self, state: &mut State, time: Duration) {
+        let peak = &mut state.counts.peak;
+        if self.highest.peak.bytes > peak.bytes {
+            *peak = self.highest.peak;
+            let live =
+                self.highest.live.iter().copied().chain(std::iter::repeat(Amount::default()));
+            for (site, live) in state.counts.sites.iter_mut().zip(live) {
+                site.at_peak = live;
+            }
+            self.peak = state.peak;
+            self.peak_at_ns = Some(self.highest.time_ns);
+            state.is_peak = false;
+        } else if state.is_peak {
+            let time_ns = nanoseconds(time);
+            self.highest = Highest { peak: *peak, live: state.live.clone(), time_ns };
+        }
     }
 
     /// Writes down a moment.
@@ -533,7 +564,8 @@ impl Recorded {
     fn finish(mut self, how: Ending) -> Result<Finished, Error> {
         let time = self.began.elapsed();
         let runs_on = how == Ending::Detached;
-        let state = self.tables.state(runs_on).map_err(|source| self.error(source))?;
+        let mut state = self.tables.state(runs_on).map_err(|source| self.error(source))?;
+        self.settle_peak(&mut state, time);
         let trouble = self.tables.head(header::TROUBLE).map_err(|source| self.error(source))?;
         let own_new = self.tables.head(header::OWN_NEW).map_err(|source| self.error(source))?;
         self.add(&state, time, &memory::Memory::default())?;
