@@ -95,6 +95,8 @@ pub struct Attached {
     recorder: Range<u64>,
     /// What ends the recording.
     detach: u64,
+    /// Whether functions begin with jumps.
+    hooked: bool,
 }
 
 /// The beginning of a function.
@@ -153,8 +155,13 @@ impl Attached {
         let entries = process.entries(tables).map_err(|source| process.unreadable(source))?;
         let own = tables.head(hooks::OWN).map_err(|source| process.unreadable(source))?;
         let recorder = process.recorder(detach)?;
-        let attached = Attached { process, entries, own, recorder, detach };
-        attached.hook()?;
+        let mut attached = Attached { process, entries, own, recorder, detach, hooked: false };
+        if let Err(error) = attached.hook() {
+            // The recorder is to give its memory back; why it is of no use is told.
+            let _ = attached.end();
+            return Err(error);
+        }
+        attached.hooked = true;
         Ok(attached)
     }
 
@@ -173,9 +180,14 @@ impl Attached {
         let Some(stopped) = stopped else {
             return Err(Refused::NeverSafe { pid: self.process.pid, waited: PATIENCE });
         };
-        let written = entries
-            .iter()
-            .try_for_each(|entry| self.process.memory.write_all_at(&entry.after, entry.at));
+        let memory = &self.process.memory;
+        let written =
+            entries.iter().try_for_each(|entry| memory.write_all_at(&entry.after, entry.at));
+        if written.is_err() {
+            for entry in &entries {
+                let _ = memory.write_all_at(&entry.before, entry.at);
+            }
+        }
         drop(stopped);
         written.map_err(|source| self.process.unreadable(source))
     }
@@ -213,6 +225,9 @@ impl Attached {
 
     /// Puts back what functions begin with. False where there is other code now.
     fn unhook(&self) -> io::Result<bool> {
+        if !self.hooked {
+            return Ok(true);
+        }
         for entry in &self.entries {
             let mut now = [0; JUMP];
             if self.process.memory.read_exact_at(&mut now, entry.at).is_err() || now != entry.after
