@@ -7,12 +7,13 @@ use pagewise_model::report::{
     Audience, Block, Cells, Column, Facts, Label, Paragraph, Report, Shape, Table, Value,
 };
 use pagewise_model::traced::Frame;
-use pagewise_model::watched::{Access, Ended, Hit, Known, Watched};
+use pagewise_model::watched::{Access, Ended, Held, Hit, Known, Watched};
 use pagewise_model::{Name, Reading};
 
 use crate::blocks::{facts_of, for_programs, table};
 use crate::explain::fact;
 use crate::filter::{Bound, Datum, Error, Filter, Kind};
+use crate::heap::frames::passes_on;
 
 /// What to show.
 #[derive(Clone, Copy, Debug, Default)]
@@ -142,6 +143,10 @@ fn title(watched: &Watched) -> Vec<Value> {
     ]
 }
 
+fn words_of(frame: &Frame) -> Value {
+    Value::Name(Name::new(with_its_line(frame).as_bytes()))
+}
+
 fn about(watched: &Watched) -> Facts {
     let command = watched.command.iter().cloned().map(Value::Name).collect();
     let mapping = match &watched.mapping {
@@ -150,6 +155,16 @@ fn about(watched: &Watched) -> Facts {
         None => Value::None,
     };
     let count = |count: u64| Value::Count(count);
+    let of_block =
+        |value: &dyn Fn(&Held) -> Value| watched.block.as_ref().map_or(Value::None, value);
+    let offset = |block: &Held| watched.address.saturating_sub(block.start);
+    let bytes = |bytes: Option<u64>| bytes.map_or(Value::None, Value::Bytes);
+    let who = |block: &Held| {
+        let own = block.frames.iter().find(|frame| !passes_on(frame)).or(block.frames.first());
+        own.map_or(Value::None, words_of)
+    };
+    let allocated_by = of_block(&who);
+    let block_frames = |block: &Held| Value::List(block.frames.iter().map(words_of).collect());
     facts_of(
         "watched",
         "",
@@ -163,6 +178,31 @@ fn about(watched: &Watched) -> Facts {
             fact("address", "address", Value::Address(watched.address), ""),
             fact("length", "bytes", count(watched.length), ""),
             fact("mapping", "in", mapping, "").hidden_if(watched.mapping.is_none()),
+            fact(
+                "block_offset",
+                "byte",
+                of_block(&|it| count(offset(it))),
+                meaning("block_offset"),
+            )
+            .hidden_if(watched.block.is_none()),
+            fact(
+                "block_size",
+                "of a block of",
+                of_block(&|it| bytes(it.size)),
+                meaning("block_size"),
+            )
+            .hidden_if(watched.block.as_ref().is_none_or(|it| it.size.is_none())),
+            fact(
+                "block_room",
+                "of a block with room for",
+                of_block(&|it| bytes(it.room)),
+                meaning("block_room"),
+            )
+            .hidden_if(watched.block.as_ref().is_none_or(|it| it.size.is_some())),
+            fact("allocated_by", "that was allocated by", allocated_by, meaning("allocated_by"))
+                .hidden_if(watched.block.is_none()),
+            fact("block_frames", "", of_block(&block_frames), meaning("block_frames"))
+                .for_programs(),
             fact("first", "at first", value_of(&watched.first), ""),
             fact("reads", "reads too", Value::Flag(watched.reads), "").hidden_if(!watched.reads),
             fact(

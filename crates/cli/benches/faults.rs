@@ -1,4 +1,5 @@
-//! What recording page faults costs a command, and how large the recording is: against perf, and against no one.
+//! What recording page faults costs a command, and how large the recording is: against perf, and against no one; and what it
+//! costs to know whose memory it is.
 //!
 //! `cargo bench -p pagewise --bench faults`, as root
 
@@ -33,6 +34,21 @@ fn main() {
         goal(&results, "pagewise faults", 1.0, None);
         let size = |path: &std::path::Path| std::fs::metadata(path).map_or(0, |file| file.len());
         println!("perf.data: {} bytes; saved: {} bytes", size(&theirs), size(&ours));
+    }
+    let program = compile("heapfaults").display().to_string();
+    for (title, act, rounds) in [
+        ("A start-up and 90 faults", "pairs 1", 21),
+        ("360,000 faults in blocks", "pairs 4000", 11),
+    ] {
+        let run = |before: &str| format!("{before} {program} {act} >/dev/null; true");
+        let faults = |more: &str| format!("{PAGEWISE} faults {more} -o /dev/null --");
+        let runners = [
+            Runner::shell("pagewise faults", &run(&faults(""))),
+            Runner::shell("pagewise faults --heap", &run(&faults("--heap"))),
+            Runner::shell("pagewise faults --heap=1", &run(&faults("--heap=1"))),
+            Runner::shell("nobody", &run("")),
+        ];
+        race(title, rounds, &runners);
     }
     // What stays is in the folder of temporary files.
     let _ = std::fs::remove_dir_all(&folder);

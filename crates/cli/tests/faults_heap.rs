@@ -7,8 +7,9 @@ mod fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -217,4 +218,62 @@ fn what_is_saved_opens_again_and_what_was_saved_before_does_too() {
     fs::write(path, saved.to_string()).unwrap();
     let broken = fixture::json(&["faults", "--json", "--from", path]);
     assert_eq!(broken["allocations"], serde_json::json!([]));
+}
+
+#[test]
+fn who_watches_a_word_of_a_block_is_told_who_allocated_it() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    // Some fill their room, others do not; large ones have mappings of their own.
+    for size in [40, 1000, 1031, 300_000] {
+        let mut recorded = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+            .args(["heap", "run", "-o", folder.path().join("word.pwh").to_str().unwrap(), "--"])
+            .arg(program("heapfaults"))
+            .args(["word", &size.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = BufReader::new(recorded.stdout.take().unwrap());
+        let mut facts = BTreeMap::new();
+        loop {
+            let mut line = String::new();
+            assert!(out.read_line(&mut line).unwrap() > 0, "it ends too early");
+            match line.trim().split_once(" = ") {
+                Some((key, value)) => facts.insert(key.to_owned(), value.parse::<u64>().unwrap()),
+                None => break,
+            };
+        }
+        let watch = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+            .args(["watch", &facts["process.pid"].to_string()])
+            .args([&format!("{:#x}", facts["word.address"]), "8", "--count", "1", "--json"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut watch = watch;
+        let mut said = BufReader::new(watch.stderr.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        assert!(line.starts_with("watching "), "{line}");
+        recorded.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        let watched = watch.wait_with_output().unwrap();
+        drop(recorded.stdin.take());
+        assert_eq!(recorded.wait().unwrap().code(), Some(7));
+        let report: Value = serde_json::from_slice(&watched.stdout).unwrap();
+        let watched = &report["watched"];
+        assert_eq!(watched["block_offset"], 24, "{size}: {watched}");
+        let room = number(watched, "block_room");
+        match size {
+            300_000 => assert!(watched["block_size"].is_null(), "{watched}"),
+            _ => assert_eq!(number(watched, "block_size"), size + 1, "{watched}"),
+        }
+        let page = rustix::param::page_size() as u64;
+        assert!(room > size && room < size + page.max(32), "{watched}");
+        let by = watched["allocated_by"].as_str().unwrap();
+        assert!(by.starts_with("word") && by.contains(&facts["small.line"].to_string()), "{by}");
+        assert_eq!(report["hits"].as_array().unwrap().len(), 1);
+    }
 }

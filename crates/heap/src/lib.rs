@@ -4,6 +4,7 @@
 //! a [`pagewise_model::heap::Recording`] with functions and lines.
 #![forbid(unsafe_code)]
 
+mod at;
 mod attach;
 mod blocks;
 mod collector;
@@ -16,6 +17,7 @@ pub mod probes;
 mod resolve;
 mod tables;
 
+pub use at::block_at;
 pub use attach::{Attached, Refused};
 pub use blocks::Live;
 pub use collector::{Collector, Finished, Request};

@@ -1128,6 +1128,21 @@ fields! {
             "";
     }
     "watch" {
+        "block_offset" "count" ""
+            "Where in a block of the heap the bytes were when it began, in bytes from its start."
+            "Known where a recorder is in the process: pagewise heap run.";
+        "block_size" "bytes" ""
+            "The size of that block, as asked for."
+            "Of large blocks it is not known from outside: see block_room.";
+        "block_room" "bytes" ""
+            "What the allocator gave for that block."
+            "";
+        "allocated_by" "text" ""
+            "Who asked for that block, and the line."
+            "";
+        "block_frames" "text" ""
+            "Who asked for that block, then its callers."
+            "";
         "time" "s" ""
             "When the kernel noted the access, from the start of the watching."
             "Some microseconds after it.";

@@ -24,6 +24,9 @@ pub struct Watched {
     pub symbol: Option<Name>,
     /// The mapping that they were in when it began, and whether it was shared; none where there was none.
     pub mapping: Option<(Name, bool)>,
+    /// The block of the heap that they were in when it began, where a recorder in the process tells.
+    #[serde(default)]
+    pub block: Option<Held>,
     /// Whether reads count as well.
     pub reads: bool,
     /// Whether what the kernel does for the process counts as well.
@@ -97,6 +100,19 @@ pub struct Hit {
     pub kernel: Option<InKernel>,
     /// Which of the call stacks.
     pub stack: u32,
+}
+
+/// A block of the heap.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Where it begins.
+    pub start: u64,
+    /// How many bytes were asked for; none where only its room is known, as of large blocks.
+    pub size: Option<u64>,
+    /// How many bytes the allocator gave; none where it does not tell.
+    pub room: Option<u64>,
+    /// Who asked for it, then its callers.
+    pub frames: Vec<Frame>,
 }
 
 /// What was done.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagewise_analysis::watch::{self, Options, When};
+use pagewise_heap::block_at;
 use pagewise_model::calls;
 use pagewise_model::mapping::{Mapping, Sharing};
 use pagewise_model::watched::{Ended, Hit, Watched};
@@ -375,6 +376,7 @@ fn made(
         length: found.length,
         symbol: found.symbol,
         mapping: found.mapping,
+        block: None,
         reads: seen.asked.reads,
         kernel: watch.kernel().clone(),
         first: watch.first().clone(),
@@ -407,6 +409,7 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
     }
     let found = find(asked, &root, pid)?;
     let ends = open_pid(pid)?;
+    let block = block_at(&root, pid, found.address);
     let interrupts = Interrupts::note_all();
     let mut watch = Watch::open(&root, pid.0, found.address, found.length, asked.reads)?;
     let name = Name::new(stat.name.as_bytes());
@@ -425,7 +428,7 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
             has_ended(&ends).then_some(Ended::Process(None))
         })
     })?;
-    Ok(made(watch, seen, found, pid, name, ended))
+    Ok(Watched { block, ..made(watch, seen, found, pid, name, ended) })
 }
 
 /// A process, to be asked whether it has ended.

@@ -1,0 +1,175 @@
+//! The block that an address of a running process lies in now, where a recorder in the process keeps a map of them.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+
+use pagewise_heaplog::recording::Recording;
+use pagewise_heaplog::tables::header;
+use pagewise_model::watched::Held;
+use pagewise_model::{AddrRange, Name, Pid};
+use pagewise_proc::{ProcRoot, maps};
+use pagewise_sys::remote;
+use pagewise_trace::FileSymbols;
+
+use crate::resolve;
+use crate::tables::Tables;
+
+// As the recorder's `live` makes its map: a table of leaves, each for so many bits of an address, with a cell for each place
+// where a block can begin.
+const LEAF: u32 = 27;
+const SPACE: u32 = 47;
+/// The lowest bits of a cell of 4 bytes, how much smaller the block is than its room, and where the site is.
+const SLACK: u64 = 0x1f;
+const SITE_SHIFT: u32 = 6;
+/// Bits of the size in a cell of 8 bytes.
+const SIZE_BITS: u32 = 37;
+/// Bits in the size before a block of the C library's, and that it has a mapping of its own.
+const FLAGS: u64 = 7;
+const MAPPED: u64 = 2;
+/// That the block before is in use.
+const BEFORE_IS_USED: u64 = 1;
+/// Bytes of the C library's words before a block.
+const HEAD: u64 = 16;
+/// So many bytes of cells are read at a time, and at most.
+const PIECE: u64 = 4 << 10;
+const MOST: u64 = 16 << 20;
+
+/// The block at an address; none where no recorder tells, where there is no block, and where it is not sure which.
+pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<Held> {
+    let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
+    let is_of_recorder = |name: &Name| name.as_bytes().starts_with(b"/memfd:pagewise-heap");
+    let shared = mappings.iter().find(|mapping| is_of_recorder(&mapping.name))?;
+    let AddrRange { start, end } = shared.range;
+    let file = File::open(root.file(pid, &format!("map_files/{start:x}-{end:x}"))).ok()?;
+    let mut tables = Tables::open(file).ok()?;
+    let map = tables.head(header::LIVE_MAP).ok()?;
+    let mapping = mappings.iter().find(|mapping| mapping.range.contains(address))?.range;
+    let process = Process { pid: pid.0 };
+    let found = process.find(map & !3, map & 3 == 1, mapping, address)?;
+    let path = fs::read_link(root.file(pid, "exe")).ok()?.into_os_string().into_vec();
+    let new = tables.news(&path).ok()?;
+    let recording = Recording {
+        modules: new.modules,
+        places: new.places,
+        nodes: new.nodes,
+        sites: new.sites,
+        ..Recording::default()
+    };
+    let mut symbols = FileSymbols::default();
+    let stacks = resolve::stacks(recording, &[found.site], &mut symbols, &mut Vec::new());
+    let frames = stacks.into_iter().next()?;
+    Some(Held { start: found.start, size: found.size, room: found.room, frames })
+}
+
+/// A block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Found {
+    start: u64,
+    /// One of these is known.
+    size: Option<u64>,
+    room: Option<u64>,
+    site: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Process {
+    pid: u32,
+}
+
+impl Process {
+    fn word(self, address: u64) -> Option<u64> {
+        let read = remote::read_each::<8>(self.pid, &[address]).ok()?;
+        read.first()?.map(u64::from_ne_bytes)
+    }
+
+    fn read(self, address: u64, length: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+        let range = address..address.saturating_add(length);
+        let got = remote::read(self.pid, std::slice::from_ref(&range), &mut bytes)?;
+        bytes.truncate(got);
+        Ok(bytes)
+    }
+
+    /// The nearest block that begins at an address or before it in a mapping, if it reaches so far.
+    fn find(self, map: u64, is_glibc: bool, mapping: AddrRange, address: u64) -> Option<Found> {
+        let (shift, width) = if is_glibc { (5, 4) } else { (4, 8) };
+        // Behind the last cell to look at.
+        let mut end = (address >> shift) + 1;
+        let first = mapping.start >> shift;
+        let mut read = 0;
+        while end > first && read < MOST {
+            let in_leaf = LEAF - shift;
+            let number = (end - 1) >> in_leaf;
+            let begin = first.max(number << in_leaf).max(end.saturating_sub(PIECE / width));
+            if number >> (SPACE - LEAF) != 0 {
+                return None;
+            }
+            let leaf = self.word(map.checked_add(number * 8)?)?;
+            if leaf != 0 {
+                let place = leaf.checked_add((begin - (number << in_leaf)) * width)?;
+                let bytes = self.read(place, (end - begin) * width).ok()?;
+                let cells = bytes.chunks_exact(usize::try_from(width).ok()?);
+                let cells: Vec<(u64, &[u8])> = (begin..end).zip(cells).collect();
+                for (at, cell) in cells.into_iter().rev() {
+                    let mut word = [0; 8];
+                    word[..cell.len()].copy_from_slice(cell);
+                    let cell = u64::from_ne_bytes(word);
+                    if cell != 0 {
+                        match self.block(at << shift, cell, is_glibc, mapping)? {
+                            // It begins behind the address.
+                            found if found.start > address => continue,
+                            found => {
+                                let length = found.size.or(found.room)?;
+                                let ends = found.start.saturating_add(length);
+                                return Some(found).filter(|_| address < ends);
+                            }
+                        }
+                    }
+                }
+            }
+            read += PIECE;
+            end = begin;
+        }
+        None
+    }
+
+    /// The block that a cell tells of.
+    fn block(self, start: u64, cell: u64, is_glibc: bool, mapping: AddrRange) -> Option<Found> {
+        let site = |number: u64| u32::try_from(number).ok()?.checked_sub(1);
+        if !is_glibc {
+            let size = cell & ((1 << SIZE_BITS) - 1);
+            let site = site(cell >> (SIZE_BITS + 1))?;
+            return Some(Found { start, size: Some(size), room: None, site });
+        }
+        let site = site(cell >> SITE_SHIFT)?;
+        // A cell is of 32 bytes, and blocks begin at multiples of 16: which it is the words before them say.
+        let both = [start, start + HEAD].map(|start| (start, self.room(start, mapping)));
+        let (start, room) = match both {
+            [(start, Some(room)), (_, None)] | [(_, None), (start, Some(room))] => (start, room),
+            _ => return None,
+        };
+        let slack = cell & SLACK;
+        // Of blocks that have more room than that the recorder keeps the size elsewhere.
+        let size = if slack == SLACK { None } else { Some(room.checked_sub(slack)?) };
+        Some(Found { start, size, room: Some(room), site })
+    }
+
+    /// How many bytes a block has, if one of the C library's begins here: its header makes sense, and that behind it.
+    fn room(self, start: u64, mapping: AddrRange) -> Option<u64> {
+        let chunk = start.checked_sub(HEAD).filter(|chunk| *chunk >= mapping.start)?;
+        let head = self.word(start - 8)?;
+        let (size, is_mapped) = (head & !FLAGS, head & MAPPED != 0);
+        let end = chunk.checked_add(size).filter(|end| *end <= mapping.end)?;
+        if size < 2 * HEAD || !size.is_multiple_of(HEAD) {
+            return None;
+        }
+        if is_mapped {
+            return Some(size - HEAD);
+        }
+        // The last chunk of a heap is none that was handed out, so another follows.
+        let next = self.word(end + 8).filter(|_| end < mapping.end)?;
+        let makes_sense = next & BEFORE_IS_USED != 0 && (next & !FLAGS).is_multiple_of(HEAD);
+        makes_sense.then_some(size - 8)
+    }
+}
