@@ -16,7 +16,7 @@ use std::process::Command;
 use race::{Runner, compile, goal, race};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 
 const SQL: &str = "\
 PRAGMA journal_mode=OFF;
