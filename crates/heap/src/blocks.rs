@@ -9,12 +9,10 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
 
 use pagewise_heaplog::recording::{Begin, Recording};
 use pagewise_heaplog::tables::{greeting, header, trouble};
@@ -25,10 +23,11 @@ use pagewise_proc::ProcRoot;
 use pagewise_trace::FileSymbols;
 use pagewise_trace::faults::{Blocks, Known};
 
-use crate::collector::{hear, preload};
+use crate::collector::hear;
 use crate::error::Error;
 use crate::hook::{self, Why};
-use crate::library::{Library, folder};
+use crate::library::{Library, NAME};
+use crate::meeting::Answered;
 use crate::resolve;
 use crate::tables::{Logged, Tables};
 
@@ -42,13 +41,10 @@ const PASSES: [&str; 4] = ["pthread_create", "thrd_create", "dlclose", "prctl"];
 /// Follows the blocks of one process.
 #[derive(Debug)]
 pub struct Live {
-    recorder: PathBuf,
+    meeting: Answered,
     least: u64,
-    folder: PathBuf,
     expected: Arc<AtomicU32>,
     refused: Arc<AtomicUsize>,
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
     heard: Receiver<Result<Program, Why>>,
     not_hooked: Option<Why>,
     /// The programs that the process has been, by `execve`.
@@ -106,30 +102,18 @@ impl Live {
     /// # Errors
     /// Where no socket can be made.
     pub fn open(library: &Library, least: u64) -> Result<Live, Error> {
-        let folder = folder().map_err(Error::Socket)?;
-        let (expected, refused, ends) = <(Arc<_>, Arc<_>, Arc<AtomicBool>)>::default();
+        let (expected, refused) = <(Arc<_>, Arc<_>)>::default();
         let (sender, heard) = channel();
-        let begin = || -> io::Result<(JoinHandle<()>, PathBuf)> {
-            let recorder = library.place(&folder)?;
-            let listener = UnixListener::bind(folder.join("s"))?;
-            let (expected, refused, ends) =
-                (Arc::clone(&expected), Arc::clone(&refused), Arc::clone(&ends));
-            let named = thread::Builder::new().name("listener".to_owned());
-            let listen = move || listen(&listener, &ends, &expected, &refused, &sender);
-            Ok((named.spawn(listen)?, recorder))
-        };
-        let (thread, recorder) = begin().map_err(|error| {
-            let _ = fs::remove_dir_all(&folder);
-            Error::Socket(error)
+        let root = ProcRoot::live();
+        let (whom, others) = (Arc::clone(&expected), Arc::clone(&refused));
+        let meeting = Answered::open(library, move |stream| {
+            answer(stream, &root, &whom, &others, &sender);
         })?;
         Ok(Live {
-            recorder,
+            meeting,
             least: least.max(1),
-            folder,
             expected,
             refused,
-            ends,
-            thread: Some(thread),
             heard,
             not_hooked: None,
             programs: Vec::new(),
@@ -145,10 +129,7 @@ impl Live {
 
     /// The variables that a program is to have in its environment, beside ours.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let settings = format!("every=0,follow=0,log={},socket=", self.least);
-        let mut settings = OsString::from(settings);
-        settings.push(self.folder.join("s"));
-        vec![("LD_PRELOAD".into(), preload(&self.recorder)), (greeting::VARIABLE.into(), settings)]
+        self.meeting.environment(&format!("every=0,follow=0,log={}", self.least))
     }
 
     /// Says which process it is.
@@ -340,7 +321,7 @@ impl Blocks for Live {
     }
 
     fn is_recorder(&self, frame: &Frame) -> bool {
-        let is_its = |module: &Name| module.base().starts_with(resolve::RECORDER);
+        let is_its = |module: &Name| module.base().starts_with(NAME.as_bytes());
         let passes = |name: &str| PASSES.contains(&name);
         frame.module.as_ref().is_some_and(is_its) && !frame.function.as_deref().is_some_and(passes)
     }
@@ -371,43 +352,24 @@ impl Blocks for Live {
     }
 }
 
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Release);
-        // It waits for somebody to connect.
-        let _ = UnixStream::connect(self.folder.join("s"));
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-/// Answers recorders, which wait for that.
-fn listen(
-    listener: &UnixListener,
-    ends: &AtomicBool,
+/// Answers a recorder, which waits for that.
+fn answer(
+    mut stream: UnixStream,
+    root: &ProcRoot,
     expected: &AtomicU32,
     refused: &AtomicUsize,
     heard: &Sender<Result<Program, Why>>,
 ) {
-    let root = ProcRoot::live();
-    for stream in listener.incoming() {
-        if ends.load(Ordering::Acquire) {
-            return;
-        }
-        let Ok(mut stream) = stream else { continue };
-        // Who does not say who it is is none of ours.
-        let Ok(Some((pid, _, file))) = hear(&stream) else { continue };
-        let is_it = pid == expected.load(Ordering::Acquire);
-        let program = is_it.then(|| program(pid, file, &root)).and_then(Result::ok);
-        let is_recorded = matches!(program, Some(Ok(_)));
-        refused.fetch_add(usize::from(!is_it), Ordering::Relaxed);
-        // What it writes is read from here on.
-        let is_heard = program.is_some_and(|program| heard.send(program).is_ok());
-        let answer = if is_recorded && is_heard { greeting::YES } else { greeting::NO };
-        let _ = stream.write_all(&[answer]);
-    }
+    // Who does not say who it is is none of ours.
+    let Ok(Some((pid, _, file))) = hear(&stream) else { return };
+    let is_it = pid == expected.load(Ordering::Acquire);
+    let program = is_it.then(|| program(pid, file, root)).and_then(Result::ok);
+    let is_recorded = matches!(program, Some(Ok(_)));
+    refused.fetch_add(usize::from(!is_it), Ordering::Relaxed);
+    // What it writes is read from here on.
+    let is_heard = program.is_some_and(|program| heard.send(program).is_ok());
+    let answer = if is_recorded && is_heard { greeting::YES } else { greeting::NO };
+    let _ = stream.write_all(&[answer]);
 }
 
 /// A program that can be recorded; else why its `malloc` cannot be hooked.

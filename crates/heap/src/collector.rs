@@ -24,7 +24,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use crate::error::Error;
 use crate::hook::{self, Why};
-use crate::library::{Library, folder};
+use crate::library::Library;
+use crate::meeting::Meeting;
 use crate::memory;
 use crate::tables::{State, Tables};
 
@@ -49,9 +50,7 @@ pub struct Request {
 #[derive(Debug)]
 pub struct Collector {
     request: Request,
-    folder: PathBuf,
-    /// The recorder's file.
-    recorder: PathBuf,
+    meeting: Meeting,
     listener: UnixListener,
     root: ProcRoot,
     /// The process that the recording is of; the others are its children.
@@ -110,20 +109,11 @@ impl Collector {
     /// # Errors
     /// Where no socket can be made.
     pub fn open(request: Request) -> Result<Collector, Error> {
-        let folder = folder().map_err(Error::Socket)?;
-        let listen = || -> io::Result<(UnixListener, PathBuf)> {
-            let listener = UnixListener::bind(folder.join("s"))?;
-            listener.set_nonblocking(true)?;
-            Ok((listener, request.library.place(&folder)?))
-        };
-        let (listener, recorder) = listen().map_err(|error| {
-            let _ = fs::remove_dir_all(&folder);
-            Error::Socket(error)
-        })?;
+        let (meeting, listener) = Meeting::open(&request.library)?;
+        listener.set_nonblocking(true).map_err(Error::Socket)?;
         Ok(Collector {
             request,
-            folder,
-            recorder,
+            meeting,
             listener,
             root: ProcRoot::live(),
             first: None,
@@ -140,9 +130,7 @@ impl Collector {
 
     /// The variables that a program is to have in its environment to be recorded, beside ours.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let preload = preload(&self.recorder);
-        let settings = self.settings();
-        vec![("LD_PRELOAD".into(), preload), (greeting::VARIABLE.into(), settings)]
+        self.meeting.environment(&self.words())
     }
 
     /// Says which process the recording is of, and the file that it goes into.
@@ -153,30 +141,32 @@ impl Collector {
 
     /// The recorder.
     pub(crate) fn library(&self) -> &Path {
-        &self.recorder
+        self.meeting.recorder()
     }
 
     /// What a recorder is to be told.
     pub(crate) fn settings(&self) -> OsString {
+        self.meeting.settings(&self.words())
+    }
+
+    /// How to record.
+    fn words(&self) -> String {
         let every = self.request.every_bytes.unwrap_or(0);
         let follow = u8::from(self.request.follow);
         let maps = u8::from(self.request.mappings);
         let pools = u8::from(self.request.pools);
-        let words = format!("every={every},follow={follow},maps={maps},pools={pools},socket=");
-        let mut settings = OsString::from(words);
-        settings.push(self.folder.join("s"));
-        settings
+        format!("every={every},follow={follow},maps={maps},pools={pools}")
     }
 
     /// Lets a running process, which may be another user's, come to the socket.
     pub(crate) fn open_to(&mut self, root: &ProcRoot, pid: u32) -> Result<(), Error> {
         self.attaches = true;
         let owner = fs::metadata(root.file(Pid(pid), "mem")).map_err(Error::Socket)?;
-        let ours = fs::metadata(&self.folder).map_err(Error::Socket)?;
+        let ours = fs::metadata(self.meeting.folder()).map_err(Error::Socket)?;
         if owner.uid() == ours.uid() {
             return Ok(());
         }
-        for path in [self.folder.join("s"), self.folder.clone()] {
+        for path in [self.meeting.socket(), self.meeting.folder().to_owned()] {
             chown(&path, Some(owner.uid()), None).map_err(Error::Socket)?;
         }
         Ok(())
@@ -336,22 +326,6 @@ impl Collector {
         finished.sort_by_key(|finished| finished.file != self.request.file);
         Ok(finished)
     }
-}
-
-impl Drop for Collector {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-/// What is to be loaded before all else, with what was to be in any case.
-pub(crate) fn preload(library: &Path) -> OsString {
-    let mut preload = library.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
-    preload
 }
 
 /// Whether a process has not ended.
@@ -540,15 +514,8 @@ impl Recorded {
             resident: memory.resident,
             tree: Some(tree(&state.live)),
         };
-        let writer = &mut self.writer;
-        let mut write = || -> io::Result<()> {
-            writer.modules(&new.modules)?;
-            writer.places(&new.places)?;
-            writer.nodes(&new.nodes)?;
-            writer.sites(&new.sites)?;
-            writer.moment(&moment)
-        };
-        write().map_err(|source| Error::File { path: self.path.clone(), source })
+        new.write(&moment, &mut self.writer)
+            .map_err(|source| Error::File { path: self.path.clone(), source })
     }
 
     fn counts(&mut self, state: State, time: Duration) -> Result<(), Error> {

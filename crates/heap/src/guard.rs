@@ -5,12 +5,9 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
 use std::time::Duration;
 
 use pagewise_heaplog::guard::{
@@ -23,9 +20,9 @@ use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::ProcRoot;
 use pagewise_trace::{FileSymbols, Module};
 
-use crate::collector::preload;
 use crate::error::Error;
-use crate::library::{Library, folder};
+use crate::library::{Library, NAME};
+use crate::meeting::Answered;
 
 /// What is wanted of a guard.
 #[derive(Clone, Debug)]
@@ -99,12 +96,8 @@ struct RawModule {
 #[derive(Debug)]
 pub struct Listener {
     wanted: Wanted,
-    folder: PathBuf,
-    /// The library's file.
-    recorder: PathBuf,
+    meeting: Answered,
     heard: Receiver<Heard>,
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// How long a guard that has connected may take to say all.
@@ -116,22 +109,18 @@ impl Listener {
     /// # Errors
     /// Where no socket can be made.
     pub fn open(wanted: Wanted) -> Result<Listener, Error> {
-        let folder = folder().map_err(Error::Socket)?;
-        let ends = Arc::new(AtomicBool::new(false));
         let (sender, heard) = channel();
-        let begin = || -> io::Result<(JoinHandle<()>, PathBuf)> {
-            let recorder = wanted.library.place(&folder)?;
-            let listener = UnixListener::bind(folder.join("s"))?;
-            let ends = Arc::clone(&ends);
-            let named = thread::Builder::new().name("listener".to_owned());
-            let thread = named.spawn(move || listen(&listener, &ends, &sender))?;
-            Ok((thread, recorder))
-        };
-        let (thread, recorder) = begin().map_err(|error| {
-            let _ = fs::remove_dir_all(&folder);
-            Error::Socket(error)
+        let root = ProcRoot::live();
+        let meeting = Answered::open(&wanted.library, move |mut stream| {
+            // Who says what cannot be read is no guard of ours; an answer is given to what somebody reads.
+            let message = hear(&mut stream).map(|words| read(&words, &root));
+            if let Ok(Some(message)) = message
+                && sender.send(message).is_ok()
+            {
+                let _ = stream.write_all(&[greeting::YES]);
+            }
         })?;
-        Ok(Listener { wanted, folder, recorder, heard, ends, thread: Some(thread) })
+        Ok(Listener { wanted, meeting, heard })
     }
 
     /// The variables that a program is to have in its environment to be guarded, beside ours.
@@ -144,11 +133,9 @@ impl Listener {
             Side::Start => "start",
             Side::Chance => "chance",
         };
-        let settings =
-            format!("guard={rate},most={most_bytes},then={then},side={side},marks={marks},socket=");
-        let mut settings = OsString::from(settings);
-        settings.push(self.folder.join("s"));
-        vec![("LD_PRELOAD".into(), preload(&self.recorder)), (greeting::VARIABLE.into(), settings)]
+        self.meeting.environment(&format!(
+            "guard={rate},most={most_bytes},then={then},side={side},marks={marks}"
+        ))
     }
 
     /// What was said, as soon as it is; none where nothing is for so long.
@@ -161,36 +148,6 @@ impl Listener {
                 None
             }
         }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Release);
-        // It waits for somebody to connect.
-        let _ = UnixStream::connect(self.folder.join("s"));
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-fn listen(listener: &UnixListener, ends: &AtomicBool, heard: &Sender<Heard>) {
-    let root = ProcRoot::live();
-    for stream in listener.incoming() {
-        if ends.load(Ordering::Acquire) {
-            return;
-        }
-        let Ok(mut stream) = stream else { continue };
-        // Who says what cannot be read is no guard of ours.
-        let Ok(Some(message)) = hear(&mut stream).map(|words| read(&words, &root)) else {
-            continue;
-        };
-        if heard.send(message).is_err() {
-            return;
-        }
-        let _ = stream.write_all(&[greeting::YES]);
     }
 }
 
@@ -355,9 +312,6 @@ pub struct Resolver {
     known: HashMap<(Vec<u8>, Vec<u8>, u64), Vec<Frame>>,
 }
 
-/// The library's own file: what it does in a program is not the program's.
-const RECORDER: &[u8] = b"libpagewise_preload.so";
-
 impl Resolver {
     /// A bug with functions and lines.
     pub fn resolve(&mut self, raw: Raw) -> Bug {
@@ -402,7 +356,7 @@ impl Resolver {
                 continue;
             };
             let name = Name::new(&module.path);
-            if frames.is_empty() && name.base().starts_with(RECORDER) {
+            if frames.is_empty() && name.base().starts_with(NAME.as_bytes()) {
                 continue;
             }
             let offset = address.wrapping_sub(module.bias).wrapping_sub(is_return.into());

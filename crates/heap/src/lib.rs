@@ -12,6 +12,7 @@ mod error;
 pub mod guard;
 mod hook;
 mod library;
+mod meeting;
 mod memory;
 pub mod probes;
 mod resolve;

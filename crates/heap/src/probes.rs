@@ -278,15 +278,8 @@ impl Probes {
             resident,
             tree: Some(tree(&self.state.live_by_site())),
         };
-        let writer = &mut self.writer;
-        let mut write = || -> io::Result<()> {
-            writer.modules(&new.modules)?;
-            writer.places(&new.places)?;
-            writer.nodes(&new.nodes)?;
-            writer.sites(&new.sites)?;
-            writer.moment(&moment)
-        };
-        write().map_err(|source| crate::Error::File { path: self.path.clone(), source })
+        new.write(&moment, &mut self.writer)
+            .map_err(|source| crate::Error::File { path: self.path.clone(), source })
     }
 
     /// Ends it. What was recorded, and how many events were lost.

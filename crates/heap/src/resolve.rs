@@ -14,12 +14,12 @@ use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
 use pagewise_trace::{FileSymbols, Module, Unusable};
 
+use crate::library::NAME;
+
 /// What of a call stack is kept: the innermost calls. Who calls itself without end says no more the longer it is.
 const DEEPEST: usize = 1024;
 /// What of all call stacks is kept, in calls: no file that is made to harm makes more.
 const CALLS: usize = 1 << 26;
-/// The recorder's file: what it does in a program is not the program's.
-pub(crate) const RECORDER: &[u8] = b"libpagewise_preload.so";
 
 /// For a recording that does not say which.
 const SMALLEST_PAGE: PageSize = match PageSize::new(512) {
@@ -203,7 +203,8 @@ impl Frames {
         for (module, asked) in modules.iter().zip(&by_module).filter(|(_, asked)| !asked.is_empty())
         {
             let name = Name::new(&module.path);
-            let is_recorder = name.base().starts_with(RECORDER);
+            // What the recorder does in a program is not the program's.
+            let is_recorder = name.base().starts_with(NAME.as_bytes());
             // A return address is behind the call: the call itself may be the last of its line or function.
             let instruction =
                 |at: &usize| places[*at].address.wrapping_sub(module.bias).wrapping_sub(1);

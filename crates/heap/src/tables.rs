@@ -1,16 +1,17 @@
 //! The tables that a recorder shares, read from outside.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use pagewise_heaplog::recording::{
-    Amount, Counted, Counts, Kind, Module, Node, Place, ROOT, Site, Thread,
+    Amount, Counted, Counts, Kind, Module, Moment, Node, Place, ROOT, Site, Thread,
 };
 use pagewise_heaplog::tables::{
     self, CELLS, CHUNKS, CREDIT, HEADER, LOG, MAGIC, MODULES, NODES, OWN, OWNERS, PLACES, RECORDS,
     SITES, STRINGS, THREADS, Table, header, kind, log, module, record, thread,
 };
+use pagewise_heaplog::writer::Writer;
 
 /// Pieces in which tables are read.
 const PIECE: usize = 1 << 20;
@@ -61,6 +62,21 @@ pub(crate) struct NewLog {
     pub entries: Vec<Logged>,
     /// From when to when entries were lost, if any were.
     pub lost: Option<(u64, u64)>,
+}
+
+impl New {
+    /// Writes it down, and a moment that may name it.
+    pub(crate) fn write<W: Write>(
+        &self,
+        moment: &Moment,
+        writer: &mut Writer<W>,
+    ) -> io::Result<()> {
+        writer.modules(&self.modules)?;
+        writer.places(&self.places)?;
+        writer.nodes(&self.nodes)?;
+        writer.sites(&self.sites)?;
+        writer.moment(moment)
+    }
 }
 
 /// What is counted now.
