@@ -58,16 +58,6 @@ const AT_FREE: &[&str] = &[
     "underflow_write_pages",
 ];
 
-/// Whether the library that programs load is built. Says so where not.
-fn has_library() -> bool {
-    let library =
-        Path::new(env!("CARGO_BIN_EXE_pagewise")).with_file_name("libpagewise_preload.so");
-    if !library.exists() {
-        fixture::lacks("libpagewise_preload.so is not built: `cargo build -p pagewise-preload`");
-    }
-    library.exists()
-}
-
 /// Runs a command with all its objects guarded. What was printed, and the report.
 fn guard(words: &[&str], command: &[&str]) -> (Output, Value) {
     let folder = TempDir::new().unwrap();
@@ -187,9 +177,6 @@ fn translated(bug: &Value) -> (&'static str, &str) {
 
 #[test]
 fn every_mistake_is_found_with_the_stacks_that_addresssanitizer_gives() {
-    if !has_library() {
-        return;
-    }
     let cases = AT_ONCE.iter().map(|name| (name, "end"));
     for (name, side) in cases.chain(BEFORE.iter().map(|name| (name, "start"))) {
         let Some(verdict) = verdict(name) else { return };
@@ -211,9 +198,6 @@ fn every_mistake_is_found_with_the_stacks_that_addresssanitizer_gives() {
 
 #[test]
 fn what_was_written_beside_an_object_is_found_when_it_is_freed() {
-    if !has_library() {
-        return;
-    }
     for name in AT_FREE {
         let Some(verdict) = verdict(name) else { return };
         let (output, report) = misuse(&["--rate", "1"], name);
@@ -238,9 +222,6 @@ fn line(end: &str) -> u32 {
 
 #[test]
 fn memcheck_finds_the_same() {
-    if !has_library() {
-        return;
-    }
     let program = program("misuse");
     for name in AT_ONCE.iter().chain(BESIDE).chain(AT_FREE) {
         let Ok(output) = Command::new("valgrind").arg("-q").arg(&program).arg(name).output() else {
@@ -277,9 +258,6 @@ fn memcheck_finds_the_same() {
 
 #[test]
 fn an_access_a_page_away_is_still_told_with_its_object() {
-    if !has_library() {
-        return;
-    }
     for (name, access) in [("overflow_read_page", "read"), ("overflow_write_page", "write")] {
         let (_, report) = misuse(&["--rate", "1"], name);
         let bug = only(&report);
@@ -295,9 +273,6 @@ fn an_access_a_page_away_is_still_told_with_its_object() {
 
 #[test]
 fn what_is_never_freed_is_looked_at_in_the_end() {
-    if !has_library() {
-        return;
-    }
     let (output, report) = misuse(&["--rate", "1"], "never_freed_slack");
     let bug = only(&report);
     assert_eq!(bug["access"], "written before end", "{bug:#}");
@@ -311,9 +286,6 @@ fn what_is_never_freed_is_looked_at_in_the_end() {
 
 #[test]
 fn a_program_goes_on_where_it_is_to() {
-    if !has_library() {
-        return;
-    }
     for name in AT_ONCE.iter().chain(BESIDE).chain(AT_FREE) {
         let (output, report) = misuse(&["--rate", "1", "--then", "continue"], name);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -327,9 +299,6 @@ fn a_program_goes_on_where_it_is_to() {
 
 #[test]
 fn kernels_without_marks_find_the_same() {
-    if !has_library() {
-        return;
-    }
     for name in AT_ONCE.iter().chain(BESIDE).chain(AT_FREE) {
         let (_, with) = misuse(&["--rate", "1"], name);
         let (_, without) = misuse(&["--rate", "1", "--no-marks"], name);
@@ -346,9 +315,6 @@ fn kernels_without_marks_find_the_same() {
 
 #[test]
 fn a_program_has_its_own_handler_as_well() {
-    if !has_library() {
-        return;
-    }
     let (output, report) = misuse(&["--rate", "1"], "own_handler");
     assert_eq!(only(&report)["kind"], "overflow");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "2 faults\n");
@@ -360,9 +326,6 @@ fn a_program_has_its_own_handler_as_well() {
 
 #[test]
 fn a_child_of_fork_has_the_objects_of_its_parent() {
-    if !has_library() {
-        return;
-    }
     let (output, report) = misuse(&["--rate", "1"], "after_free_fork");
     let bug = only(&report);
     assert_eq!(bug["kind"], "use-after-free");
@@ -410,9 +373,6 @@ fn compare(command: &[&str]) {
 
 #[test]
 fn a_recording_survives_a_call_that_leads_to_malloc_in_two_ways() {
-    if !has_library() {
-        return;
-    }
     let (program, folder) = (program("indirect"), TempDir::new().unwrap());
     let file = folder.path().join("indirect.pwh");
     let words = ["heap", "run", "-o", file.to_str().unwrap(), "--", program.to_str().unwrap()];
@@ -423,9 +383,6 @@ fn a_recording_survives_a_call_that_leads_to_malloc_in_two_ways() {
 
 #[test]
 fn programs_without_mistakes_do_what_they_do() {
-    if !has_library() {
-        return;
-    }
     let [misuse, threads, indirect] = ["misuse", "churned", "indirect"].map(program);
     compare(&[misuse.to_str().unwrap(), "none"]);
     compare(&[threads.to_str().unwrap()]);
@@ -443,9 +400,6 @@ fn programs_without_mistakes_do_what_they_do() {
 
 #[test]
 fn what_cannot_be_guarded_is_said() {
-    if !has_library() {
-        return;
-    }
     let Some(fixture) = fixture::Fixture::linked(fixture::Link::Static, "quadrants", &[]) else {
         return;
     };
@@ -458,9 +412,6 @@ fn what_cannot_be_guarded_is_said() {
 
 #[test]
 fn memory_is_bounded_and_what_finds_no_room_is_said() {
-    if !has_library() {
-        return;
-    }
     let (_, report) = misuse(&["--rate", "1", "--most", "64K"], "none");
     assert_eq!(report["guard"]["bugs"], 0);
     assert!(report["guard"]["left_out"].as_u64().unwrap() > 0, "{report:#}");
@@ -469,9 +420,6 @@ fn memory_is_bounded_and_what_finds_no_room_is_said() {
 
 #[test]
 fn the_chance_of_being_guarded_is_the_rate() {
-    if !has_library() {
-        return;
-    }
     let threads = program("churned");
     let (_, all) = guard(&["--rate", "1"], &[threads.to_str().unwrap()]);
     let all = all["guard"]["guarded"].as_f64().unwrap();

@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
 use fixture::number;
-use fixture::recorder::{by_function, heap, library, report};
+use fixture::recorder::{by_function, heap, report};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// `busy_heap`, running.
@@ -78,7 +78,7 @@ fn attach(busy: &Busy, file: &Path, more: &[&str]) -> Output {
 fn begin(busy: &Busy, file: &Path) -> Child {
     let mut command = fixture::interruptible();
     command.args(["heap", "attach", &busy.pid(), "-o"]).arg(file);
-    command.env("PAGEWISE_PRELOAD", library()).stderr(Stdio::piped());
+    command.stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     wait_until(|| is_hooked(busy.child.id()));
     child

@@ -47,8 +47,6 @@ impl Run {
             pagewise.arg("-o").arg(folder.path().join("heap.pwh"));
         }
         pagewise.arg("--").args(command).stdin(Stdio::null()).current_dir(folder.path());
-        // Built without optimisation, it checks itself.
-        pagewise.env("PAGEWISE_PRELOAD", fixture::recorder::library());
         change(&mut pagewise);
         let output = pagewise.output().unwrap();
         Run { folder, output }
@@ -451,7 +449,6 @@ fn what_was_recorded_is_there_when_pagewise_is_killed_and_the_program_goes_on() 
     let heap = folder.path().join("heap.pwh");
     let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     pagewise.args(["heap", "run", "-o"]).arg(&heap).arg("--").arg(&path).arg("steady");
-    pagewise.env("PAGEWISE_PRELOAD", fixture::recorder::library());
     let mut pagewise = pagewise.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(pagewise.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "began");
