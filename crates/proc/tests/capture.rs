@@ -64,11 +64,18 @@ impl Drop for Sleeper {
     }
 }
 
+/// Copies a program. Another process does: a child that another test forks meanwhile would keep a file open that this one
+/// writes, and nothing executes a file that is open for writing.
+fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("--").args([from, to]).status().unwrap();
+    assert!(status.success());
+}
+
 /// A copy of `sleep` with a name of its own, in a folder of its own.
 fn own_sleep(name: &str) -> (TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
-    fs::copy("/bin/sleep", &path).unwrap();
+    copy_program("/bin/sleep".as_ref(), &path);
     (folder, path)
 }
 
@@ -197,7 +204,7 @@ fn names_of_threads_and_files_may_hold_anything() {
     let folder = tempfile::tempdir().unwrap();
     let name = "x \x1b[2J\n(deleted)";
     let path = folder.path().join(name);
-    fs::copy("/bin/sleep", &path).unwrap();
+    copy_program("/bin/sleep".as_ref(), &path);
     let sleeper = Sleeper::start(&path);
     let snapshot = read(sleeper.pid(), Wish::Full).unwrap();
     // maps writes a newline as four characters, comm and exe as it is.
@@ -447,7 +454,7 @@ fn a_stranger_learns_who_it_is_and_why_not_more() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("stranger");
-    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    copy_program(&std::env::current_exe().unwrap(), &program);
     let sleeper = Sleeper::start(Path::new("/bin/sleep"));
     let mut stranger = Command::new(program)
         .args(["--exact", "as_a_stranger", "--ignored", "--nocapture"])

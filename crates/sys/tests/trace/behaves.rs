@@ -12,7 +12,8 @@ use std::time::Duration;
 use pagewise_sys::trace::{Ending, Stopped, Traced};
 
 use crate::support::{
-    acts, is_root, kill, skip, spawn, state, tracer, until, untraced_ending, within_patience,
+    acts, copy_program, is_root, kill, skip, spawn, state, tracer, until, untraced_ending,
+    within_patience, write_program,
 };
 
 #[test]
@@ -38,8 +39,7 @@ fn a_script_without_a_first_line_runs_in_the_shell() {
     within_patience(|| {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join("script");
-        fs::write(&script, "exit $1\n").unwrap();
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&script, "exit $1\n");
         let traced = Traced::spawn(script.as_os_str(), &["9".into()]).unwrap();
         assert_eq!(traced.finish().unwrap(), Ending::Exited(9));
     });
@@ -172,13 +172,13 @@ fn a_set_user_id_program_keeps_its_privilege() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let install = |name: &str, owner: u32, mode: u32| {
         let file = dir.path().join(name);
-        fs::copy(acts, &file).unwrap();
+        copy_program(acts, &file);
         std::os::unix::fs::chown(&file, Some(owner), Some(owner)).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
         file
     };
     let tracer_file = dir.path().join("tracer");
-    fs::copy(tracer().get_program(), &tracer_file).unwrap();
+    copy_program(tracer().get_program().as_ref(), &tracer_file);
     const ROOT: u32 = 0;
     const NOBODY: u32 = 65534;
     // Who runs it, whose it is, its mode; what it prints, and whether it can be seen at exit.

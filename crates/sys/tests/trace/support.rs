@@ -96,6 +96,20 @@ fn send(whom: &str, signal: &str) {
     assert!(sent.success());
 }
 
+/// Copies a program. Another process does: a child that another test forks meanwhile would keep a file open that this one
+/// writes, and nothing executes a file that is open for writing.
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("--").args([from, to]).status().unwrap();
+    assert!(status.success());
+}
+
+/// Writes a script, as [`copy_program`] copies.
+pub(crate) fn write_program(to: &Path, text: &str) {
+    let write = r#"printf %s "$1" > "$0" && chmod 755 "$0""#;
+    let status = Command::new("sh").args(["-c", write]).arg(to).arg(text).status().unwrap();
+    assert!(status.success());
+}
+
 /// Waits for something that another process brings about.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
