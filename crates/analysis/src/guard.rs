@@ -146,6 +146,7 @@ fn about(guarded: &Guarded) -> Facts {
     let command = guarded.command.iter().cloned().map(Value::Name).collect();
     let means = Value::of(guarded.means.clone(), |means| {
         Value::text(match means {
+            Means::Moves => "moves",
             Means::Marks => "marks",
             Means::Mappings => "mappings",
         })

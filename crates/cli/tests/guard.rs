@@ -298,19 +298,23 @@ fn a_program_goes_on_where_it_is_to() {
 }
 
 #[test]
-fn kernels_without_marks_find_the_same() {
+fn all_means_find_the_same() {
     for name in AT_ONCE.iter().chain(BESIDE).chain(AT_FREE) {
-        let (_, with) = misuse(&["--rate", "1"], name);
-        let (_, without) = misuse(&["--rate", "1", "--no-marks"], name);
-        assert_eq!(without["guard"]["means"], "mappings");
-        let (one, other) = (only(&with), only(&without));
-        for key in ["kind", "access", "distance", "stack", "allocation_stack", "free_stack"] {
-            assert_eq!(one[key], other[key], "{name} {key}");
+        let (_, best) = misuse(&["--rate", "1"], name);
+        for means in ["marks", "mappings"] {
+            let (_, other) = misuse(&["--rate", "1", "--means", means], name);
+            assert_eq!(other["guard"]["means"], means);
+            let (one, other) = (only(&best), only(&other));
+            for key in ["kind", "access", "distance", "stack", "allocation_stack", "free_stack"] {
+                assert_eq!(one[key], other[key], "{name} {key}");
+            }
         }
     }
-    let (output, report) = misuse(&["--rate", "1", "--no-marks"], "none");
-    assert_eq!(output.status.code(), Some(0), "{report:#}");
-    assert_eq!(report["guard"]["bugs"], 0, "{report:#}");
+    for means in ["marks", "mappings"] {
+        let (output, report) = misuse(&["--rate", "1", "--means", means], "none");
+        assert_eq!(output.status.code(), Some(0), "{report:#}");
+        assert_eq!(report["guard"]["bugs"], 0, "{report:#}");
+    }
 }
 
 #[test]
@@ -337,6 +341,22 @@ fn a_child_of_fork_has_the_objects_of_its_parent() {
     assert_eq!(child, &bug["pid"]);
     assert_eq!(lines(&bug["allocation_stack"])[0], line("/* allocation */"));
     assert_eq!(lines(&bug["free_stack"])[0], line("/* free */"));
+}
+
+#[test]
+fn what_was_freed_stays_out_of_reach_whatever_the_program_does() {
+    // In a child of `fork`, and where the program closes descriptors that it has not opened.
+    for name in
+        ["after_free_child", "after_free_closed", "closed_after_free", "reopened_after_free"]
+    {
+        let (output, report) = misuse(&["--rate", "1"], name);
+        let bug = only(&report);
+        assert_eq!(bug["kind"], "use-after-free", "{name}");
+        assert_eq!(lines(&bug["allocation_stack"])[0], line("/* allocation */"), "{name}");
+        assert_eq!(lines(&bug["free_stack"])[0], line("/* free */"), "{name}");
+        let ending = output.status.code();
+        assert_eq!(ending, Some(if name == "after_free_child" { 99 } else { 128 + 11 }), "{name}");
+    }
 }
 
 /// What a command prints and how it ends, plainly and guarded.

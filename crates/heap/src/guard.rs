@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -19,6 +21,10 @@ use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::ProcRoot;
 use pagewise_trace::{FileSymbols, Module};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::error::Error;
 use crate::library::{Library, NAME};
@@ -35,8 +41,8 @@ pub struct Wanted {
     pub goes_on: bool,
     /// Where in its page an object lies.
     pub side: Side,
-    /// Whether marks in the page tables are tried; else pages are made inaccessible by mappings.
-    pub marks: bool,
+    /// How pages are made inaccessible at best.
+    pub means: Means,
     /// The library that guards.
     pub library: Library,
 }
@@ -111,12 +117,15 @@ impl Listener {
     pub fn open(wanted: Wanted) -> Result<Listener, Error> {
         let (sender, heard) = channel();
         let root = ProcRoot::live();
+        let mut held = Held::default();
         let meeting = Answered::open(&wanted.library, move |mut stream| {
             // Who says what cannot be read is no guard of ours; an answer is given to what somebody reads.
-            let message = hear(&mut stream).map(|words| read(&words, &root));
-            if let Ok(Some(message)) = message
-                && sender.send(message).is_ok()
-            {
+            let Ok((words, file)) = hear(&mut stream) else { return };
+            let heard = match file {
+                Some(file) => held.hold(&stream, file).is_some(),
+                None => read(&words, &root).is_some_and(|message| sender.send(message).is_ok()),
+            };
+            if heard {
                 let _ = stream.write_all(&[greeting::YES]);
             }
         })?;
@@ -125,8 +134,12 @@ impl Listener {
 
     /// The variables that a program is to have in its environment to be guarded, beside ours.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let Wanted { rate, most_bytes, goes_on, side, marks, .. } = self.wanted;
-        let marks = u8::from(marks);
+        let Wanted { rate, most_bytes, goes_on, side, means, .. } = self.wanted;
+        let means = match means {
+            Means::Moves => "moves",
+            Means::Marks => "marks",
+            Means::Mappings => "mappings",
+        };
         let then = if goes_on { "continue" } else { "abort" };
         let side = match side {
             Side::End => "end",
@@ -134,7 +147,7 @@ impl Listener {
             Side::Chance => "chance",
         };
         self.meeting.environment(&format!(
-            "guard={rate},most={most_bytes},then={then},side={side},marks={marks}"
+            "guard={rate},most={most_bytes},then={then},side={side},means={means}"
         ))
     }
 
@@ -151,12 +164,37 @@ impl Listener {
     }
 }
 
-/// A message.
-fn hear(stream: &mut UnixStream) -> io::Result<Vec<u64>> {
+/// Descriptors that processes have us hold until they end, with what tells of that.
+#[derive(Debug, Default)]
+struct Held(Vec<(OwnedFd, OwnedFd)>);
+
+impl Held {
+    fn hold(&mut self, stream: &UnixStream, file: OwnedFd) -> Option<()> {
+        self.0.retain(|(process, _)| {
+            let mut wanted = [PollFd::new(process, PollFlags::IN)];
+            !poll(&mut wanted, Some(&Timespec::default())).is_ok_and(|ended| ended > 0)
+        });
+        let peer = socket_peercred(stream).ok()?.pid;
+        self.0.push((pidfd_open(peer, PidfdFlags::empty()).ok()?, file));
+        Some(())
+    }
+}
+
+/// A message, and the file that came with it.
+fn hear(stream: &mut UnixStream) -> io::Result<(Vec<u64>, Option<OwnedFd>)> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut bytes = vec![0; 8 * (word::LENGTH + 1)];
-    stream.read_exact(&mut bytes)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(&*stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?.bytes;
+    let files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let file = files.flatten().next();
+    stream.read_exact(&mut bytes[got..])?;
     let words = |bytes: &[u8]| -> Vec<u64> {
         let word = |piece: &[u8]| piece.try_into().map_or(0, u64::from_ne_bytes);
         bytes.chunks_exact(8).map(word).collect()
@@ -168,7 +206,7 @@ fn hear(stream: &mut UnixStream) -> io::Result<Vec<u64>> {
     }
     bytes.resize(8 * length, 0);
     stream.read_exact(&mut bytes[8 * (word::LENGTH + 1)..])?;
-    Ok(words(&bytes))
+    Ok((words(&bytes), file))
 }
 
 /// What a message says; none where it makes no sense.
@@ -178,6 +216,7 @@ fn read(words: &[u64], root: &ProcRoot) -> Option<Heard> {
     match get(word::KIND)? {
         kind::HELLO => {
             let means = match get(word::MEANS)? {
+                means::MOVES => Means::Moves,
                 means::MARKS => Means::Marks,
                 _ => Means::Mappings,
             };

@@ -25,6 +25,8 @@ pub mod kind {
     pub const BUG: u64 = 2;
     /// A process ends in order.
     pub const END: u64 = 3;
+    /// A descriptor comes with it (`SCM_RIGHTS`), to be held until the process ends.
+    pub const HOLD: u64 = 4;
 }
 
 /// Numbers of words.
@@ -46,6 +48,9 @@ pub mod word {
     pub const MEANS: usize = 6;
     /// Words of it.
     pub const HELLO_WORDS: usize = 7;
+
+    /// Words of [`super::kind::HOLD`].
+    pub const HOLD_WORDS: usize = 5;
 
     /// Of [`super::kind::END`]: objects that were guarded.
     pub const GUARDED: usize = 5;
@@ -112,6 +117,8 @@ pub mod means {
     pub const MARKS: u64 = 1;
     /// By mappings (`mprotect`), of which a process may have only so many.
     pub const MAPPINGS: u64 = 2;
+    /// By taking pages away (`UFFDIO_MOVE`) from objects of less than a page; others by marks or mappings.
+    pub const MOVES: u64 = 3;
 }
 
 /// What is wrong.

@@ -1079,7 +1079,7 @@ fields! {
             "The most bytes of memory in guarded objects at a time, of one process."
             "An object takes whole pages. Slots of freed objects take some 100 bytes each beside it.";
         "means" "word" ""
-            "How pages are made inaccessible: by marks in the page tables (MADV_GUARD_INSTALL), or by mappings (mprotect)."
+            "How pages are made inaccessible: by moving those of small objects on to the next (UFFDIO_MOVE), by marks in the page tables (MADV_GUARD_INSTALL), or by mappings (mprotect)."
             "Of mappings a process may have only so many (vm.max_map_count).";
         "processes" "count" ""
             "Processes that were guarded: the command, its children, and each program that one of them became."

@@ -41,6 +41,8 @@ pub struct Guarded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Means {
+    /// Objects of less than a page by taking their pages away (`UFFDIO_MOVE`, Linux 6.8); others by marks or mappings.
+    Moves,
     /// By marks in the page tables (`MADV_GUARD_INSTALL`, Linux 6.13).
     Marks,
     /// By mappings (`mprotect`), of which a process may have only so many.

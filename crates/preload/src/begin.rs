@@ -225,7 +225,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
             b"guard" => guard.rate = number(value)?,
             b"most" => guard.most = number(value)?,
             b"then" => guard.goes_on = value == b"continue",
-            b"marks" => guard.no_marks = number(value)? == 0,
+            b"means" => guard.means = Some(guard::means(value)?),
             b"side" => guard.side = guard::side(value)?,
             b"socket" => socket = Some(value),
             _ => {}

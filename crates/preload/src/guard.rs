@@ -4,6 +4,7 @@
 //! ```text
 //!  guard    which allocations are guarded, and each function of malloc's family for these
 //!  pool     where they lie; inaccessible pages around them; freed ones wait before they are used again
+//!  moves    pages that go from one object to the next
 //!  canary   what is left of their pages is filled, and looked at when they are freed
 //!  signals  the processor refuses an access: who made it, and what the program's own handlers are told
 //!  tell     what is wrong, with its call stacks, is told before the program goes on or ends
@@ -13,6 +14,7 @@
 //! others go on to the allocator behind after two instructions more.
 
 mod canary;
+mod moves;
 mod pool;
 mod signals;
 mod tell;
@@ -42,8 +44,8 @@ pub(crate) struct Wanted {
     pub most: u64,
     /// The program goes on after a mistake.
     pub goes_on: bool,
-    /// Pages are made inaccessible by mappings in any case.
-    pub no_marks: bool,
+    /// The best means by which pages are made inaccessible.
+    pub means: Option<pool::Means>,
     /// Where in its page an object lies: [`side`].
     pub side: u8,
 }
@@ -59,6 +61,16 @@ pub(crate) fn side(word: &[u8]) -> Option<u8> {
         b"end" => Some(AT_END),
         b"start" => Some(AT_START),
         b"chance" => Some(BY_CHANCE),
+        _ => None,
+    }
+}
+
+/// Reads by which means pages are to be made inaccessible at best.
+pub(crate) fn means(word: &[u8]) -> Option<pool::Means> {
+    match word {
+        b"moves" => Some(pool::Means::Moves),
+        b"marks" => Some(pool::Means::Marks),
+        b"mappings" => Some(pool::Means::Mappings),
         _ => None,
     }
 }
@@ -97,11 +109,12 @@ pub(crate) fn begin(
     socket: &[u8],
     is_glibc: bool,
 ) -> Option<[*mut (); FUNCTIONS]> {
-    pool::begin(wanted.most, !wanted.no_marks)?;
+    pool::begin(wanted.most, wanted.means.unwrap_or(pool::Means::Moves))?;
     tell::begin(socket)?;
     if !tell::hello() {
         return None;
     }
+    moves::have_held();
     signals::begin()?;
     let chance = 1.0 / wanted.rate as f64;
     let scale = if wanted.rate > 1 { 1.0 / logarithm(1.0 - chance) } else { 0.0 };
@@ -270,6 +283,15 @@ fn is_due(thread: &Thread) -> bool {
     true
 }
 
+/// The number of this thread.
+fn number(thread: &Thread) -> u32 {
+    match thread.tid() {
+        // Of threads that are ending all have the same.
+        0 => kernel::thread(),
+        tid => tid,
+    }
+}
+
 /// A guarded object for an allocation that was counted down, if it is due and there is room.
 fn guarded(size: usize, align: usize, stack: u64, frame: u64) -> Option<*mut c_void> {
     let Some(entered) = threads::enter() else {
@@ -285,12 +307,7 @@ fn guarded(size: usize, align: usize, stack: u64, frame: u64) -> Option<*mut c_v
             _ => thread.draw() >> 63 != 0,
         };
         let node = thread.node(at(stack, frame));
-        let tid = match thread.tid() {
-            // Of threads that are ending all have the same.
-            0 => kernel::thread(),
-            tid => tid,
-        };
-        pool::allocate(size, align.max(ALIGN), first, node, tid)
+        pool::allocate(size, align.max(ALIGN), first, node, number(thread))
     });
     threads::leave(entered);
     object.flatten().map(std::ptr::with_exposed_provenance_mut)
@@ -376,35 +393,31 @@ unsafe extern "C" fn free(block: *mut c_void, stack: u64, frame: u64) {
     real::free(block);
 }
 
-/// The node of the caller, and this thread's number.
-fn caller(stack: u64, frame: u64) -> (u32, u32) {
-    match threads::enter() {
-        Some(entered) => {
-            let thread = entered.thread();
-            let both = (thread.node(at(stack, frame)), thread.tid());
-            threads::leave(entered);
-            // Of threads that are ending all have the same.
-            if both.1 == 0 { (both.0, kernel::thread()) } else { both }
-        }
-        None => (ROOT, kernel::thread()),
-    }
-}
-
 /// The node of the caller.
 fn node(stack: u64, frame: u64) -> u32 {
-    caller(stack, frame).0
+    threads::enter().map_or(ROOT, |entered| {
+        let node = entered.thread().node(at(stack, frame));
+        threads::leave(entered);
+        node
+    })
 }
 
 fn free_guarded(id: Id, address: usize, stack: u64, frame: u64) {
     if !release(id, address, stack, frame) {
         return;
     }
-    let (node, thread) = caller(stack, frame);
     let broken = pool::broken(id);
     if let Some(place) = broken {
-        tell_broken(id, place, node, access::WRITTEN_BEFORE_FREE);
+        tell_broken(id, place, node(stack, frame), access::WRITTEN_BEFORE_FREE);
     }
-    pool::free(id, node, thread);
+    match threads::enter() {
+        Some(entered) => {
+            let thread = entered.thread();
+            pool::free(id, thread.node(at(stack, frame)), number(thread), true);
+            threads::leave(entered);
+        }
+        None => pool::free(id, ROOT, kernel::thread(), false),
+    }
     if broken.is_some() {
         tell::after_a_call();
     }
@@ -567,8 +580,10 @@ pub(crate) unsafe extern "C" fn fork() -> c_int {
     let result = unsafe { function() };
     // SAFETY: it was held above, by this thread, or by the one that it is a copy of.
     unsafe { pool::go_on_after_fork() };
-    // In the child this thread's memory is zeros, and it begins anew.
-    if result != 0 {
+    // In the child this thread's memory is zeros, and it begins anew: now, since what was freed is to be inaccessible.
+    if result == 0 {
+        let _ = begin::is_recording();
+    } else {
         threads::leave(entered);
     }
     result

@@ -181,6 +181,125 @@ impl File {
     }
 }
 
+/// Requests of `<linux/userfaultfd.h>`, and what goes with them: some words.
+mod missing {
+    const fn request(way: usize, number: usize, words: usize) -> usize {
+        way << 30 | (words * 8) << 16 | 0xaa << 8 | number
+    }
+    pub(super) const API: usize = request(3, 0x3f, 3);
+    pub(super) const REGISTER: usize = request(3, 0, 4);
+    pub(super) const WAKE: usize = request(2, 2, 2);
+    pub(super) const COPY: usize = request(3, 3, 5);
+    pub(super) const MOVE: usize = request(3, 5, 5);
+    /// The version of the interface.
+    pub(super) const VERSION: u64 = 0xaa;
+    pub(super) const SIGBUS: u64 = 1 << 7;
+    pub(super) const MOVES: u64 = 1 << 16;
+    /// For pages that are not there; nobody waits to be woken.
+    pub(super) const MODE_MISSING: u64 = 1;
+    pub(super) const DO_NOT_WAKE: u64 = 1;
+    /// Of the system call: faults of the program alone, which needs no privilege.
+    pub(super) const USER_MODE_ONLY: usize = 1;
+}
+
+/// A descriptor by which the kernel is told what to do about pages that are not there: `userfaultfd`.
+impl File {
+    /// A new one: accesses are refused by SIGBUS, and pages can be moved.
+    pub(crate) fn of_missing_pages() -> Result<File, Errno> {
+        let flags = libc::O_CLOEXEC.cast_unsigned() as usize | missing::USER_MODE_ONLY;
+        // SAFETY: it makes a descriptor.
+        let file = unsafe { call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map(File::new)?;
+        let mut api = [missing::VERSION, missing::SIGBUS | missing::MOVES, 0];
+        // SAFETY: it sets what the descriptor does.
+        unsafe { file.control(missing::API, &mut api) }?;
+        Ok(file)
+    }
+
+    /// Whether this is such a descriptor. It changes nothing.
+    pub(crate) fn is_of_missing_pages(&self) -> bool {
+        // No range begins in the middle of a page.
+        // SAFETY: it would wake who waits for a page, and nobody does.
+        let woken = unsafe { self.control(missing::WAKE, &mut [1, 1]) };
+        woken == Err(Errno(libc::EINVAL))
+    }
+
+    /// Asks something of the descriptor, with some words.
+    ///
+    /// # Safety
+    /// What is asked for must not harm memory that anybody uses.
+    unsafe fn control<const N: usize>(
+        &self,
+        request: usize,
+        words: &mut [u64; N],
+    ) -> Result<usize, Errno> {
+        let to = words.as_mut_ptr().addr();
+        // SAFETY: the caller's promise; the request has the words' length in it.
+        unsafe { call(libc::SYS_ioctl, [self.argument(), request, to, 0, 0, 0]) }
+    }
+
+    /// Has accesses refused to pages that are not there, in a range of private memory.
+    ///
+    /// # Safety
+    /// The memory is our own.
+    pub(crate) unsafe fn refuse_missing(&self, at: usize, length: usize) -> Result<usize, Errno> {
+        let mut words = [at as u64, length as u64, missing::MODE_MISSING, 0];
+        // SAFETY: the caller's promise.
+        unsafe { self.control(missing::REGISTER, &mut words) }
+    }
+
+    /// Copies a page to where none is.
+    ///
+    /// # Safety
+    /// Both are our own.
+    pub(crate) unsafe fn put_page(
+        &self,
+        from: usize,
+        to: usize,
+        page: usize,
+    ) -> Result<usize, Errno> {
+        let mut words = [to as u64, from as u64, page as u64, missing::DO_NOT_WAKE, 0];
+        // SAFETY: the caller's promise.
+        unsafe { self.control(missing::COPY, &mut words) }
+    }
+
+    /// Moves a page to where none is.
+    ///
+    /// # Safety
+    /// Both are our own, and nobody is to come to the first any more.
+    pub(crate) unsafe fn move_page(
+        &self,
+        from: usize,
+        to: usize,
+        page: usize,
+    ) -> Result<usize, Errno> {
+        let mut words = [to as u64, from as u64, page as u64, missing::DO_NOT_WAKE, 0];
+        // SAFETY: the caller's promise.
+        unsafe { self.control(missing::MOVE, &mut words) }
+    }
+
+    /// The same file with a number from `least` on.
+    pub(crate) fn with_number(&self, least: usize) -> Result<File, Errno> {
+        let how = libc::F_DUPFD_CLOEXEC.cast_unsigned() as usize;
+        // SAFETY: it makes another descriptor.
+        unsafe { call(libc::SYS_fcntl, [self.argument(), how, least, 0, 0, 0]) }.map(File::new)
+    }
+
+    /// Leaves it open; its number.
+    pub(crate) fn keep(self) -> i32 {
+        std::mem::ManuallyDrop::new(self).0
+    }
+
+    /// What was left open by [`File::keep`]. It is not closed at the end of this.
+    pub(crate) fn kept(number: i32) -> std::mem::ManuallyDrop<File> {
+        std::mem::ManuallyDrop::new(File(number))
+    }
+}
+
+/// How many descriptors this process may have (`RLIMIT_NOFILE`).
+pub(crate) fn most_files() -> usize {
+    usize::try_from(limit(libc::RLIMIT_NOFILE, 0)).unwrap_or(usize::MAX)
+}
+
 impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: nobody else has the descriptor.
@@ -341,11 +460,15 @@ pub(crate) fn map(file: &File, length: usize, place: *mut u8) -> Result<*mut u8,
 
 /// How long files may be that this process writes (`RLIMIT_FSIZE`): beyond, a signal kills it.
 pub(crate) fn longest_file() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
-    let which = libc::RLIMIT_FSIZE as usize;
+    limit(libc::RLIMIT_FSIZE, libc::RLIM_INFINITY)
+}
+
+/// A limit of this process, or `unknown`.
+fn limit(which: u32, unknown: u64) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: unknown, rlim_max: 0 };
     let to = (&raw mut limit).addr();
     // SAFETY: the kernel writes the limit there, and changes none.
-    let _ = unsafe { call(libc::SYS_prlimit64, [0, which, 0, to, 0, 0]) };
+    let _ = unsafe { call(libc::SYS_prlimit64, [0, which as usize, 0, to, 0, 0]) };
     limit.rlim_cur
 }
 

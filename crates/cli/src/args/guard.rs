@@ -21,9 +21,9 @@ pub(crate) struct Guard {
     /// free; `end` at rate 1 and `chance` else by default
     #[arg(long, value_enum, value_name = "SIDE")]
     pub(crate) side: Option<SideArg>,
-    /// Make pages inaccessible by mappings, as on kernels without guard marks
-    #[arg(long, hide = true)]
-    pub(crate) no_marks: bool,
+    /// How pages are made inaccessible at best; what the kernel does not have is done by the next of these
+    #[arg(long, value_enum, value_name = "MEANS", default_value_t = MeansArg::Moves)]
+    pub(crate) means: MeansArg,
     /// The exit code where something was found and the command ended by itself all the same
     #[arg(long, value_name = "CODE", default_value_t = 99)]
     pub(crate) error_exitcode: u8,
@@ -32,6 +32,18 @@ pub(crate) struct Guard {
     /// The command and its arguments
     #[arg(value_name = "CMD", last = true, required = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// How pages are made inaccessible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MeansArg {
+    /// Pages of objects of less than a page are taken away, by a descriptor that the program has for it (UFFDIO_MOVE, Linux
+    /// 6.8)
+    Moves,
+    /// Marks in the page tables (MADV_GUARD_INSTALL, Linux 6.13)
+    Marks,
+    /// Mappings, of which a process may have only so many (mprotect)
+    Mappings,
 }
 
 /// What becomes of the program.

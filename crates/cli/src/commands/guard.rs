@@ -11,7 +11,7 @@ use pagewise_analysis::guard;
 use pagewise_heap::guard::{Heard, Listener, Resolver, Side, Wanted};
 use pagewise_heap::library;
 use pagewise_model::calls::Ending;
-use pagewise_model::guard::Guarded;
+use pagewise_model::guard::{Guarded, Means};
 use pagewise_model::{Absent, Name, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_sys::interrupt::Interrupts;
@@ -20,7 +20,7 @@ use pagewise_sys::trace;
 use pagewise_view::text::{Units, inline};
 
 use crate::args;
-use crate::args::guard::{Guard, SideArg, Then};
+use crate::args::guard::{Guard, MeansArg, SideArg, Then};
 use crate::commands::heap::NO_LIBRARY;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
@@ -51,7 +51,11 @@ pub(crate) fn run(args: &Guard, look: &args::Look) -> anyhow::Result<ExitCode> {
         most_bytes: args.most,
         goes_on: args.then == Then::Continue,
         side,
-        marks: !args.no_marks,
+        means: match args.means {
+            MeansArg::Moves => Means::Moves,
+            MeansArg::Marks => Means::Marks,
+            MeansArg::Mappings => Means::Mappings,
+        },
         library,
     })?;
     let environment = listener.environment();

@@ -25,6 +25,13 @@ pub(crate) fn fill(from: usize, start: usize, end: usize, to: usize) {
     }
 }
 
+/// Has pages zeros again.
+pub(crate) fn clear(from: usize, to: usize) {
+    let bytes: *mut u8 = std::ptr::with_exposed_provenance_mut(from);
+    // SAFETY: the pages are accessible, and nobody else's yet.
+    unsafe { bytes.write_bytes(0, to - from) };
+}
+
 fn is_changed(address: usize) -> bool {
     let byte: *const u8 = std::ptr::with_exposed_provenance(address);
     // SAFETY: the caller has these pages, which are accessible.

@@ -13,17 +13,22 @@
 //! is freed its pages are inaccessible again and take no memory. Its slot is used again when no other of its class is left
 //! that never was, and then the one that was freed first.
 //!
-//! Pages are made inaccessible by marks in the page tables where the kernel has these (`MADV_GUARD_INSTALL`, Linux 6.13), and
-//! by mappings else, and in classes whose slots would take whole page tables: a process may have some 65,000 mappings.
+//! Objects of less than a page, which most are, go from slot to slot by their pages ([`super::moves`], Linux 6.8): when one is
+//! freed its page goes to a slot that waits for the next, and where it was there is none. That is one system call for each
+//! object. Other pages are made inaccessible by marks in the page tables where the kernel has these (`MADV_GUARD_INSTALL`, Linux
+//! 6.13), and by mappings else, and in classes whose slots would take whole page tables: a process may have some 65,000 mappings.
 
 use std::sync::atomic::{
     AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 
-use super::canary;
+use pagewise_heaplog::guard::means;
+
+use super::{canary, moves};
 use crate::kernel::{self, File};
 use crate::lock::Lock;
+use moves::{MOST_READY, READY};
 
 /// The first address, and how many there are: 0 where nothing is guarded.
 pub(crate) static BASE: AtomicUsize = AtomicUsize::new(0);
@@ -43,6 +48,8 @@ const REMOVE: i32 = 103;
 const MAPPINGS_LEFT: i64 = 5000;
 /// How many a process has, where the kernel does not say.
 const MAPPINGS_USUAL: i64 = 65_530;
+/// What may be done with pages that are accessible.
+const ALL_ACCESS: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// Slots that each class has at the least.
 const FEWEST: usize = 16;
 
@@ -51,6 +58,8 @@ static PAGE_BITS: AtomicU32 = AtomicU32::new(0);
 static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether the kernel has marks.
 static HAS_MARKS: AtomicU32 = AtomicU32::new(0);
+/// Whether objects of less than a page are in pages that are moved, or were until no more could be.
+static HAS_MOVES: AtomicU32 = AtomicU32::new(0);
 /// Bytes of accessible pages that there may still be, and objects with mappings of their own.
 static ROOM: AtomicI64 = AtomicI64::new(0);
 static MAPPINGS: AtomicI64 = AtomicI64::new(0);
@@ -73,6 +82,8 @@ pub(crate) mod state {
     pub(crate) const FREED: u32 = 2;
     /// One that is live, and being looked at.
     pub(crate) const CHECKED: u32 = 3;
+    /// An object is being made.
+    pub(crate) const TAKEN: u32 = 4;
 }
 
 /// A slot's object.
@@ -146,8 +157,34 @@ fn slots_of(class: usize, part: u32) -> usize {
     1_usize.checked_shl(part.saturating_sub(slot_bits(class))).unwrap_or(0)
 }
 
-fn is_marked(class: usize) -> bool {
-    class < LARGE && HAS_MARKS.load(Relaxed) != 0
+/// How pages are made inaccessible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Means {
+    /// By mappings.
+    Mappings,
+    /// By marks.
+    Marks,
+    /// By taking them away.
+    Moves,
+}
+
+fn means_of(class: usize) -> Means {
+    if class == 0 && HAS_MOVES.load(Relaxed) != 0 {
+        Means::Moves
+    } else if class < LARGE && HAS_MARKS.load(Relaxed) != 0 {
+        Means::Marks
+    } else {
+        Means::Mappings
+    }
+}
+
+/// What is told of how pages are made inaccessible.
+pub(crate) fn means() -> u64 {
+    match means_of(0) {
+        Means::Moves => means::MOVES,
+        Means::Marks => means::MARKS,
+        Means::Mappings => means::MAPPINGS,
+    }
 }
 
 impl Id {
@@ -190,41 +227,147 @@ impl Id {
 
     /// Makes pages accessible.
     fn open(self, from: usize, to: usize) -> bool {
-        if is_marked(self.class) {
+        match means_of(self.class) {
             // SAFETY: the pages are this slot's, in which nobody has anything.
-            unsafe { kernel::advise(from, to - from, REMOVE) }.is_ok()
-        } else {
-            let all = libc::PROT_READ | libc::PROT_WRITE;
+            Means::Moves => (from..to).step_by(page()).all(|page| unsafe { moves::put(page) }),
             // SAFETY: as above.
-            unsafe { kernel::protect(from, to - from, all) }.is_ok()
+            Means::Marks => unsafe { kernel::advise(from, to - from, REMOVE) }.is_ok(),
+            Means::Mappings => {
+                // SAFETY: as above.
+                unsafe { kernel::protect(from, to - from, ALL_ACCESS) }.is_ok()
+            }
         }
     }
 
     /// Makes pages inaccessible and empty.
     fn shut(self, from: usize, to: usize) {
-        if is_marked(self.class) {
-            // SAFETY: the pages are this slot's, whose object is no more.
-            if unsafe { kernel::advise(from, to - from, INSTALL) }.is_ok() {
-                return;
+        match means_of(self.class) {
+            Means::Moves => {}
+            Means::Marks => {
+                // SAFETY: the pages are this slot's, whose object is no more.
+                if unsafe { kernel::advise(from, to - from, INSTALL) }.is_ok() {
+                    return;
+                }
             }
-        } else {
-            // SAFETY: as above.
-            let _ = unsafe { kernel::protect(from, to - from, libc::PROT_NONE) };
+            Means::Mappings => {
+                // SAFETY: as above.
+                let _ = unsafe { kernel::protect(from, to - from, libc::PROT_NONE) };
+            }
         }
         // SAFETY: as above.
         let _ = unsafe { kernel::advise(from, to - from, libc::MADV_DONTNEED) };
+    }
+
+    /// Makes all of it inaccessible, where pages were made accessible, or the other way round, that should not be.
+    fn clean(self) {
+        let (from, to) = (self.start(), self.start() + (1 << slot_bits(self.class)));
+        self.shut(from, to);
+        if means_of(self.class) == Means::Moves {
+            // SAFETY: the pages are this slot's, and empty.
+            unsafe { unbar(from, to) };
+        }
     }
 
     /// Makes the page of an address accessible for good, since the program is to go on.
     pub(crate) fn let_in(self, address: usize) -> bool {
         let from = address & !(page() - 1);
         self.slot().opened.store(1, Relaxed);
+        if means_of(self.class) == Means::Moves {
+            // SAFETY: the page is this slot's, in which nobody has anything.
+            unsafe { unbar(from, from + page()) };
+        }
         self.open(from, from + page())
+    }
+
+    /// Has the page of an object that is no more wait in another slot for the next object.
+    fn hand_on(self) -> bool {
+        let its = &ALL[self.class];
+        let next = {
+            let _held = LOCK.hold();
+            let most = MOST_READY.min(its.most.load(Relaxed) as usize / 4);
+            if READY.count() as usize >= most {
+                return false;
+            }
+            its.take(self.class)
+        };
+        let Some(next) = next.map(|number| Id { number, ..self }) else { return false };
+        if next.slot().opened.swap(0, Relaxed) != 0 {
+            next.clean();
+        }
+        // SAFETY: the object in the one slot is no more, and nobody has the other.
+        let moved = unsafe { moves::go(self.objects().0, next.objects().0) };
+        let is_ready = moved && {
+            let _held = LOCK.hold();
+            READY.push(next.number)
+        };
+        if !is_ready {
+            if moved {
+                next.shut(next.objects().0, next.objects().1);
+            }
+            put_late(next);
+        }
+        moved
     }
 }
 
-/// Makes ready to guard objects in at most so many bytes of memory; none where that cannot be.
-pub(crate) fn begin(most: u64, marks: bool) -> Option<()> {
+/// Has accesses to a page refused, whether it is there or not, by SIGSEGV.
+///
+/// # Safety
+/// The page is of [`reserve`](kernel::reserve), and who must not be disturbed does not use it.
+unsafe fn bar(at: usize) -> bool {
+    let barred = if HAS_MARKS.load(Relaxed) != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { kernel::advise(at, page(), INSTALL) }
+    } else {
+        // SAFETY: as above.
+        unsafe { kernel::protect(at, page(), libc::PROT_NONE) }
+    };
+    barred.is_ok()
+}
+
+/// Takes back what [`bar`] did to pages.
+///
+/// # Safety
+/// As there.
+unsafe fn unbar(from: usize, to: usize) {
+    if HAS_MARKS.load(Relaxed) != 0 {
+        // SAFETY: the caller's promise.
+        let _ = unsafe { kernel::advise(from, to - from, REMOVE) };
+    } else {
+        // SAFETY: as above.
+        let _ = unsafe { kernel::protect(from, to - from, ALL_ACCESS) };
+    }
+}
+
+/// At an access to a page that is not there: has it come again, as one to a page that is inaccessible, which programs know.
+/// False where the page is none of those that are moved.
+pub(crate) fn comes_again(address: usize) -> bool {
+    let Some(id) = find(address).filter(|id| means_of(id.class) == Means::Moves) else {
+        return false;
+    };
+    let at = address & !(page() - 1);
+    let slot = id.slot();
+    let _held = LOCK.hold();
+    if at == id.objects().0 {
+        match slot.state.load(Acquire) {
+            // Used again meanwhile, by another thread, for an object with a page.
+            state::TAKEN => {
+                kernel::give_way();
+                return true;
+            }
+            // SAFETY: the page is the guard's, and stays as it is if it is there.
+            state::LIVE | state::CHECKED => return unsafe { moves::put(at) },
+            _ => {}
+        }
+    }
+    slot.opened.store(1, Relaxed);
+    // SAFETY: no live object has bytes there.
+    unsafe { bar(at) }
+}
+
+/// Makes ready to guard objects in at most so many bytes of memory, by means that are no better than these; none where that
+/// cannot be.
+pub(crate) fn begin(most: u64, best: Means) -> Option<()> {
     // SAFETY: it only reads what the kernel handed to the program.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
     if !page.is_power_of_two() {
@@ -244,7 +387,9 @@ pub(crate) fn begin(most: u64, marks: bool) -> Option<()> {
     SLOTS.store(slots.cast(), Relaxed);
     PART_BITS.store(part, Relaxed);
     let base = base.expose_provenance();
-    HAS_MARKS.store(u32::from(marks && try_marks(base)), Relaxed);
+    HAS_MARKS.store(u32::from(best >= Means::Marks && try_marks(base)), Relaxed);
+    let moves = best >= Means::Moves && moves::begin().is_some() && try_moves(base);
+    HAS_MOVES.store(u32::from(moves), Relaxed);
     let most = i64::try_from(most).unwrap_or(i64::MAX);
     // What is not for objects is for slots and their page tables.
     let room = most / 4 * 3;
@@ -256,7 +401,10 @@ pub(crate) fn begin(most: u64, marks: bool) -> Option<()> {
     let mut share = usize::try_from(most / 4).unwrap_or(usize::MAX);
     for (class, its) in ALL.iter().enumerate() {
         share /= 2;
-        let tables = if is_marked(class) { 8 << (slot_bits(class) - page_bits()) } else { 0 };
+        let tables = match means_of(class) {
+            Means::Mappings => 0,
+            Means::Marks | Means::Moves => 8 << (slot_bits(class) - page_bits()),
+        };
         let most = (share / (size_of::<Slot>() + tables)).max(FEWEST).min(slots_of(class, part));
         its.most.store(u32::try_from(most).unwrap_or(u32::MAX), Relaxed);
     }
@@ -268,11 +416,33 @@ pub(crate) fn begin(most: u64, marks: bool) -> Option<()> {
 /// Whether this kernel has marks: tried on the first page, where they stay.
 fn try_marks(base: usize) -> bool {
     let length = page();
-    let all = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: nobody uses it yet.
-    let opened = unsafe { kernel::protect(base, length, all) };
+    let opened = unsafe { kernel::protect(base, length, ALL_ACCESS) };
     // SAFETY: as above.
     opened.is_ok() && unsafe { kernel::advise(base, length, INSTALL) }.is_ok()
+}
+
+/// Whether this kernel moves pages: tried on the last pages that objects of a page might have, which stay as they were.
+fn try_moves(base: usize) -> bool {
+    let page = page();
+    let (first, length) = (base + (1 << part_bits()) - 2 * page, 2 * page);
+    // SAFETY: nobody uses them yet.
+    let opened = unsafe { kernel::protect(first, length, ALL_ACCESS) }.is_ok();
+    // SAFETY: as above.
+    let moves = opened
+        && unsafe { moves::add(first, length) }.is_some()
+        // SAFETY: as above.
+        && unsafe { moves::put(first) }
+        // SAFETY: as above.
+        && unsafe { moves::go(first, first + page) };
+    // SAFETY: as above.
+    let _ = unsafe { kernel::advise(first, length, libc::MADV_DONTNEED) };
+    // SAFETY: as above.
+    let _ = unsafe { kernel::protect(first, length, libc::PROT_NONE) };
+    if !moves {
+        moves::end();
+    }
+    moves
 }
 
 /// How many mappings a process may have.
@@ -287,11 +457,6 @@ fn mappings() -> i64 {
         }))
     };
     read().filter(|&count| count > 0).unwrap_or(MAPPINGS_USUAL)
-}
-
-/// Whether pages are made inaccessible by marks.
-pub(crate) fn has_marks() -> bool {
-    HAS_MARKS.load(Relaxed) != 0
 }
 
 /// Whether an address is of guarded memory.
@@ -325,18 +490,18 @@ pub(crate) fn allocate(
     node: u32,
     thread: u32,
 ) -> Option<usize> {
-    let id = place(size, align);
-    if id.is_none() {
+    let placed = place(size, align);
+    if placed.is_none() {
         LEFT_OUT.fetch_add(1, Relaxed);
     }
-    let (id, bytes) = id?;
+    let Placed { id, bytes, mut is_ready } = placed?;
     let slot = id.slot();
     let (low, high) = id.objects();
     let address =
         if first { low.next_multiple_of(align) } else { (high - size.max(1)) & !(align - 1) };
-    slot.state.store(state::UNUSED, Relaxed);
     if slot.opened.swap(0, Relaxed) != 0 {
-        id.shut(id.start(), id.start() + (1 << slot_bits(id.class)));
+        id.clean();
+        is_ready = false;
     }
     slot.address.store(address, Relaxed);
     slot.size.store(size, Relaxed);
@@ -348,7 +513,9 @@ pub(crate) fn allocate(
     // Of an alignment above a page more was taken than is used.
     let exact = i64::try_from(to - from).unwrap_or(bytes);
     ROOM.fetch_add(bytes - exact, Relaxed);
-    if !id.open(from, to) {
+    if is_ready {
+        canary::clear(from, to);
+    } else if !id.open(from, to) {
         give_back(id, exact);
         LEFT_OUT.fetch_add(1, Relaxed);
         slot.state.store(state::FREED, Relaxed);
@@ -361,41 +528,60 @@ pub(crate) fn allocate(
     Some(address)
 }
 
-/// A slot for an object, and the bytes of memory that it will take.
-fn place(size: usize, align: usize) -> Option<(Id, i64)> {
+/// A slot for an object.
+struct Placed {
+    id: Id,
+    /// Bytes of memory that it will take.
+    bytes: i64,
+    /// Whether its page is there, with what was in it.
+    is_ready: bool,
+}
+
+fn place(size: usize, align: usize) -> Option<Placed> {
     let more = if align > page() { align } else { 0 };
     let pages = size.max(1).checked_add(more)?.checked_add(page() - 1)? >> page_bits();
-    let class = pages.checked_next_power_of_two()?.trailing_zeros() as usize;
+    let mut class = pages.checked_next_power_of_two()?.trailing_zeros() as usize;
+    // Whoever has a whole page may empty it by `madvise`, and it must not be missing then.
+    if means_of(class) == Means::Moves && (size.max(align) >= page() || !moves::can()) {
+        class += 1;
+    }
     let its = ALL.get(class)?;
     let bytes = i64::try_from(pages << page_bits()).ok()?;
     if ROOM.fetch_sub(bytes, Relaxed) < bytes {
         ROOM.fetch_add(bytes, Relaxed);
         return None;
     }
-    if !is_marked(class) && MAPPINGS.fetch_sub(1, Relaxed) <= 0 {
+    let takes_mapping = means_of(class) == Means::Mappings;
+    if takes_mapping && MAPPINGS.fetch_sub(1, Relaxed) <= 0 {
         MAPPINGS.fetch_add(1, Relaxed);
         ROOM.fetch_add(bytes, Relaxed);
         return None;
     }
     LEAST_ROOM.fetch_min(ROOM.load(Relaxed), Relaxed);
-    let taken = its.take(class);
-    let Some(number) = taken else {
+    let held = LOCK.hold();
+    let ready = if means_of(class) == Means::Moves { READY.pop() } else { None };
+    let taken = ready.or_else(|| its.take(class)).map(|number| Id { class, number });
+    if let Some(id) = taken {
+        id.slot().state.store(state::TAKEN, Relaxed);
+    }
+    drop(held);
+    let Some(id) = taken else {
         give_back(Id { class, number: 0 }, bytes);
         return None;
     };
-    Some((Id { class, number }, bytes))
+    Some(Placed { id, bytes, is_ready: ready.is_some() })
 }
 
 fn give_back(id: Id, bytes: i64) {
     ROOM.fetch_add(bytes, Relaxed);
-    if !is_marked(id.class) {
+    if means_of(id.class) == Means::Mappings {
         MAPPINGS.fetch_add(1, Relaxed);
     }
 }
 
 impl Class {
+    /// Takes a slot. Under the lock.
     fn take(&self, class: usize) -> Option<u32> {
-        let _held = LOCK.hold();
         let used = self.used.load(Relaxed);
         if used < self.most.load(Relaxed) {
             self.mark(class, used)?;
@@ -435,7 +621,8 @@ impl Class {
     /// Has the pages of a slot marked that is used for the first time, and those of the next ones.
     fn mark(&self, class: usize, number: u32) -> Option<()> {
         const AT_ONCE: usize = 2 << 20;
-        if !is_marked(class) {
+        let means = means_of(class);
+        if means == Means::Mappings {
             return Some(());
         }
         let id = Id { class, number };
@@ -445,12 +632,16 @@ impl Class {
         if end <= marked {
             return Some(());
         }
-        let all = libc::PROT_READ | libc::PROT_WRITE;
         // Marks first cannot be: they need pages that may be accessed. Nobody knows of them meanwhile.
         // SAFETY: nothing was ever in these pages.
-        unsafe { kernel::protect(part + marked, AT_ONCE, all) }.ok()?;
-        // SAFETY: as above.
-        unsafe { kernel::advise(part + marked, AT_ONCE, INSTALL) }.ok()?;
+        unsafe { kernel::protect(part + marked, AT_ONCE, ALL_ACCESS) }.ok()?;
+        if means == Means::Moves {
+            // SAFETY: as above.
+            unsafe { moves::add(part + marked, AT_ONCE) }?;
+        } else {
+            // SAFETY: as above.
+            unsafe { kernel::advise(part + marked, AT_ONCE, INSTALL) }.ok()?;
+        }
         self.marked.store(marked + AT_ONCE, Relaxed);
         Some(())
     }
@@ -490,7 +681,7 @@ pub(crate) fn take(id: Id, address: usize) -> Result<(), NotFreed> {
     let slot = id.slot();
     loop {
         let state = slot.state.load(Acquire);
-        if state == state::UNUSED || slot.address.load(Relaxed) != address {
+        if matches!(state, state::UNUSED | state::TAKEN) || slot.address.load(Relaxed) != address {
             return Err(NotFreed::NoObject);
         }
         match slot.state.compare_exchange(state::LIVE, state::FREED, Acquire, Acquire) {
@@ -509,13 +700,16 @@ pub(crate) fn broken(id: Id) -> Option<usize> {
     canary::broken(from, address, address + slot.size.load(Relaxed), to)
 }
 
-/// Frees an object that was taken.
-pub(crate) fn free(id: Id, node: u32, thread: u32) {
+/// Frees an object that was taken. The lock may be waited for if this thread `can_wait`.
+pub(crate) fn free(id: Id, node: u32, thread: u32, can_wait: bool) {
     let slot = id.slot();
     slot.freed_at.store(node, Relaxed);
     slot.freed_by.store(thread, Relaxed);
     let (from, to) = id.pages();
-    id.shut(from, to);
+    let can_move = can_wait && means_of(id.class) == Means::Moves && moves::can();
+    if !(can_move && id.hand_on()) {
+        id.shut(from, to);
+    }
     give_back(id, i64::try_from(to - from).unwrap_or(0));
     put_late(id);
 }
@@ -543,7 +737,7 @@ pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
         let start = slot.address.load(Relaxed);
         let end = start + slot.size.load(Relaxed);
         match slot.state.load(Acquire) {
-            state::UNUSED => None,
+            state::UNUSED | state::TAKEN => None,
             _ if address < start => Some(start - address),
             _ if address >= end => Some(address - end + 1),
             _ => Some(0),
@@ -579,6 +773,27 @@ pub(crate) fn forked() {
     LOCK.reset();
     GUARDED.store(0, Relaxed);
     LEFT_OUT.store(0, Relaxed);
+    if means_of(0) != Means::Moves {
+        return;
+    }
+    // Nobody is asked here for pages that are not there.
+    let (first, length) = (BASE.load(Relaxed), ALL[0].marked.load(Relaxed));
+    let can_move = moves::forked().is_some();
+    // SAFETY: the range is the guard's own.
+    if can_move && (length == 0 || unsafe { moves::add(first, length) }.is_some()) {
+        return;
+    }
+    moves::end();
+    for number in 0..ALL[0].used.load(Relaxed) {
+        let id = Id { class: 0, number };
+        let (start, end) = (id.start(), id.start() + (1 << slot_bits(0)));
+        let is_live = matches!(id.slot().state.load(Relaxed), state::LIVE | state::CHECKED);
+        let objects = if is_live { id.objects() } else { (end, end) };
+        for at in (start..objects.0).chain(objects.1..end).step_by(page()) {
+            // SAFETY: no live object has bytes there.
+            unsafe { bar(at) };
+        }
+    }
 }
 
 #[cfg(test)]
@@ -589,13 +804,13 @@ mod tests {
     /// One test, since all that it tests is there once.
     #[test]
     fn slots_are_used_again_late_and_in_order() {
-        begin(1 << 20, true).unwrap();
+        begin(1 << 20, Means::Moves).unwrap();
         let one = || allocate(100, 16, false, 7, 9).unwrap();
         let release = |address: usize| {
             let id = find(address).unwrap();
             take(id, address).unwrap();
             assert_eq!(broken(id), None);
-            free(id, 8, 10);
+            free(id, 8, 10, true);
         };
         let most = ALL[0].most.load(Relaxed) as usize;
         assert!(most > 1000, "{most}");

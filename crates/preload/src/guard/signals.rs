@@ -168,6 +168,9 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
     // SAFETY: there is one, which means something where the kernel sent the signal for a fault.
     let address = unsafe { said.si_addr() }.addr();
     if code > 0 && pool::contains(address) {
+        if signal == libc::SIGBUS && pool::comes_again(address) {
+            return;
+        }
         // SAFETY: the kernel passes the context.
         let registers = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
         let register = |number: c_int| {

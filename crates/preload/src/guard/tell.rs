@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use pagewise_heaplog::guard::{
-    self, MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, means, module, word,
+    self, MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, module, word,
 };
 use pagewise_heaplog::recording::ROOT;
 use pagewise_heaplog::tables::{greeting, module as entry};
@@ -100,7 +100,12 @@ impl Message {
     }
 
     /// Sends it and waits for the answer: true where who listens has it.
-    fn send(mut self) -> bool {
+    fn send(self) -> bool {
+        self.send_with(None)
+    }
+
+    /// Sends it, and a file with it.
+    fn send_with(mut self, file: Option<&File>) -> bool {
         self.set(word::LENGTH, self.used as u64);
         let mut path = [0_u8; 109];
         for (to, from) in path.iter_mut().zip(&PATH) {
@@ -112,7 +117,11 @@ impl Message {
         let bytes = unsafe { std::slice::from_raw_parts(MESSAGE.as_ptr().cast(), words * 8) };
         let say = || {
             let socket = File::connect(path.get(..end)?).ok()?;
-            socket.say(bytes).ok()?;
+            let sent = match file {
+                Some(file) => socket.send(bytes, file).ok()?,
+                None => 0,
+            };
+            socket.say(bytes.get(sent..)?).ok()?;
             let mut answer = [0_u8];
             socket.read(&mut answer).ok()?;
             (answer == [greeting::YES]).then_some(())
@@ -126,8 +135,14 @@ pub(crate) fn hello() -> bool {
     let _held = LOCK.hold();
     let mut message = Message::new(kind::HELLO, word::HELLO_WORDS);
     message.set(word::PARENT, u64::from(kernel::parent()));
-    message.set(word::MEANS, if pool::has_marks() { means::MARKS } else { means::MAPPINGS });
+    message.set(word::MEANS, pool::means());
     message.send()
+}
+
+/// Has who listens hold a descriptor until this process ends.
+pub(crate) fn hold(file: &File) {
+    let _held = LOCK.hold();
+    Message::new(kind::HOLD, word::HOLD_WORDS).send_with(Some(file));
 }
 
 /// Says that the program ends.

@@ -1,0 +1,176 @@
+//! Pages that go from one slot to another, in one system call and with what they hold (`UFFDIO_MOVE`, Linux 6.8).
+//!
+//! The kernel is told, by a `userfaultfd`, to refuse accesses to pages of a range that are not there (`SIGBUS`), where it would
+//! give pages of zeros elsewhere. So a slot without a page is inaccessible with no mark on it, and what makes the slot of a freed
+//! object inaccessible makes that of the next object accessible.
+//!
+//! All this is by a descriptor. It has a high number, since programs count on low ones, and who listens to us holds it as well:
+//! the range would become accessible if a program that closes all its descriptors closed the last. No more pages can be moved
+//! then. A child of `fork` has the descriptor too, which is for its parent's memory: its number is kept in memory that is zeros in
+//! a child.
+
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
+
+use super::{pool::page, tell};
+use crate::kernel::{self, Errno, File};
+
+/// Numbers from here on are for us, where the limit allows; else the last of those that it allows.
+const NUMBERS: usize = 1000;
+const LEFT: usize = 24;
+
+/// The descriptor's number plus 1, in memory that is zeros in a child of `fork`; and that of the parent's.
+static NUMBER: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+static INHERITED: AtomicU32 = AtomicU32::new(0);
+/// A page of zeros.
+static ZEROS: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+/// 1 once the kernel has said that it moves no more.
+static IS_OVER: AtomicU32 = AtomicU32::new(0);
+
+/// Makes ready; none where the kernel moves no pages, or refuses to.
+pub(crate) fn begin() -> Option<()> {
+    ZEROS.store(kernel::private(page()).ok()?, Relaxed);
+    NUMBER.store(kernel::memory(size_of::<AtomicU32>()).ok()?.cast(), Relaxed);
+    open()
+}
+
+fn number() -> Option<&'static AtomicU32> {
+    // SAFETY: it is null or of memory that is never unmapped, which holds one.
+    unsafe { NUMBER.load(Relaxed).as_ref() }
+}
+
+fn open() -> Option<()> {
+    let file = File::of_missing_pages().ok()?;
+    let least = kernel::most_files().min(NUMBERS + LEFT).saturating_sub(LEFT);
+    let file = file.with_number(least).unwrap_or(file);
+    let number = number()?;
+    let its = u32::try_from(file.keep()).ok()? + 1;
+    number.store(its, Relaxed);
+    INHERITED.store(its, Relaxed);
+    IS_OVER.store(0, Relaxed);
+    Some(())
+}
+
+/// Has who listens hold the descriptor as well.
+pub(crate) fn have_held() {
+    if let Some(file) = file() {
+        tell::hold(&file);
+    }
+}
+
+/// Ends: nothing was ever done here.
+pub(crate) fn end() {
+    IS_OVER.store(1, Relaxed);
+}
+
+fn file() -> Option<std::mem::ManuallyDrop<File>> {
+    let number = number()?.load(Relaxed).checked_sub(1)?;
+    Some(File::kept(number.cast_signed()))
+}
+
+/// Whether pages can be moved.
+pub(crate) fn can() -> bool {
+    IS_OVER.load(Relaxed) == 0 && number().is_some_and(|number| number.load(Relaxed) != 0)
+}
+
+/// In a child of `fork`: its memory has nobody to ask, until it is added anew.
+pub(crate) fn forked() -> Option<()> {
+    if let Some(inherited) = INHERITED.swap(0, Relaxed).checked_sub(1) {
+        let file = File::kept(inherited.cast_signed());
+        // The program may have closed it, and something else may have the number now.
+        if file.is_of_missing_pages() {
+            drop(std::mem::ManuallyDrop::into_inner(file));
+        }
+    }
+    open()?;
+    have_held();
+    Some(())
+}
+
+/// Has accesses to pages refused that are not there.
+///
+/// # Safety
+/// The pages are the guard's own.
+pub(crate) unsafe fn add(at: usize, length: usize) -> Option<()> {
+    // SAFETY: the caller's promise.
+    unsafe { file()?.refuse_missing(at, length) }.ok().map(drop)
+}
+
+/// Notes what a call came to.
+fn done(result: Result<usize, Errno>) -> bool {
+    if let Err(Errno(libc::EBADF | libc::ENOTTY | libc::ENOENT | libc::EINVAL | libc::EPERM)) =
+        result
+    {
+        end();
+    }
+    result.is_ok()
+}
+
+/// Puts a page of zeros where none is.
+///
+/// # Safety
+/// The page is the guard's own.
+pub(crate) unsafe fn put(to: usize) -> bool {
+    let Some(file) = file() else { return false };
+    let zeros = ZEROS.load(Relaxed).addr();
+    // SAFETY: the caller's promise.
+    let put = unsafe { file.put_page(zeros, to, page()) };
+    put == Err(Errno(libc::EEXIST)) || done(put)
+}
+
+/// Moves a page to where none is.
+///
+/// # Safety
+/// Both are the guard's own, and nobody is to come to the first any more.
+pub(crate) unsafe fn go(from: usize, to: usize) -> bool {
+    let Some(file) = file() else { return false };
+    // SAFETY: the caller's promise.
+    let moved = unsafe { file.move_page(from, to, page()) };
+    // Pages that are shared with a child of `fork` stay where they are.
+    moved.is_ok()
+}
+
+/// Slots that wait for the next objects with a page each: from the first on, in the order in which they are to be used.
+pub(crate) struct Ready {
+    first: AtomicU32,
+    count: AtomicU32,
+    numbers: [AtomicU32; MOST_READY],
+}
+
+pub(crate) const MOST_READY: usize = 32;
+
+pub(crate) static READY: Ready = Ready {
+    first: AtomicU32::new(0),
+    count: AtomicU32::new(0),
+    numbers: [const { AtomicU32::new(0) }; MOST_READY],
+};
+
+impl Ready {
+    fn place(&self, number: u32) -> &AtomicU32 {
+        &self.numbers[(self.first.load(Relaxed) + number) as usize % MOST_READY]
+    }
+
+    /// Puts a slot at the end; false where there is no room. Under the pool's lock.
+    pub(crate) fn push(&self, number: u32) -> bool {
+        let count = self.count.load(Relaxed);
+        if count as usize == MOST_READY {
+            return false;
+        }
+        self.place(count).store(number, Relaxed);
+        self.count.store(count + 1, Relaxed);
+        true
+    }
+
+    /// How many there are. Under the pool's lock.
+    pub(crate) fn count(&self) -> u32 {
+        self.count.load(Relaxed)
+    }
+
+    /// Takes the first. Under the pool's lock.
+    pub(crate) fn pop(&self) -> Option<u32> {
+        let left = self.count.load(Relaxed).checked_sub(1)?;
+        let number = self.place(0).load(Relaxed);
+        self.first.store(self.first.load(Relaxed).wrapping_add(1), Relaxed);
+        self.count.store(left, Relaxed);
+        Some(number)
+    }
+}
