@@ -135,7 +135,9 @@ fn run(workload: &Workload, folder: &Path, slow: bool) {
     let is_there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
     if is_there("heaptrack") {
         let heaptrack = format!("heaptrack -o {} ", at("heaptrack"));
-        runners.push(Runner::shell("heaptrack", &others(&heaptrack)));
+        // Where its analysis takes all memory, files have to be read again afterwards.
+        let then = Runner::shell("afterwards", &with(""));
+        runners.push(Runner::shell("heaptrack", &others(&heaptrack)).followed_by(then));
     }
     if slow && is_there("valgrind") {
         let massif = format!("valgrind --tool=massif --massif-out-file={}", at("massif"));
