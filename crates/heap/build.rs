@@ -27,6 +27,7 @@ fn main() {
     let known = [place("ARCH"), place("OS"), place("ENV")] == ["x86_64", "linux", "gnu"];
     // Elsewhere there is none, which is said when one is asked for.
     let recorder = if known { build(&crates, &out) } else { Vec::new() };
+    println!("cargo::rustc-env=PAGEWISE_RECORDER_CONTENTS={}", digits(&recorder));
     std::fs::write(out.join(NAME), recorder).expect("OUT_DIR is there to be written to");
 }
 
@@ -55,6 +56,14 @@ fn build(crates: &Path, out: &Path) -> Vec<u8> {
     assert!(status.success(), "the recorder (crates/preload) could not be built");
     let built = folder.join(target).join("release").join(NAME);
     std::fs::read(&built).unwrap_or_else(|error| panic!("{}: {error}", built.display()))
+}
+
+/// Digits that other contents are unlikely to have (FNV-1a of 128 bits): a name for the file, which is compared before use.
+fn digits(contents: &[u8]) -> String {
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let mix = |hash: u128, byte: &u8| (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
+    format!("{:032x}", contents.iter().fold(BASIS, mix))
 }
 
 fn variable(name: &str) -> String {

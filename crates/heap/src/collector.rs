@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -166,10 +166,7 @@ impl Collector {
         if owner.uid() == ours.uid() {
             return Ok(());
         }
-        for path in [self.meeting.socket(), self.meeting.folder().to_owned()] {
-            chown(&path, Some(owner.uid()), None).map_err(Error::Socket)?;
-        }
-        Ok(())
+        self.meeting.invite(owner.uid())
     }
 
     /// The tables of a process.
@@ -203,7 +200,9 @@ impl Collector {
     /// Where a file cannot be written, or tables cannot be read.
     pub fn step(&mut self) -> Result<Duration, Error> {
         while let Ok((stream, _)) = self.listener.accept() {
-            self.coming.push((stream, Instant::now()));
+            if self.meeting.admits(&stream) {
+                self.coming.push((stream, Instant::now()));
+            }
         }
         for (stream, since) in std::mem::take(&mut self.coming) {
             // A thread that we have stopped says nothing: it is not waited for.

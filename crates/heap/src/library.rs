@@ -4,8 +4,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::kept;
+
 /// What this crate was built with; empty where there is none for the machine.
 static RECORDER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libpagewise_preload.so"));
+
+/// What is made of its contents, in hexadecimal digits.
+const CONTENTS: &str = env!("PAGEWISE_RECORDER_CONTENTS");
 
 /// What the recorder's file is called.
 pub(crate) const NAME: &str = "libpagewise_preload.so";
@@ -28,11 +33,14 @@ pub fn library() -> Option<Library> {
 }
 
 impl Library {
-    /// The path by which a program can load it; written into `folder` where it is in none.
+    /// The path by which a program can load it, for as long as may be; written into `folder` where there is no place to keep it.
     pub(crate) fn place(&self, folder: &Path) -> io::Result<PathBuf> {
         match self {
             Library::File(path) => fs::canonicalize(path),
             Library::Own => {
+                if let Some(path) = kept::keep(RECORDER, CONTENTS) {
+                    return Ok(path);
+                }
                 let path = folder.join(NAME);
                 fs::write(&path, RECORDER)?;
                 Ok(path)

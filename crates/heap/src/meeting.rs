@@ -1,42 +1,53 @@
-//! Where recorders in programs come to: a socket in a folder that nobody else can look into, and the recorder's file beside it.
+//! Where recorders in programs come to: a socket in a folder of ours.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io;
+use std::fs::{self, Permissions};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use pagewise_heaplog::tables::greeting;
-use rustix::fs::{StatVfsMountFlags, statvfs};
-
 use crate::error::Error;
+use crate::folder::{Folder, SOCKET};
 use crate::library::{Library, NAME};
+use pagewise_heaplog::tables::greeting;
+use pagewise_model::Pid;
+use pagewise_proc::{ProcRoot, stat};
+use rustix::net::sockopt::socket_peercred;
 
-/// The folder, which goes with this.
+/// The folder, which goes with this, and the recorder's file.
 #[derive(Debug)]
 pub(crate) struct Meeting {
-    folder: PathBuf,
+    folder: Folder,
     recorder: PathBuf,
+    uid: u32,
+    /// A user whose processes may come, too.
+    guest: Option<u32>,
 }
 
 impl Meeting {
-    /// Makes the folder, the socket and the recorder's file.
+    /// Makes the folder and the socket, and sees that the recorder's file is somewhere.
     pub(crate) fn open(library: &Library) -> Result<(Meeting, UnixListener), Error> {
-        let folder = folder().map_err(Error::Socket)?;
-        let mut meeting = Meeting { folder, recorder: PathBuf::new() };
+        let folder = Folder::make().map_err(Error::Socket)?;
+        let recorder = library.place(folder.path()).map_err(Error::Socket)?;
+        let uid = rustix::process::geteuid().as_raw();
+        let meeting = Meeting { folder, recorder, uid, guest: None };
         let listener = UnixListener::bind(meeting.socket()).map_err(Error::Socket)?;
-        meeting.recorder = library.place(&meeting.folder).map_err(Error::Socket)?;
+        if uid == 0 {
+            // What root runs may become another user's process; who else comes is told by where it comes from.
+            let open = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
+            open(meeting.folder(), 0o711).map_err(Error::Socket)?;
+            open(&meeting.socket(), 0o666).map_err(Error::Socket)?;
+        }
         Ok((meeting, listener))
     }
 
     /// The folder.
     pub(crate) fn folder(&self) -> &Path {
-        &self.folder
+        self.folder.path()
     }
 
     /// The recorder's file.
@@ -46,7 +57,25 @@ impl Meeting {
 
     /// Where the socket is.
     pub(crate) fn socket(&self) -> PathBuf {
-        self.folder.join("s")
+        self.folder.path().join(SOCKET)
+    }
+
+    /// Lets another user's processes come.
+    pub(crate) fn invite(&mut self, uid: u32) -> Result<(), Error> {
+        for path in [self.socket(), self.folder().to_owned()] {
+            chown(&path, Some(uid), None).map_err(Error::Socket)?;
+        }
+        self.guest = Some(uid);
+        Ok(())
+    }
+
+    /// Whether who has connected is heard: processes of our user and of one that was let in, and what we have started, whoever it
+    /// has become.
+    pub(crate) fn admits(&self, stream: &UnixStream) -> bool {
+        let Ok(peer) = socket_peercred(stream) else { return false };
+        let uid = peer.uid.as_raw();
+        let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
+        uid == self.uid || self.guest == Some(uid) || descends_from_us(pid)
     }
 
     /// What a recorder is told: how to record, and where to say so.
@@ -72,16 +101,29 @@ impl Meeting {
     }
 }
 
-impl Drop for Meeting {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
+/// Whether we have started a process, or what started it.
+fn descends_from_us(mut pid: u32) -> bool {
+    /// A parent that ends meanwhile leaves its number to others: no chain is followed for ever.
+    const MOST: usize = 256;
+    let root = ProcRoot::live();
+    let us = std::process::id();
+    for _ in 0..MOST {
+        if pid == us {
+            return true;
+        }
+        let stat = root.read(Pid(pid), "stat").ok().and_then(|text| stat::parse(&text).ok());
+        match stat {
+            Some(stat) if stat.parent.0 > 1 => pid = stat.parent.0,
+            _ => return false,
+        }
     }
+    false
 }
 
 /// A meeting with a thread that answers who comes; it ends with this.
 #[derive(Debug)]
 pub(crate) struct Answered {
-    meeting: Meeting,
+    meeting: Arc<Meeting>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -93,6 +135,8 @@ impl Answered {
         mut answer: impl FnMut(UnixStream) + Send + 'static,
     ) -> Result<Answered, Error> {
         let (meeting, listener) = Meeting::open(library)?;
+        let meeting = Arc::new(meeting);
+        let door = Arc::clone(&meeting);
         let ends = Arc::<AtomicBool>::default();
         let ended = Arc::clone(&ends);
         let listen = move || {
@@ -100,7 +144,9 @@ impl Answered {
                 if ended.load(Ordering::Acquire) {
                     return;
                 }
-                if let Ok(stream) = stream {
+                if let Ok(stream) = stream
+                    && door.admits(&stream)
+                {
                     answer(stream);
                 }
             }
@@ -123,44 +169,6 @@ impl Drop for Answered {
         let _ = UnixStream::connect(self.meeting.socket());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-    }
-}
-
-/// A folder that nobody else can look into, where files can be executed, and whose path is plain: the loader separates paths
-/// by colons and blanks.
-fn folder() -> io::Result<PathBuf> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let bases =
-        [Some(std::env::temp_dir()), runtime, Some("/dev/shm".into()), Some("/var/tmp".into())];
-    let mut first = None;
-    for base in bases.into_iter().flatten() {
-        let plain = !base.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b':' | b' '));
-        let refuses = |mount: rustix::fs::StatVfs| mount.f_flag.contains(StatVfsMountFlags::NOEXEC);
-        if !plain || !base.is_absolute() || statvfs(&base).is_ok_and(refuses) {
-            continue;
-        }
-        match make(&base) {
-            Ok(path) => return Ok(path),
-            Err(error) => first = first.or(Some(error)),
-        }
-    }
-    Err(first.unwrap_or_else(|| {
-        io::Error::other("no folder for temporary files allows to execute them")
-    }))
-}
-
-fn make(base: &Path) -> io::Result<PathBuf> {
-    let pid = std::process::id();
-    let mut number = 0_u32;
-    loop {
-        let path = base.join(format!("pagewise-heap-{pid}-{number}"));
-        match fs::DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => return Ok(path),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => {
-                number += 1;
-            }
-            Err(error) => return Err(error),
         }
     }
 }

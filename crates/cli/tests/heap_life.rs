@@ -1,0 +1,239 @@
+//! Life and surroundings of recorded programs: what they and their children find, and what is left of a recording.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use fixture::{is_root, number, program};
+
+/// A folder for all that a recording leaves anywhere.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let place = Place { folder };
+        // Programs that run as others find the recorder by this path, too.
+        fs::set_permissions(place.folder.path(), Permissions::from_mode(0o755)).unwrap();
+        for name in ["cache", "run"] {
+            fs::create_dir(place.at(name)).unwrap();
+            fs::set_permissions(place.at(name), Permissions::from_mode(0o755)).unwrap();
+        }
+        place
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs a program of the test's under `pagewise` and these words.
+    fn pagewise(&self, words: &[&str], command: &[&str]) -> Command {
+        let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        pagewise.args(words).arg("--").args(command).stdin(Stdio::null());
+        pagewise.env("XDG_CACHE_HOME", self.at("cache")).env("TMPDIR", self.at("run"));
+        pagewise.env_remove("LD_PRELOAD").current_dir(self.folder.path());
+        pagewise
+    }
+
+    fn run(&self, words: &[&str], command: &[&str]) -> Output {
+        self.pagewise(words, command).output().unwrap()
+    }
+
+    /// Files that are kept of recorders, and folders of runs.
+    fn kept(&self) -> Vec<PathBuf> {
+        entries(&self.at("cache/pagewise")).iter().flat_map(|folder| entries(folder)).collect()
+    }
+
+    fn runs(&self) -> Vec<PathBuf> {
+        entries(&self.at("run"))
+    }
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What a program and not pagewise wrote on standard error.
+fn complaints(output: &Output) -> Vec<String> {
+    let lines = text(&output.stderr);
+    lines.lines().filter(|line| !line.starts_with("pagewise:")).map(str::to_owned).collect()
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..3000 {
+        if holds() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("in a minute it did not come to this: {what}");
+}
+
+/// Which words of pagewise load the recorder into a command.
+const WAYS: [&[&str]; 3] = [
+    &["heap", "run", "-o", "a.pwh"],
+    &["heap", "run", "--follow", "-o", "b.pwh"],
+    &["guard", "--json", "-o", "guard.json"],
+];
+
+#[test]
+fn a_child_that_outlives_pagewise_executes_programs_without_a_word() {
+    for words in WAYS {
+        let place = Place::new();
+        let (gate, said, done) = (place.at("gate"), place.at("said"), place.at("done"));
+        assert!(Command::new("mkfifo").arg(&gate).status().unwrap().success());
+        let script = "(read word < gate; /bin/true; /bin/echo x > done) 2> said > /dev/null &";
+        let output = place.run(words, &["setsid", "-w", "sh", "-c", script]);
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        assert_eq!(complaints(&output), [""; 0], "{words:?}");
+        assert_eq!(place.runs(), [""; 0].map(PathBuf::from), "{words:?}");
+        fs::write(&gate, "go\n").unwrap();
+        wait_until("the child has executed two programs", || {
+            fs::metadata(&done).is_ok_and(|file| file.len() > 0)
+        });
+        assert_eq!(fs::read_to_string(&said).unwrap(), "", "{words:?}");
+    }
+}
+
+#[test]
+fn the_recorders_file_is_kept_and_used_again() {
+    let place = Place::new();
+    let kept = |place: &Place| {
+        let kept = place.kept();
+        assert_eq!(kept.len(), 1, "{kept:?}");
+        kept[0].clone()
+    };
+    assert!(place.run(WAYS[0], &["true"]).status.success());
+    let first = kept(&place);
+    let before = fs::metadata(&first).unwrap();
+    assert_eq!(before.mode() & 0o777, 0o644);
+    assert!(place.run(WAYS[0], &["true"]).status.success());
+    let again = fs::metadata(kept(&place)).unwrap();
+    assert_eq!((before.ino(), before.mtime()), (again.ino(), again.mtime()));
+    // What was changed there is not loaded into anybody.
+    fs::write(&first, "not a library").unwrap();
+    let output = place.run(WAYS[0], &["true"]);
+    assert!(output.status.success());
+    assert_eq!(complaints(&output), [""; 0]);
+    assert_eq!(fs::metadata(kept(&place)).unwrap().len(), before.len());
+    assert_eq!(place.runs().len(), 0);
+}
+
+#[test]
+fn what_cannot_be_kept_is_there_for_the_run() {
+    let place = Place::new();
+    // Others could put a library of theirs there.
+    fs::set_permissions(place.at("cache"), Permissions::from_mode(0o777)).unwrap();
+    let mut pagewise = place.pagewise(WAYS[0], &["sh", "-c", "echo $LD_PRELOAD"]);
+    let output = pagewise.env("HOME", place.at("cache")).output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(complaints(&output), [""; 0]);
+    let loaded = PathBuf::from(text(&output.stdout).trim());
+    assert!(!loaded.starts_with(place.at("cache")), "{}", loaded.display());
+    assert_eq!(place.kept().len(), 0);
+    assert_eq!(place.runs().len(), 0);
+}
+
+#[test]
+fn the_next_run_tidies_up_after_one_that_was_killed() {
+    let place = Place::new();
+    let mut pagewise = place.pagewise(WAYS[0], &["sh", "-c", "echo began; read word"]);
+    let mut pagewise = pagewise.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(pagewise.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "began\n");
+    // While it runs, its folder is its own.
+    assert!(place.run(WAYS[0], &["true"]).status.success());
+    assert_eq!(place.runs().len(), 1);
+    let left = place.runs()[0].clone();
+    let input = pagewise.stdin.take().unwrap();
+    pagewise.kill().unwrap();
+    pagewise.wait().unwrap();
+    drop(input);
+    // What started the command for it goes with the command.
+    wait_until("the folder of the killed run is gone", || {
+        assert!(place.run(WAYS[0], &["true"]).status.success());
+        !left.exists()
+    });
+    assert_eq!(place.runs().len(), 0);
+}
+
+#[test]
+fn a_program_that_runs_as_somebody_else_is_recorded_and_told_nothing() {
+    if !is_root() {
+        return;
+    }
+    const ENDS_WITH: i32 = 3;
+    let place = Place::new();
+    let known = program("heap_known");
+    let copy = place.at("heap_known");
+    fixture::copy_program(&known, &copy);
+    let copy = copy.to_str().unwrap();
+    let setpriv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let command = [&setpriv[..], &[copy]].concat();
+    let output = place.run(WAYS[0], &command);
+    assert_eq!(output.status.code(), Some(ENDS_WITH), "{}", text(&output.stderr));
+    assert_eq!(complaints(&output), [""; 0]);
+    let recorded = fixture::recorder::report(&place.at("a.pwh"));
+    let plain = place.run(WAYS[0], &[copy]);
+    assert_eq!(plain.status.code(), Some(ENDS_WITH), "{}", text(&plain.stderr));
+    let alone = fixture::recorder::report(&place.at("a.pwh"));
+    for key in ["totals.allocations", "totals.allocated_bytes", "totals.leaked_bytes"] {
+        assert_eq!(number(&recorded, key), number(&alone, key), "{key}");
+    }
+    // A child that has become somebody else, and one whose parents are gone.
+    let script =
+        format!("{}; (setsid {} &) > /dev/null; true", command.join(" "), command.join(" "));
+    for words in WAYS {
+        let output = place.run(words, &["sh", "-c", &script]);
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        assert_eq!(complaints(&output), [""; 0], "{words:?}");
+    }
+}
+
+#[test]
+fn who_comes_to_the_socket_and_is_not_of_the_program_is_not_heard() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let mut pagewise = place.pagewise(
+        &["heap", "run", "--follow", "-o", "c.pwh"],
+        &["sh", "-c", "echo $PAGEWISE_HEAP; read word"],
+    );
+    let mut pagewise = pagewise.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut settings = String::new();
+    BufReader::new(pagewise.stdout.take().unwrap()).read_line(&mut settings).unwrap();
+    let library = place.kept()[0].clone();
+    let mut stranger = Command::new("setpriv");
+    stranger.args(["--reuid=65534", "--regid=65534", "--clear-groups", "true"]);
+    stranger.env("LD_PRELOAD", library).env("PAGEWISE_HEAP", settings.trim());
+    let output = stranger.current_dir("/").output().unwrap();
+    // setpriv itself is root's, and is recorded; what it has become is not.
+    assert_eq!(text(&output.stderr), "");
+    drop(pagewise.stdin.take());
+    pagewise.wait().unwrap();
+    let files = entries(place.folder.path());
+    let programs: Vec<String> = files
+        .iter()
+        .filter(|path| path.to_string_lossy().contains("c.pwh."))
+        .map(|path| fixture::recorder::report(path)["recording"]["program"].to_string())
+        .collect();
+    assert!(programs.iter().all(|program| program.contains("setpriv")), "{programs:?}");
+}

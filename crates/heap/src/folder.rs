@@ -1,0 +1,160 @@
+//! Folders for the time of one run, and what is left of runs that were killed.
+//!
+//! Who makes a folder holds a lock on a file in it, which the kernel lets go when the last process is gone that has it open.
+//! A folder whose lock can be had is nobody's.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, OFlags, StatVfsMountFlags, flock, statvfs};
+
+use crate::library::NAME;
+
+/// What the names of folders begin with.
+const PREFIX: &str = "pagewise-heap-";
+/// The file that is locked.
+const LOCK: &str = "lock";
+/// The socket.
+pub(crate) const SOCKET: &str = "s";
+
+/// A folder of ours alone; it goes with this.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Folder {
+    /// Makes one where files can be executed, and removes those that killed runs have left.
+    pub(crate) fn make() -> io::Result<Folder> {
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let bases =
+            [Some(std::env::temp_dir()), runtime, Some("/dev/shm".into()), Some("/var/tmp".into())];
+        let mut first = None;
+        for base in bases.into_iter().flatten() {
+            if !base.is_absolute() || !takes_programs(&base) {
+                continue;
+            }
+            match make_in(&base) {
+                Ok(folder) => {
+                    remove_left(&base);
+                    return Ok(folder);
+                }
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or_else(|| {
+            io::Error::other("no folder for temporary files allows to execute them")
+        }))
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Whether programs can load a file in a folder: its path is plain, for the loader separates paths by colons and blanks and
+/// puts words in the place of others after a dollar sign, and files may be executed.
+pub(crate) fn takes_programs(folder: &Path) -> bool {
+    let taken_apart = |byte: &u8| matches!(byte, b':' | b' ' | b'$');
+    let is_plain = !folder.as_os_str().as_bytes().iter().any(taken_apart);
+    let refuses = |mount: rustix::fs::StatVfs| mount.f_flag.contains(StatVfsMountFlags::NOEXEC);
+    is_plain && !statvfs(folder).is_ok_and(refuses)
+}
+
+fn make_in(base: &Path) -> io::Result<Folder> {
+    let pid = std::process::id();
+    for number in 0_u32.. {
+        let path = base.join(format!("{PREFIX}{pid}-{number}"));
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => continue,
+            Err(error) => return Err(error),
+        }
+        let mut options = OpenOptions::new();
+        let lock = options.write(true).create_new(true).mode(0o600).open(path.join(LOCK));
+        // Somebody who tidies up may have come between, and takes the folder away.
+        if let Ok(lock) = lock
+            && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && is_at(&lock, &path.join(LOCK))
+        {
+            return Ok(Folder { path, _lock: lock });
+        }
+        if number >= 1000 {
+            break;
+        }
+    }
+    Err(io::Error::other("no folder for temporary files can be locked"))
+}
+
+/// Whether an open file is the one at a path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |of: fs::Metadata| (of.dev(), of.ino());
+    let both = file.metadata().ok().zip(fs::symlink_metadata(path).ok());
+    both.is_some_and(|(a, b)| identity(a) == identity(b))
+}
+
+/// Removes folders of ours whose lock nobody has.
+fn remove_left(base: &Path) {
+    let uid = rustix::process::geteuid().as_raw();
+    let Ok(entries) = fs::read_dir(base) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let is_named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        let is_ours = |of: fs::Metadata| of.is_dir() && of.uid() == uid && of.mode() & 0o022 == 0;
+        if !is_named || !fs::symlink_metadata(&path).is_ok_and(is_ours) {
+            continue;
+        }
+        let mut options = OpenOptions::new();
+        let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
+        options.write(true).custom_flags(flags);
+        let Ok(lock) = options.open(path.join(LOCK)) else { continue };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            continue;
+        }
+        // The lock goes last: while it is there, another does not take the folder for one that is being made.
+        for name in [SOCKET, NAME, LOCK] {
+            let _ = fs::remove_file(path.join(name));
+        }
+        let _ = fs::remove_dir(&path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_runs_that_are_gone_are_removed_and_no_others() {
+        let base = tempfile::tempdir().unwrap();
+        let lives = make_in(base.path()).unwrap();
+        let gone = base.path().join(format!("{PREFIX}1-0"));
+        let foreign = base.path().join("pagewise-other");
+        let unlocked = base.path().join(format!("{PREFIX}2-0"));
+        for folder in [&gone, &foreign, &unlocked] {
+            DirBuilder::new().mode(0o700).create(folder).unwrap();
+        }
+        for name in [SOCKET, NAME, LOCK] {
+            fs::write(gone.join(name), "x").unwrap();
+            fs::write(foreign.join(name), "x").unwrap();
+        }
+        fs::write(lives.path().join(SOCKET), "x").unwrap();
+        remove_left(base.path());
+        assert!(!gone.exists());
+        assert!(foreign.join(LOCK).exists() && unlocked.exists());
+        assert!(lives.path().join(SOCKET).exists());
+        let path = lives.path().to_owned();
+        drop(lives);
+        assert!(!path.exists());
+    }
+}

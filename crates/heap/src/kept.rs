@@ -1,0 +1,282 @@
+//! The recorder's file, kept from run to run: what a recorded program executes looks for it also after pagewise has ended, and
+//! where it is not there any more the loader writes a complaint into the standard error of whoever runs then.
+//!
+//! ```text
+//!  $XDG_CACHE_HOME/pagewise/  or  ~/.cache/pagewise/  or, for root only,  /var/cache/pagewise/
+//!      91c7..e2/libpagewise_preload.so      by content, so that versions do not share a file
+//! ```
+//!
+//! What is there is loaded into programs, so nobody else may be able to write it, and it is compared to the byte before use.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::folder::takes_programs;
+use crate::library::NAME;
+
+/// A file of another version that nobody used for so long is removed.
+const UNUSED: Duration = Duration::from_secs(60 * 24 * 60 * 60);
+/// How old the time of last use may be that a file shows.
+const NOTED: Duration = Duration::from_secs(24 * 60 * 60);
+/// Others can write.
+const WRITABLE: u32 = 0o022;
+/// Only who owns a file in it can remove it.
+const STICKY: u32 = 0o1000;
+
+/// The path of a file with these contents that stays; `name` is made of them. None where there is no place for it.
+pub(crate) fn keep(contents: &[u8], name: &str) -> Option<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    bases(uid).into_iter().find_map(|base| keep_in(&base, uid, contents, name).ok().flatten())
+}
+
+/// Folders for what can be made again.
+fn bases(uid: u32) -> Vec<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let set = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+    let base = set.or_else(|| folder("HOME").map(|home| home.join(".cache")));
+    let mut bases = Vec::from_iter(base);
+    if uid == 0 {
+        bases.push("/var/cache".into());
+    }
+    bases
+}
+
+fn keep_in(base: &Path, uid: u32, contents: &[u8], name: &str) -> io::Result<Option<PathBuf>> {
+    if !base.is_absolute() {
+        return Ok(None);
+    }
+    // Who is root may run programs as anybody, and these load it, too.
+    let is_for_all = uid == 0;
+    if !is_for_all && !base.exists() {
+        DirBuilder::new().mode(0o700).create(base)?;
+    }
+    let base = base.canonicalize()?;
+    let of = fs::metadata(&base)?;
+    let is_safe = of.mode() & WRITABLE == 0 || of.mode() & STICKY != 0;
+    let is_ours = of.uid() == uid || of.uid() == 0;
+    if !is_safe || !is_ours || !takes_programs(&base) || (is_for_all && !all_can_enter(&base)) {
+        return Ok(None);
+    }
+    let all = base.join("pagewise");
+    let folder = all.join(name);
+    if !folder_of(&all, uid)? || !folder_of(&folder, uid)? {
+        return Ok(None);
+    }
+    let path = folder.join(NAME);
+    if !holds(&path, uid, contents) {
+        write(&folder, &path, contents)?;
+        if !holds(&path, uid, contents) {
+            return Ok(None);
+        }
+    }
+    let now = SystemTime::now();
+    note_use(&path, now);
+    remove_unused(&all, name, uid, now);
+    Ok(Some(path))
+}
+
+/// Makes a folder where there is none; whether it is ours alone to write into.
+fn folder_of(path: &Path, uid: u32) -> io::Result<bool> {
+    match DirBuilder::new().mode(0o755).create(path) {
+        // Whatever bits are masked: programs that run as others load the file, too.
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    let of = fs::symlink_metadata(path)?;
+    Ok(of.is_dir() && of.uid() == uid && of.mode() & WRITABLE == 0)
+}
+
+/// Whether users without rights of their own can come to a folder.
+fn all_can_enter(folder: &Path) -> bool {
+    const ENTER: u32 = 0o001;
+    folder.ancestors().all(|path| fs::metadata(path).is_ok_and(|of| of.mode() & ENTER != 0))
+}
+
+/// Whether a file is ours alone to write, for all to read, and has these contents.
+fn holds(path: &Path, uid: u32, contents: &[u8]) -> bool {
+    const READABLE: u32 = 0o444;
+    let Ok(of) = fs::symlink_metadata(path) else { return false };
+    let is_ours = of.is_file() && of.uid() == uid && of.mode() & WRITABLE == 0;
+    if !is_ours || of.mode() & READABLE != READABLE || of.len() != contents.len() as u64 {
+        return false;
+    }
+    let mut found = Vec::with_capacity(contents.len());
+    // One byte more than there should be would show.
+    let read = File::open(path)
+        .and_then(|file| file.take(contents.len() as u64 + 1).read_to_end(&mut found));
+    read.is_ok() && found == contents
+}
+
+/// Writes a file beside its place and moves it there: others load the whole file or the one that was there.
+fn write(folder: &Path, path: &Path, contents: &[u8]) -> io::Result<()> {
+    let new = folder.join(format!("{NAME}.{}", std::process::id()));
+    // Left by one of the same number that was killed.
+    let _ = fs::remove_file(&new);
+    let written = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?;
+        file.write_all(contents)?;
+        file.set_permissions(Permissions::from_mode(0o644))?;
+        fs::rename(&new, path)
+    };
+    let result = written();
+    if result.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    result
+}
+
+/// The time of last change is that of last use: the contents do not change.
+fn note_use(path: &Path, now: SystemTime) {
+    let is_old = |path: &Path| Some(now.duration_since(fs::metadata(path).ok()?.modified().ok()?));
+    if is_old(path).is_some_and(|age| age.is_ok_and(|age| age > NOTED)) {
+        // Where it cannot be noted, the file is made again some day.
+        let _ = File::open(path).and_then(|file| file.set_modified(now));
+    }
+}
+
+/// Removes what other versions kept that nobody uses any more.
+fn remove_unused(all: &Path, name: &str, uid: u32, now: SystemTime) {
+    let Ok(entries) = fs::read_dir(all) else { return };
+    for entry in entries.flatten() {
+        let folder = entry.path();
+        let other = entry.file_name();
+        let other = other.to_str().unwrap_or_default();
+        let is_version = other.len() == name.len() && other.bytes().all(|b| b.is_ascii_hexdigit());
+        let is_folder =
+            fs::symlink_metadata(&folder).is_ok_and(|of| of.is_dir() && of.uid() == uid);
+        if other == name || !is_version || !is_folder {
+            continue;
+        }
+        let Ok(files) = fs::read_dir(&folder) else { continue };
+        for file in files
+            .flatten()
+            .filter(|file| file.file_name().to_str().is_some_and(|file| file.starts_with(NAME)))
+        {
+            let used = file.metadata().and_then(|of| of.modified());
+            let age = used.ok().and_then(|used| now.duration_since(used).ok());
+            if age.is_some_and(|age| age > UNUSED) {
+                let _ = fs::remove_file(file.path());
+            }
+        }
+        // Only where nothing is left in it.
+        let _ = fs::remove_dir(&folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn uid() -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    /// A folder that others can enter.
+    fn base() -> tempfile::TempDir {
+        let base = tempfile::tempdir_in("/tmp").unwrap();
+        fs::set_permissions(base.path(), Permissions::from_mode(0o755)).unwrap();
+        base
+    }
+
+    fn kept(base: &Path, contents: &[u8], name: &str) -> Option<PathBuf> {
+        keep_in(base, uid(), contents, name).ok().flatten()
+    }
+
+    #[test]
+    fn a_file_is_written_once_and_again_where_it_was_changed() {
+        let base = base();
+        let path = kept(base.path(), b"contents", "00ff").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"contents");
+        let first = fs::metadata(&path).unwrap().ino();
+        assert_eq!(kept(base.path(), b"contents", "00ff").as_ref(), Some(&path));
+        assert_eq!(fs::metadata(&path).unwrap().ino(), first);
+        for wrong in ["", "contentz", "contents and more"] {
+            fs::write(&path, wrong).unwrap();
+            assert_eq!(kept(base.path(), b"contents", "00ff").as_ref(), Some(&path));
+            assert_eq!(fs::read(&path).unwrap(), b"contents");
+        }
+        let left = fs::read_dir(path.parent().unwrap()).unwrap().count();
+        assert_eq!(left, 1);
+    }
+
+    #[test]
+    fn what_others_can_write_is_not_used() {
+        let base = base();
+        let path = kept(base.path(), b"contents", "00ff").unwrap();
+        let change = |path: &Path, mode| {
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        change(&path, 0o666);
+        kept(base.path(), b"contents", "00ff").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
+        for folder in path.ancestors().skip(1).take(2) {
+            change(folder, 0o777);
+            assert_eq!(kept(base.path(), b"contents", "00ff"), None, "{}", folder.display());
+            change(folder, 0o755);
+        }
+        change(base.path(), 0o777);
+        assert_eq!(kept(base.path(), b"contents", "00ff"), None);
+        // As /tmp is.
+        change(base.path(), 0o1777);
+        assert_eq!(kept(base.path(), b"contents", "00ff"), Some(path));
+    }
+
+    #[test]
+    fn links_are_not_followed() {
+        let (base, elsewhere) = (base(), base());
+        symlink(elsewhere.path(), base.path().join("pagewise")).unwrap();
+        assert_eq!(kept(base.path(), b"contents", "00ff"), None);
+        fs::remove_file(base.path().join("pagewise")).unwrap();
+        let path = kept(base.path(), b"contents", "00ff").unwrap();
+        let other = elsewhere.path().join("other");
+        fs::write(&other, "contents").unwrap();
+        fs::remove_file(&path).unwrap();
+        symlink(&other, &path).unwrap();
+        assert_eq!(kept(base.path(), b"contents", "00ff").as_ref(), Some(&path));
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+        assert_eq!(fs::read(&other).unwrap(), b"contents");
+    }
+
+    #[test]
+    fn paths_that_the_loader_would_take_apart_are_not_used() {
+        let base = base();
+        for name in ["with blank", "with:colon", "with$ORIGIN"] {
+            let folder = base.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            assert_eq!(kept(&folder, b"contents", "00ff"), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn other_versions_go_once_nobody_used_them_for_long_and_nothing_else_does() {
+        let base = base();
+        let now = SystemTime::now();
+        let old = kept(base.path(), b"old", "0001").unwrap();
+        let new = kept(base.path(), b"new", "0002").unwrap();
+        let foreign = base.path().join("pagewise/notes");
+        fs::create_dir(&foreign).unwrap();
+        let foreign = foreign.join(NAME);
+        fs::write(&foreign, "not ours").unwrap();
+        let age = |path: &Path, age| {
+            File::open(path).unwrap().set_modified(now.checked_sub(age).unwrap()).unwrap();
+        };
+        age(&old, UNUSED / 2);
+        kept(base.path(), b"new", "0002").unwrap();
+        assert!(old.exists());
+        age(&old, UNUSED * 2);
+        age(&new, UNUSED * 2);
+        age(&foreign, UNUSED * 2);
+        kept(base.path(), b"new", "0002").unwrap();
+        assert!(!old.exists() && !old.parent().unwrap().exists());
+        assert!(foreign.exists());
+        // Its use was noted.
+        let used = fs::metadata(&new).unwrap().modified().unwrap();
+        assert!(now.duration_since(used).is_err() || now.duration_since(used).unwrap() < NOTED);
+    }
+}
