@@ -254,7 +254,10 @@ impl Attached {
         }
         let word =
             |number: usize| words[number * 8..][..8].try_into().map_or(0, u64::from_ne_bytes);
-        word(2) == hooks::BUSY || (word(2) == hooks::WITHIN && word(0) == 0)
+        // None where the thread has no memory of the recorder's.
+        let mut state = [0; 4];
+        let read = self.process.memory.read_exact_at(&mut state, word(0));
+        word(2) == hooks::BUSY || (read.is_ok() && u32::from_ne_bytes(state) == hooks::NOW)
     }
 }
 

@@ -181,11 +181,11 @@ pub mod hooks {
     /// 1 where that is there already.
     pub const READY: usize = 1025;
     /// How far a thread's own words are from its data (`fs`), as a number with a sign: while a thread is within the recorder,
-    /// the first is 0 and the third is [`WITHIN`], or the third is [`BUSY`].
+    /// the first is the address of 4 bytes that are [`NOW`], or the third is [`BUSY`].
     pub const OWN: usize = 1026;
-    /// What the third is then.
-    pub const WITHIN: u64 = 1;
-    /// What the third may be besides.
+    /// What the bytes are then that the first leads to.
+    pub const NOW: u32 = 2;
+    /// What the third may be.
     pub const BUSY: u64 = 3;
     /// How long that is, in words.
     pub const CODE_WORDS: usize = FUNCTIONS * STRIDE / 8;

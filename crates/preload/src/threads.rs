@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 use pagewise_heaplog::tables::{
-    CELLS, CHUNKS, RECORDS, SITES, THREADS, header, kind, record, thread,
+    CELLS, CHUNKS, RECORDS, SITES, THREADS, header, hooks, kind, record, thread,
 };
 
 use crate::begin::{self, Stage};
@@ -19,7 +19,7 @@ use crate::{kernel, log, peak, real, sampling};
 /// What a thread has of its own, in memory that is zeros in a child of `fork`.
 #[repr(C)]
 pub(crate) struct Thread {
-    /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`.
+    /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`. Who attaches reads it, by the address of all.
     state: Cell<u32>,
     /// Its own words that are shared: those of its slot.
     own: Cell<*const AtomicU64>,
@@ -52,7 +52,7 @@ pub(crate) struct Thread {
 /// It may record.
 const READY: u32 = 1;
 /// It does: what allocates meanwhile is not recorded.
-const BUSY_NOW: u32 = 2;
+const BUSY_NOW: u32 = hooks::NOW;
 /// Allocations to each whose lifetime is measured, in the mean.
 pub(crate) const TIMED_EVERY: u32 = 128;
 /// Chunks that several threads have together before they empty theirs, and that each has at the least.
