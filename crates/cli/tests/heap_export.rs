@@ -57,7 +57,7 @@ fn recorded() -> Option<(TempDir, String)> {
     let module = Module { path: file, build_id: Vec::new(), start: 0, end: 1 << 40, bias: 0 };
     let mut writer = Writer::create(Vec::new(), &begin).unwrap();
     writer.modules(&[module]).unwrap();
-    let place = |name: &str| Place { address: known[name] + 5, module: Some(0) };
+    let place = |name: &str| Place { address: known[name] + 5, exact: false, module: Some(0) };
     writer.places(&["main", "touch_three", "touch_one"].map(place)).unwrap();
     let node = |parent, place| Node { parent, place };
     writer.nodes(&[node(ROOT, 0), node(0, 1), node(0, 2)]).unwrap();

@@ -237,3 +237,62 @@ fn who_comes_to_the_socket_and_is_not_of_the_program_is_not_heard() {
         .collect();
     assert!(programs.iter().all(|program| program.contains("setpriv")), "{programs:?}");
 }
+
+/// The call stacks of a recording, with the bytes that each allocated.
+fn stacks(report: &serde_json::Value) -> Vec<(u64, Vec<String>)> {
+    let calls = |site: &serde_json::Value| -> Vec<String> {
+        let calls = site["stack"].as_array().unwrap().iter();
+        calls.map(|call| call.as_str().unwrap().to_owned()).collect()
+    };
+    let sites = report["sites"].as_array().unwrap().iter();
+    sites.map(|site| (number(site, "allocated_bytes"), calls(site))).collect()
+}
+
+#[test]
+fn an_instruction_that_was_interrupted_is_the_one_that_is_named() {
+    let place = Place::new();
+    let program = program("interrupted");
+    let output = place.run(WAYS[0], &[program.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let line = text(&output.stdout).trim().to_owned();
+    let stacks = stacks(&fixture::recorder::report(&place.at("a.pwh")));
+    let of = |bytes: u64| {
+        let (_, stack) = stacks.iter().find(|(it, _)| *it == bytes).unwrap();
+        assert!(stack[0].starts_with("in_handler "), "{stack:?}");
+        let at = stack.iter().position(|call| call.starts_with("handle ")).unwrap();
+        // The kernel's return, and then what it interrupted.
+        let interrupted = stack[at + 1..]
+            .iter()
+            .find(|call| !call.contains("restore_rt") && !call.contains("libc"))
+            .unwrap();
+        assert!(stack.last().unwrap().contains("_start"), "{stack:?}");
+        interrupted.clone()
+    };
+    let first = of(100);
+    assert!(first.starts_with("in_a_line "), "{first}");
+    assert!(first.ends_with(&format!("interrupted.c:{line})")), "{first}");
+    let second = of(200);
+    assert!(second.starts_with("at_once"), "{second}");
+}
+
+#[test]
+fn functions_of_the_recorder_are_on_no_call_stack() {
+    let place = Place::new();
+    let program = program("interrupted");
+    let output = place.run(WAYS[0], &[program.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stacks = stacks(&fixture::recorder::report(&place.at("a.pwh")));
+    let thread =
+        stacks.iter().find(|(_, stack)| stack.iter().any(|call| call.contains("pthread_create")));
+    let (_, thread) = thread.expect("the C library allocates for a thread");
+    let at = thread.iter().position(|call| call.contains("pthread_create")).unwrap();
+    assert!(thread[at + 1].starts_with("main "), "{thread:?}");
+    for (_, stack) in &stacks {
+        assert!(!stack.iter().any(|call| call.contains("pagewise")), "{stack:?}");
+    }
+    // Neither are they in the file.
+    let bytes = fs::read(place.at("a.pwh")).unwrap();
+    let file = pagewise_heaplog::reader::read(&bytes[..]).unwrap().recording;
+    let is_ours = |path: &[u8]| path.ends_with(b"libpagewise_preload.so");
+    assert!(!file.modules.iter().any(|module| is_ours(&module.path)), "{:?}", file.modules);
+}

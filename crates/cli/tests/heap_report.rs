@@ -85,7 +85,7 @@ impl Program {
             ..Begin::default()
         };
         let mut writer = Writer::create(Vec::new(), &begin).unwrap();
-        let place = |address: u64| Place { address: address + BEHIND, module: None };
+        let place = |address: u64| Place { address: address + BEHIND, exact: false, module: None };
         let callers = (0..CALLERS).map(|caller| place(address_of_caller(caller)));
         let places: Vec<Place> =
             callers.chain((0..sites).map(|site| place(address(site)))).collect();
@@ -411,7 +411,11 @@ fn many_stacks_of_many_sizes_take_little_memory() {
     for stack in 0..STACKS {
         let first = stack * DEEP;
         let calls = || first..first + DEEP;
-        let place = |call: u32| Place { address: 0x40_0000 + u64::from(call) * 16, module: None };
+        let place = |call: u32| Place {
+            address: 0x40_0000 + u64::from(call) * 16,
+            exact: false,
+            module: None,
+        };
         writer.places(&calls().map(place).collect::<Vec<_>>()).unwrap();
         let parent = |call: u32| if call == first { ROOT } else { call - 1 };
         let node = |call: u32| Node { parent: parent(call), place: call };

@@ -15,7 +15,7 @@ use std::time::Duration;
 use pagewise_heaplog::guard::{
     MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, means, module, word,
 };
-use pagewise_heaplog::tables::greeting;
+use pagewise_heaplog::tables::{INTERRUPTED, greeting};
 use pagewise_model::guard::{Access, Bug, Call, Kind, Means, Object};
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, Pid, Reading};
@@ -85,7 +85,6 @@ pub enum Heard {
 #[derive(Debug)]
 pub struct Raw {
     bug: Bug,
-    is_exact: bool,
     modules: Vec<RawModule>,
     /// Of the access, the allocation and the free: addresses, and which module each is in.
     stacks: [Vec<(u64, Option<usize>)>; 3],
@@ -308,7 +307,6 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
             object,
             goes_on: get(word::GOES_ON)? != 0,
         },
-        is_exact: get(word::EXACT)? != 0,
         modules,
         stacks,
     })
@@ -354,19 +352,19 @@ pub struct Resolver {
 impl Resolver {
     /// A bug with functions and lines.
     pub fn resolve(&mut self, raw: Raw) -> Bug {
-        let Raw { mut bug, is_exact, modules, stacks } = raw;
+        let Raw { mut bug, modules, stacks } = raw;
         let [access, allocated, freed] = stacks;
         let began_ns = bug.time_ns;
-        let mut put = |stack: &[(u64, Option<usize>)], is_exact: bool, to: &mut Reading<_>| {
+        let mut put = |stack: &[(u64, Option<usize>)], to: &mut Reading<_>| {
             if !stack.is_empty() {
-                *to = Ok(self.stack(stack, is_exact, &modules, began_ns));
+                *to = Ok(self.stack(stack, &modules, began_ns));
             }
         };
-        put(&access, is_exact, &mut bug.stack);
+        put(&access, &mut bug.stack);
         if let Some(object) = &mut bug.object {
-            put(&allocated, false, &mut object.allocated.stack);
+            put(&allocated, &mut object.allocated.stack);
             if let Some(call) = &mut object.freed {
-                put(&freed, false, &mut call.stack);
+                put(&freed, &mut call.stack);
             }
         }
         bug
@@ -375,14 +373,14 @@ impl Resolver {
     fn stack(
         &mut self,
         stack: &[(u64, Option<usize>)],
-        is_exact: bool,
         modules: &[RawModule],
         ran_ns: u64,
     ) -> Vec<Frame> {
         let mut frames = Vec::new();
-        for (depth, &(address, module)) in stack.iter().enumerate() {
+        for &(marked, module) in stack {
             // A return address is behind the call: the call itself may be the last of its line or function.
-            let is_return = depth > 0 || !is_exact;
+            let is_return = marked & INTERRUPTED == 0;
+            let address = marked & !INTERRUPTED;
             let Some(module) = module.and_then(|module| modules.get(module)) else {
                 let (function, line) = (None, None);
                 frames.push(Frame {
@@ -395,7 +393,7 @@ impl Resolver {
                 continue;
             };
             let name = Name::new(&module.path);
-            if frames.is_empty() && name.base().starts_with(NAME.as_bytes()) {
+            if name.base().starts_with(NAME.as_bytes()) {
                 continue;
             }
             let offset = address.wrapping_sub(module.bias).wrapping_sub(is_return.into());
@@ -430,14 +428,13 @@ mod tests {
         words[word::SIZE] = 64;
         words[word::ALLOCATED_BY] = 2;
         words[word::FREED_BY] = 3;
-        words[word::EXACT] = 1;
         words[word::MODULES] = 1;
         for number in 0..3 {
             words[word::FRAMES + number] = 1;
         }
         let path = u64::from_ne_bytes(*b"/no/such");
         words.extend([0x5000, 0x9000, 0x4000, 8, 2, path, 0xabcd]);
-        words.extend([0x5010, 1, 0x5020, 1, 0x7000_0000, 0]);
+        words.extend([INTERRUPTED | 0x5010, 1, 0x5020, 1, 0x7000_0000, 0]);
         words
     }
 

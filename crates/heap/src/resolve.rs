@@ -206,8 +206,10 @@ impl Frames {
             // What the recorder does in a program is not the program's.
             let is_recorder = name.base().starts_with(NAME.as_bytes());
             // A return address is behind the call: the call itself may be the last of its line or function.
-            let instruction =
-                |at: &usize| places[*at].address.wrapping_sub(module.bias).wrapping_sub(1);
+            let instruction = |at: &usize| {
+                let place = places[*at];
+                place.address.wrapping_sub(module.bias).wrapping_sub(u64::from(!place.exact))
+            };
             let addresses: Vec<u64> = asked.iter().map(instruction).collect();
             let file = Module {
                 path: &module.path,
@@ -337,12 +339,10 @@ fn sites(recording: &Recording, frames: &Frames, stacks: &mut Stacks) -> Numbers
 fn stack(recording: &Recording, frames: &Frames, node: u32) -> Vec<u32> {
     let mut stack = Vec::new();
     let mut at = node;
-    let mut is_program = false;
     while at != ROOT && stack.len() < DEEPEST {
         let Some(node) = recording.nodes.get(at as usize) else { break };
         let place = node.place as usize;
-        is_program |= !frames.is_recorder.get(place).copied().unwrap_or(false);
-        if is_program {
+        if !frames.is_recorder.get(place).copied().unwrap_or(false) {
             stack.extend(frames.of_place(place));
         }
         // A parent comes before its children: no chain of calls is a circle.

@@ -8,8 +8,8 @@ use pagewise_heaplog::recording::{
     Amount, Counted, Counts, Kind, Module, Moment, Node, Place, ROOT, Site, Thread,
 };
 use pagewise_heaplog::tables::{
-    self, CELLS, CHUNKS, CREDIT, HEADER, LOG, MAGIC, MODULES, NODES, OWN, OWNERS, PLACES, RECORDS,
-    SITES, STRINGS, THREADS, Table, header, kind, log, module, record, thread,
+    self, CELLS, CHUNKS, CREDIT, HEADER, INTERRUPTED, LOG, MAGIC, MODULES, NODES, OWN, OWNERS,
+    PLACES, RECORDS, SITES, STRINGS, THREADS, Table, header, kind, log, module, record, thread,
 };
 use pagewise_heaplog::writer::Writer;
 
@@ -243,7 +243,11 @@ impl Tables {
         new.places.extend(places_read.map(|entry| {
             let [address, module] = words(entry);
             let module = module.checked_sub(1).filter(|&module| module < all_modules);
-            Place { address, module: module.and_then(|module| u32::try_from(module).ok()) }
+            Place {
+                address: address & !INTERRUPTED,
+                exact: address & INTERRUPTED != 0,
+                module: module.and_then(|module| u32::try_from(module).ok()),
+            }
         }));
         let nodes_read = self.entries(&NODES, known.nodes, nodes)?.chunks_exact(8);
         new.nodes.extend(nodes_read.map(|entry| {

@@ -126,7 +126,8 @@ fn counted(bytes: u64, freed: u64) -> Counted {
 
 /// A recording of calls that return to these addresses of a file, each called by nobody.
 fn recording(module: Module, returns: &[u64]) -> Recording {
-    let places = returns.iter().map(|at| Place { address: BIAS + at, module: Some(0) });
+    let places =
+        returns.iter().map(|at| Place { address: BIAS + at, exact: false, module: Some(0) });
     let count = u32::try_from(returns.len()).unwrap();
     Recording {
         begin: Begin { pid: 7, page_size: 4096, began_ns: u64::MAX, ..Begin::default() },
@@ -249,7 +250,7 @@ fn debugging_information_is_found_by_build_id_where_the_program_is_gone() {
 
 /// Calls of no file: each is known by its address.
 fn bare(parents: &[(u32, u64)]) -> Recording {
-    let place = |(_, address): &(u32, u64)| Place { address: *address, module: None };
+    let place = |(_, address): &(u32, u64)| Place { address: *address, exact: false, module: None };
     let number = |at: usize| u32::try_from(at).unwrap();
     let node =
         |(at, (parent, _)): (usize, &(u32, u64))| Node { parent: *parent, place: number(at) };

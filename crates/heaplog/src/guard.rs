@@ -5,11 +5,12 @@
 //! machine's own order. Each message begins with the words of [`word`] up to [`word::TIME`].
 //!
 //! A message of [`kind::BUG`] goes on behind [`word::BUG_WORDS`] with modules, each of five words ([`module`]) and its path and
-//! build ID, each filled up to whole words; then with frames, each two words: the address, and the module's number plus 1 (0
+//! build ID, each filled up to whole words; then with frames, each two words: the address, with
+//! [`crate::tables::INTERRUPTED`] where it is an instruction's own and not where a call returns to, and the module's number plus 1 (0
 //! for none). The frames are those of the three call stacks, one behind the other, the innermost call first.
 
 /// The first word: `pwguard` and the version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"pwguard\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pwguard\x02");
 /// Words in a message, at most.
 pub const MOST_WORDS: usize = 8 << 10;
 /// Frames of one call stack, at most.
@@ -79,20 +80,18 @@ pub mod word {
     pub const ALLOCATED_BY: usize = 13;
     /// Who freed it; 0 for nobody.
     pub const FREED_BY: usize = 14;
-    /// 1 where the first frame of the first stack is the instruction itself, not where a call returns to.
-    pub const EXACT: usize = 15;
     /// How many modules follow.
-    pub const MODULES: usize = 16;
+    pub const MODULES: usize = 15;
     /// How many frames the stack of the access has.
-    pub const FRAMES: usize = 17;
+    pub const FRAMES: usize = 16;
     /// How many that of the allocation has.
-    pub const ALLOCATION_FRAMES: usize = 18;
+    pub const ALLOCATION_FRAMES: usize = 17;
     /// How many that of the free has.
-    pub const FREE_FRAMES: usize = 19;
+    pub const FREE_FRAMES: usize = 18;
     /// 1 where the program goes on.
-    pub const GOES_ON: usize = 20;
+    pub const GOES_ON: usize = 19;
     /// Words before modules.
-    pub const BUG_WORDS: usize = 21;
+    pub const BUG_WORDS: usize = 20;
 }
 
 /// Numbers of the words of a module.

@@ -14,7 +14,7 @@ pub struct Recording {
     pub begin: Begin,
     /// Files of code that were mapped, in the order in which they were first met in a call stack.
     pub modules: Vec<Module>,
-    /// Return addresses.
+    /// Return addresses, and those of instructions that were interrupted.
     pub places: Vec<Place>,
     /// Calls; a parent comes before its children.
     pub nodes: Vec<Node>,
@@ -68,11 +68,13 @@ pub struct Module {
     pub bias: u64,
 }
 
-/// Where a call returns to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Where a call returns to, or where a signal interrupted a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The address behind the call.
+    /// The address behind the call; that of the instruction where it is `exact`.
     pub address: u64,
+    /// Whether the address is the instruction's own: it was interrupted, and has called nobody.
+    pub exact: bool,
     /// Which of the modules it is in; none for code that was made at run time.
     pub module: Option<u32>,
 }

@@ -161,6 +161,14 @@ impl State {
             *last = place.address;
             self.last_address = place.address;
         }
+        // They are few. Readers of files without them find the payload's end here, and those that know of none pass them over.
+        let exact: Vec<usize> = (0..places.len()).filter(|at| places[*at].exact).collect();
+        out.count(exact.len());
+        let mut next = 0;
+        for at in exact {
+            out.count(at - next);
+            next = at + 1;
+        }
         self.places += places.len();
     }
 
@@ -172,13 +180,22 @@ impl State {
             if module.is_some_and(|module| module as usize >= self.modules) {
                 return Err("a place is in a module that is not there");
             }
-            places.push(Place { address: 0, module });
+            places.push(Place { address: 0, exact: false, module });
         }
         for place in &mut places {
             let last = self.last_address(place.module);
             place.address = input.change(*last)?;
             *last = place.address;
             self.last_address = place.address;
+        }
+        let exact = if input.0.is_empty() { 0 } else { input.count(1, count)? };
+        let mut next = 0_usize;
+        for _ in 0..exact {
+            let distance = usize::try_from(input.number()?).unwrap_or(usize::MAX);
+            let at = next.checked_add(distance).filter(|at| *at < count);
+            let at = at.ok_or("a place that is not there was interrupted")?;
+            places[at].exact = true;
+            next = at + 1;
         }
         self.places += count;
         Ok(places)

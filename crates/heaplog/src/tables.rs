@@ -26,7 +26,11 @@
 //! records as they were at one moment.
 
 /// The first word of the header: `pwheap` and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"pwheap\x00\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pwheap\x00\x02");
+
+/// Set in the address of a place that is an instruction which was interrupted: it has called nobody. No address of a program
+/// has this bit.
+pub const INTERRUPTED: u64 = 1 << 63;
 
 /// A table: where it begins, how long an entry is, and how many there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

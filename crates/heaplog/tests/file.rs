@@ -166,7 +166,7 @@ fn recording() -> impl Strategy<Value = Recording> {
     let parts = (
         begin(),
         prop::collection::vec(module(), 1..4),
-        prop::collection::vec((any::<u64>(), any::<Option<Pick>>()), 1..20),
+        prop::collection::vec((any::<u64>(), any::<Option<Pick>>(), any::<bool>()), 1..20),
         prop::collection::vec((any::<Option<Pick>>(), any::<Pick>(), any::<bool>()), 1..60),
         prop::collection::vec((any::<Option<Pick>>(), 0..3_u8), 1..40),
     );
@@ -176,8 +176,9 @@ fn recording() -> impl Strategy<Value = Recording> {
             let index = |pick: Pick, length: usize| u32::try_from(pick.index(length)).unwrap();
             let places: Vec<Place> = places
                 .into_iter()
-                .map(|(address, pick)| Place {
+                .map(|(address, pick, exact)| Place {
                     address,
+                    exact,
                     module: pick.map(|pick| index(pick, modules.len())),
                 })
                 .collect();

@@ -436,7 +436,7 @@ fn release(id: Id, address: usize, stack: u64, frame: u64) -> bool {
 
 fn tell_free(bug: u64, address: usize, object: Option<Id>, node: u32) {
     let access = access::FREE;
-    tell::tell(&tell::Bug { bug, access, address, object, node, exact: false, goes_on: goes_on() });
+    tell::tell(&tell::Bug { bug, access, address, object, node, goes_on: goes_on() });
     tell::after_a_call();
 }
 
@@ -444,7 +444,7 @@ fn tell_broken(id: Id, address: usize, node: u32, access: u64) {
     let is_before = address < id.slot().address.load(Relaxed);
     let bug = if is_before { bug::UNDERFLOW } else { bug::OVERFLOW };
     let goes_on = goes_on() || access == access::WRITTEN_BEFORE_END;
-    tell::tell(&tell::Bug { bug, access, address, object: Some(id), node, exact: false, goes_on });
+    tell::tell(&tell::Bug { bug, access, address, object: Some(id), node, goes_on });
 }
 
 /// Whether an address is of nothing that `malloc` gives: not aligned, on the stack, of a program's data, or at the beginning

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use pagewise_heaplog::tables::{PLACES, header};
+use pagewise_heaplog::tables::{INTERRUPTED, PLACES, header};
 
 use crate::cfi::{self, Row};
 use crate::lock::Lock;
@@ -16,15 +16,15 @@ pub(crate) static LOCK: Lock = Lock::new();
 /// For each address its row, and the number of its place in the upper half.
 static KNOWN: Map = Map::new();
 
-/// Set in the address of an instruction that was interrupted: it has not called anybody.
-pub(crate) const INTERRUPTED: u64 = 1 << 63;
+/// In place of a number: the code is the recorder's own, which stands between functions of the program and of the C library.
+pub(crate) const OURS: u32 = u32::MAX;
 
 /// What is known of an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     /// How to leave.
     pub row: Row,
-    /// The number of the place.
+    /// The number of the place, or [`OURS`].
     pub place: u32,
 }
 
@@ -65,16 +65,29 @@ fn learn(address: u64) -> Option<Known> {
         Some(object) => cfi::row(&object.image, object.header, usize::try_from(code).ok()?),
         None => Row::Unknown,
     };
+    if object.as_ref().is_some_and(is_ours) {
+        let found = u64::from(row.pack()) | u64::from(OURS) << 32;
+        KNOWN.insert(address, found)?;
+        return Some(Known::unpack(found));
+    }
     let module = object.map_or(0, |object| modules::number(&object).map_or(0, |number| number + 1));
     let number = shared::head(header::PLACES).load(Ordering::Relaxed);
     let index = usize::try_from(number).ok().filter(|&index| index < PLACES.room)?;
     let (to, of) = shared::place(index);
-    to.store(address & !INTERRUPTED, Ordering::Relaxed);
+    // The kernel made this return address: no call lies before the function that it leads to.
+    let mark = if row == Row::Signal { INTERRUPTED } else { 0 };
+    to.store(address | mark, Ordering::Relaxed);
     of.store(module, Ordering::Relaxed);
     shared::head(header::PLACES).store(number + 1, Ordering::Release);
     let found = u64::from(row.pack()) | number << 32;
     KNOWN.insert(address, found)?;
     Some(Known::unpack(found))
+}
+
+/// Whether an object is this library.
+fn is_ours(object: &modules::Object) -> bool {
+    // Tests are one program with it.
+    !cfg!(test) && (object.start..object.end).contains(&(is_ours as *const () as usize))
 }
 
 /// Forgets all addresses from `start` to `end`: their code is gone. The lock is held.

@@ -14,10 +14,10 @@
 use std::cell::Cell;
 
 use pagewise_heaplog::recording::ROOT;
-use pagewise_heaplog::tables::header;
+use pagewise_heaplog::tables::{INTERRUPTED, header};
 
 use crate::cfi::{Row, SAVED_HERE};
-use crate::rows::{self, INTERRUPTED};
+use crate::rows;
 use crate::shared::{self, Record};
 use crate::{kernel, real, tree};
 
@@ -418,8 +418,12 @@ impl Walk<'_> {
         Some(())
     }
 
+    /// Goes through a frame.
     #[inline(always)]
     fn pass(&mut self, place: u32) -> Option<()> {
+        if place == rows::OURS {
+            return Some(());
+        }
         self.memo.places.get(self.frames)?.set(place);
         self.frames += 1;
         self.calls = tree::mix(self.calls, place.into());

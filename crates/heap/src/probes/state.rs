@@ -344,7 +344,7 @@ impl State {
             return *place;
         }
         let module = self.module(address.wrapping_sub(1));
-        self.all.places.push(Place { address, module });
+        self.all.places.push(Place { address, exact: false, module });
         let place = number(self.all.places.len());
         self.places.insert(address, place);
         place

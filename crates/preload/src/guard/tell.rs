@@ -6,12 +6,11 @@ use pagewise_heaplog::guard::{
     self, MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, module, word,
 };
 use pagewise_heaplog::recording::ROOT;
-use pagewise_heaplog::tables::{greeting, module as entry};
+use pagewise_heaplog::tables::{INTERRUPTED, greeting, module as entry};
 
 use super::{goes_on, pool};
 use crate::kernel::{self, File};
 use crate::lock::Lock;
-use crate::rows::INTERRUPTED;
 use crate::shared;
 use crate::stacks::At;
 use crate::threads;
@@ -33,7 +32,6 @@ pub(crate) struct Bug {
     pub object: Option<pool::Id>,
     /// The call stack.
     pub node: u32,
-    pub exact: bool,
     pub goes_on: bool,
 }
 
@@ -189,7 +187,7 @@ pub(crate) fn access(address: usize, at: At, how: Access) -> bool {
         }
         None => ROOT,
     };
-    tell(&Bug { bug, access, address, object: meant, node, exact: true, goes_on });
+    tell(&Bug { bug, access, address, object: meant, node, goes_on });
     goes_on && pool::find(address).is_some_and(|id| id.let_in(address))
 }
 
@@ -209,7 +207,6 @@ pub(crate) fn tell(bug: &Bug) {
     message.set(word::BUG, bug.bug);
     message.set(word::ACCESS, bug.access);
     message.set(word::ADDRESS, bug.address as u64);
-    message.set(word::EXACT, u64::from(bug.exact));
     message.set(word::GOES_ON, u64::from(bug.goes_on));
     let mut stacks = [bug.node, ROOT, ROOT];
     if let Some(slot) = object {
