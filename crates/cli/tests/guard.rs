@@ -424,7 +424,7 @@ fn what_cannot_be_guarded_is_said() {
         return;
     };
     let path = fs::read_link(format!("/proc/{}/exe", fixture.pid)).unwrap();
-    let output = pagewise(&["guard", "--json", "--", path.to_str().unwrap()]);
+    let output = fixture::pagewise_aside(&["guard", "--json", "--", path.to_str().unwrap()]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let json = text.find('{').map(|at| &text[at..]).unwrap_or_default();
     assert!(json.contains("linked statically"), "{text}");

@@ -217,7 +217,8 @@ fn arguments_are_words_and_errors_have_names() {
         assert_eq!(call["error"], error);
         assert!(call["result"].is_null() && call["bytes"].is_null(), "{call}");
     }
-    let output = pagewise(&["syscalls", "--calls", "all", "--", &calls_program(), "known"]);
+    let words = ["syscalls", "--calls", "all", "--", &calls_program(), "known"];
+    let output = fixture::pagewise_aside(&words);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(!text.contains('\u{1b}'), "a name steers the terminal");
 }
