@@ -61,6 +61,8 @@ pub struct Collector {
     finished: Vec<Finished>,
     /// The process ran already.
     attaches: bool,
+    /// Connections cannot be accepted at present.
+    is_deaf: bool,
     greeted: usize,
     refused: usize,
     without_tables: Vec<u32>,
@@ -121,6 +123,7 @@ impl Collector {
             running: Vec::new(),
             finished: Vec::new(),
             attaches: false,
+            is_deaf: false,
             greeted: 0,
             refused: 0,
             without_tables: Vec::new(),
@@ -174,9 +177,10 @@ impl Collector {
         self.running.iter().find(|recorded| recorded.pid == pid).map(|recorded| &recorded.tables)
     }
 
-    /// Something that is readable once a recorder asks for attention.
-    pub fn attention(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
+    /// Something that is readable once a recorder asks for attention; none while nobody can be heard.
+    pub fn attention(&self) -> Option<BorrowedFd<'_>> {
+        // Who waits for what is ready and cannot be taken does not wait.
+        (!self.is_deaf).then(|| self.listener.as_fd())
     }
 
     /// Processes that had no room for the recorder's tables.
@@ -199,11 +203,17 @@ impl Collector {
     /// # Errors
     /// Where a file cannot be written, or tables cannot be read.
     pub fn step(&mut self) -> Result<Duration, Error> {
-        while let Ok((stream, _)) = self.listener.accept() {
-            if self.meeting.admits(&stream) {
-                self.coming.push((stream, Instant::now()));
+        self.is_deaf = loop {
+            match self.listener.accept() {
+                Ok((stream, _)) if self.meeting.admits(&stream) => {
+                    self.coming.push((stream, Instant::now()));
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break false,
+                // There are too many open files, for a time.
+                Err(_) => break true,
             }
-        }
+        };
         for (stream, since) in std::mem::take(&mut self.coming) {
             // A thread that we have stopped says nothing: it is not waited for.
             let is_silent = self.attaches && !has_spoken(&stream);

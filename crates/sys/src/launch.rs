@@ -13,7 +13,7 @@
 use std::ffi::{CString, OsStr, OsString, c_char, c_int};
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::ptr::{self, NonNull};
@@ -288,7 +288,19 @@ impl Running<'_> {
     /// # Errors
     /// What `exec` answered, where it could not be executed; `UnexpectedEof` where the launcher was killed.
     pub fn wait(&mut self, deadline: Option<Instant>) -> io::Result<Option<Outcome>> {
-        if !self.has_news(deadline)? {
+        self.wait_or(deadline, None)
+    }
+
+    /// The same; also `None` as soon as there is something to read from `other`.
+    ///
+    /// # Errors
+    /// As of [`Running::wait`].
+    pub fn wait_or(
+        &mut self,
+        deadline: Option<Instant>,
+        other: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Option<Outcome>> {
+        if !self.has_news(deadline, other)? {
             return Ok(None);
         }
         self.launcher.hear()?;
@@ -305,13 +317,19 @@ impl Running<'_> {
         }))
     }
 
-    /// Sleeps until the launcher has something to say; `false` where the deadline passed or a signal came.
-    fn has_news(&self, deadline: Option<Instant>) -> io::Result<bool> {
-        let channel = &self.launcher.channel;
+    /// Sleeps until the launcher has something to say; `false` where the deadline passed, a signal came or `other` can be read.
+    fn has_news(
+        &self,
+        deadline: Option<Instant>,
+        other: Option<BorrowedFd<'_>>,
+    ) -> io::Result<bool> {
+        let channel = self.launcher.channel.as_fd();
+        let mut wanted = [channel, other.unwrap_or(channel)]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|left| rustix::time::Timespec::try_from(left).ok());
-        match poll(&mut [PollFd::new(channel, PollFlags::IN)], timeout.as_ref()) {
-            Ok(ready) => Ok(ready > 0),
+        match poll(&mut wanted, timeout.as_ref()) {
+            Ok(_) => Ok(!wanted[0].revents().is_empty()),
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(error) => Err(error.into()),
         }

@@ -158,7 +158,9 @@ fn wait(
                 Err(error) => collector = Err(error),
             }
         }
-        match running.wait(Some(Instant::now() + next)) {
+        // Programs wait for an answer as they start.
+        let attention = collector.as_ref().ok().and_then(Collector::attention);
+        match running.wait_or(Some(Instant::now() + next), attention) {
             Ok(Some(outcome)) => {
                 // Who ends as soon as it has begun was not heard yet.
                 let last = collector.and_then(|mut collector| collector.step().map(|_| collector));
