@@ -3,6 +3,7 @@
 //! A recorder connects to a socket and hands over the file that its tables are in. From then on nothing is asked of the
 //! program: whatever ends it, its tables stay until they are read here a last time.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, IoSliceMut, Write};
@@ -59,6 +60,8 @@ pub struct Collector {
     coming: Vec<(UnixStream, Instant)>,
     running: Vec<Recorded>,
     finished: Vec<Finished>,
+    /// Their files: a build has thousands of processes.
+    taken: HashSet<PathBuf>,
     /// The process ran already.
     attaches: bool,
     /// Connections cannot be accepted at present.
@@ -122,6 +125,7 @@ impl Collector {
             coming: Vec::new(),
             running: Vec::new(),
             finished: Vec::new(),
+            taken: HashSet::new(),
             attaches: false,
             is_deaf: false,
             greeted: 0,
@@ -239,7 +243,8 @@ impl Collector {
         }
         for index in gone.into_iter().rev() {
             let recorded = self.running.swap_remove(index);
-            self.finished.push(recorded.finish(Ending::Gone)?);
+            let finished = recorded.finish(Ending::Gone)?;
+            self.keep(finished);
         }
         Ok(next)
     }
@@ -292,10 +297,9 @@ impl Collector {
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));
-        let taken = |path: &OsString| self.finished.iter().any(|finished| finished.file == **path);
         let mut number = 1;
         let mut free = path.clone();
-        while taken(&free) {
+        while self.taken.contains(Path::new(&free)) {
             number += 1;
             free = path.clone();
             free.push(format!(".{number}"));
@@ -309,8 +313,13 @@ impl Collector {
         fs::rename(&finished.file, &path)
             .map_err(|source| Error::File { path: path.clone(), source })?;
         finished.file = path;
-        self.finished.push(finished);
+        self.keep(finished);
         Ok(())
+    }
+
+    fn keep(&mut self, finished: Finished) {
+        self.taken.insert(finished.file.clone());
+        self.finished.push(finished);
     }
 
     /// Ends all recordings: the first process has ended so. What was recorded, the first process's first.
