@@ -296,3 +296,39 @@ fn functions_of_the_recorder_are_on_no_call_stack() {
     let is_ours = |path: &[u8]| path.ends_with(b"libpagewise_preload.so");
     assert!(!file.modules.iter().any(|module| is_ours(&module.path)), "{:?}", file.modules);
 }
+
+#[test]
+fn a_program_finds_two_more_variables_and_no_other_change() {
+    let variables = |bytes: &[u8]| -> Vec<String> {
+        let mut all: Vec<String> = bytes.split(|&byte| byte == 0).map(text).collect();
+        all.retain(|variable| !variable.is_empty() && !variable.starts_with("_="));
+        all.sort();
+        all
+    };
+    for words in WAYS {
+        let place = Place::new();
+        let plain = Command::new("env").arg("-0").env_clear().env("PATH", "/bin").output().unwrap();
+        let plain = variables(&plain.stdout);
+        // The program itself, and a child of it.
+        for command in [&["env", "-0"][..], &["sh", "-c", "env -0; :"]] {
+            for before in [None, Some("libm.so.6")] {
+                let mut pagewise = place.pagewise(words, command);
+                pagewise.env_clear().env("PATH", "/bin").env("XDG_CACHE_HOME", place.at("cache"));
+                pagewise.envs(before.map(|library| ("LD_PRELOAD", library)));
+                let output = pagewise.output().unwrap();
+                assert!(output.status.success(), "{}", text(&output.stderr));
+                let mut found = variables(&output.stdout);
+                let recorder = place.kept()[0].to_str().unwrap().to_owned();
+                let preload = [Some(recorder.as_str()), before].into_iter().flatten();
+                let preload = format!("LD_PRELOAD={}", preload.collect::<Vec<_>>().join(":"));
+                assert!(found.contains(&preload), "{found:?}");
+                found.retain(|it| *it != preload && !it.starts_with("PAGEWISE_HEAP="));
+                found.retain(|it| !it.starts_with("XDG_CACHE_HOME="));
+                // A shell sets some of its own.
+                found.retain(|it| !it.starts_with("PWD=") && !it.starts_with("SHLVL="));
+                found.retain(|it| !it.starts_with("OLDPWD="));
+                assert_eq!(found, plain, "{words:?} {command:?}");
+            }
+        }
+    }
+}

@@ -18,7 +18,7 @@ use crate::folder::takes_programs;
 use crate::library::NAME;
 
 /// A file of another version that nobody used for so long is removed.
-const UNUSED: Duration = Duration::from_secs(60 * 24 * 60 * 60);
+const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// How old the time of last use may be that a file shows.
 const NOTED: Duration = Duration::from_secs(24 * 60 * 60);
 /// Others can write.

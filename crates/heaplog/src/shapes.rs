@@ -781,3 +781,43 @@ pub(crate) fn read_end(input: &mut In<'_>) -> Result<End, Bad> {
     };
     Ok(End { time_ns, how })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn payload() -> (Vec<Place>, Vec<u8>) {
+        let place = |address, exact| Place { address, exact, module: None };
+        let places = [(0x10, false), (0x20, true), (0x40, false), (0x30, true)];
+        let places = places.map(|(address, exact)| place(address, exact)).to_vec();
+        let mut out = Out::default();
+        State::default().write_places(&mut out, &places);
+        (places, out.0)
+    }
+
+    fn read(payload: &[u8]) -> Result<Vec<Place>, Bad> {
+        State::default().read_places(&mut In(payload))
+    }
+
+    #[test]
+    fn files_of_before_interrupted_places_were_listed_are_read() {
+        let (places, payload) = payload();
+        assert_eq!(read(&payload).as_ref(), Ok(&places));
+        // Behind a number, four modules and four addresses: two that were interrupted.
+        let (before, list) = payload.split_at(payload.len() - 3);
+        assert_eq!(list, [2, 1, 1]);
+        let plain: Vec<_> = places.iter().map(|place| Place { exact: false, ..*place }).collect();
+        assert_eq!(read(before), Ok(plain));
+    }
+
+    #[test]
+    fn a_list_that_names_what_is_not_there_is_refused() {
+        let (_, payload) = payload();
+        let before = &payload[..payload.len() - 3];
+        for list in [&[5, 0, 0, 0, 0, 0][..], &[1, 4], &[2, 3, 0], &[2, 1], &[1, 0xff]] {
+            assert!(read(&[before, list].concat()).is_err(), "{list:?}");
+        }
+        let most = [before, &[1], &[0xff; 9][..], &[1]].concat();
+        assert!(read(&most).is_err());
+    }
+}
