@@ -151,6 +151,19 @@ fn what_cannot_be_kept_is_there_for_the_run() {
 }
 
 #[test]
+fn a_long_path_to_temporary_files_is_no_hindrance() {
+    let place = Place::new();
+    let long = place.at(&"long".repeat(40));
+    fs::create_dir(&long).unwrap();
+    for words in WAYS {
+        let output = place.pagewise(words, &["true"]).env("TMPDIR", &long).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        assert_eq!(complaints(&output), [""; 0], "{words:?}");
+    }
+    assert!(number(&fixture::recorder::report(&place.at("a.pwh")), "recording.pid") > 0);
+}
+
+#[test]
 fn the_next_run_tidies_up_after_one_that_was_killed() {
     let place = Place::new();
     let mut pagewise = place.pagewise(WAYS[0], &["sh", "-c", "echo began; read word"]);
@@ -331,4 +344,23 @@ fn a_program_finds_two_more_variables_and_no_other_change() {
             }
         }
     }
+}
+
+#[test]
+fn a_child_that_spoils_its_tables_ends_no_other_recording() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let program = program("spoils");
+    let output = place.run(WAYS[1], &[program.to_str().unwrap()]);
+    let said = text(&output.stderr);
+    match output.status.code() {
+        Some(77) => return fixture::lacks("nobody may open /proc/self/map_files here"),
+        code => assert_eq!(code, Some(0), "{said}"),
+    }
+    assert!(said.contains("ends where the recorder's tables could no longer be read"), "{said}");
+    let report = fixture::recorder::report(&place.at("b.pwh"));
+    let sizes = stacks(&report);
+    assert!([1000, 2000].iter().all(|size| sizes.iter().any(|(it, _)| it == size)), "{sizes:?}");
 }

@@ -95,6 +95,28 @@ pub struct Finished {
     pub without_calls: bool,
     /// The allocator has an `operator new` of its own, which is not seen.
     pub without_new: bool,
+    /// The program made something of the tables that cannot be read: the file ends before.
+    pub broken: bool,
+}
+
+impl Finished {
+    /// A recording of which nothing is known.
+    fn nothing(pid: u32, file: PathBuf, bytes: u64, how: Ending) -> Finished {
+        let none = Amount::default();
+        Finished {
+            pid,
+            file,
+            bytes,
+            how,
+            allocated: none,
+            peak: none,
+            live: none,
+            without_memory: false,
+            without_calls: false,
+            without_new: false,
+            broken: false,
+        }
+    }
 }
 
 /// How long a recorder that has connected may take to say who it is.
@@ -236,14 +258,21 @@ impl Collector {
                 gone.push(index);
                 continue;
             }
-            if recorded.next <= now {
-                recorded.look(&self.root)?;
+            if recorded.next <= now
+                && let Err(error) = recorded.look(&self.root)
+            {
+                // What a child makes of its tables ends no other's recording.
+                if Some(recorded.pid) == self.first || !matches!(error, Error::Tables { .. }) {
+                    return Err(error);
+                }
+                gone.push(index);
+                continue;
             }
             next = next.min(recorded.next.saturating_duration_since(now));
         }
         for index in gone.into_iter().rev() {
             let recorded = self.running.swap_remove(index);
-            let finished = recorded.finish(Ending::Gone)?;
+            let finished = self.end(recorded, Ending::Gone)?;
             self.keep(finished);
         }
         Ok(next)
@@ -265,7 +294,7 @@ impl Collector {
         // Who has the number of one that is recorded has taken its place by `execve`.
         if let Some(index) = self.running.iter().position(|recorded| recorded.pid == pid) {
             let recorded = self.running.swap_remove(index);
-            let finished = recorded.finish(Ending::Replaced)?;
+            let finished = self.end(recorded, Ending::Replaced)?;
             if self.request.follow {
                 self.keep_replaced(finished)?;
             }
@@ -280,9 +309,15 @@ impl Collector {
             }
             recorded => recorded.map_err(tables)??,
         };
-        if let Err(why) =
-            hook::answer(&recorded.tables, pid, &self.root, self.attaches).map_err(tables)?
-        {
+        let answered = match hook::answer(&recorded.tables, pid, &self.root, self.attaches) {
+            Err(_) if !is_first => {
+                let _ = fs::remove_file(&recorded.path);
+                self.refused += 1;
+                return Ok(None);
+            }
+            answered => answered.map_err(tables)?,
+        };
+        if let Err(why) = answered {
             let _ = fs::remove_file(&recorded.path);
             self.not_hooked.push((recorded.program, why));
             let _ = (&*stream).write_all(&[greeting::NO]);
@@ -317,6 +352,19 @@ impl Collector {
         Ok(())
     }
 
+    /// Ends a recording. Of a child whose tables cannot be read the file is as if cut off.
+    fn end(&self, recorded: Recorded, how: Ending) -> Result<Finished, Error> {
+        let is_first = Some(recorded.pid) == self.first;
+        let (pid, path) = (recorded.pid, recorded.path.clone());
+        match recorded.finish(how) {
+            Err(Error::Tables { .. }) if !is_first => {
+                let bytes = fs::metadata(&path).map_or(0, |file| file.len());
+                Ok(Finished { broken: true, ..Finished::nothing(pid, path, bytes, how) })
+            }
+            result => result,
+        }
+    }
+
     fn keep(&mut self, finished: Finished) {
         self.taken.insert(finished.file.clone());
         self.finished.push(finished);
@@ -337,7 +385,7 @@ impl Collector {
             } else {
                 Ending::Gone
             };
-            let finished = recorded.finish(ending)?;
+            let finished = self.end(recorded, ending)?;
             self.finished.push(finished);
         }
         let mut finished = std::mem::take(&mut self.finished);
@@ -567,17 +615,15 @@ impl Recorded {
         let without_memory = trouble == tables::trouble::MEMORY;
         let without_calls = trouble == tables::trouble::CALLS;
         let without_new = own_new != 0;
+        let nothing = Finished::nothing(pid, path, bytes, how);
         Ok(Finished {
-            pid,
-            file: path,
-            bytes,
-            how,
             allocated,
             peak,
             live,
             without_memory,
             without_calls,
             without_new,
+            ..nothing
         })
     }
 }

@@ -17,6 +17,8 @@ use crate::library::NAME;
 const PREFIX: &str = "pagewise-heap-";
 /// The file that is locked.
 const LOCK: &str = "lock";
+/// Bytes of a path to which the folder's name and the socket's can be added: a socket's has 107 at most.
+const LONGEST: usize = 70;
 /// The socket.
 pub(crate) const SOCKET: &str = "s";
 
@@ -35,7 +37,9 @@ impl Folder {
             [Some(std::env::temp_dir()), runtime, Some("/dev/shm".into()), Some("/var/tmp".into())];
         let mut first = None;
         for base in bases.into_iter().flatten() {
-            if !base.is_absolute() || !takes_programs(&base) {
+            // A socket's path is short, and recorders have little room to read it in.
+            let is_short = base.as_os_str().len() <= LONGEST;
+            if !base.is_absolute() || !is_short || !takes_programs(&base) {
                 continue;
             }
             match make_in(&base) {
@@ -47,7 +51,9 @@ impl Folder {
             }
         }
         Err(first.unwrap_or_else(|| {
-            io::Error::other("no folder for temporary files allows to execute them")
+            io::Error::other(
+                "no folder for temporary files has a short path and allows to execute them",
+            )
         }))
     }
 

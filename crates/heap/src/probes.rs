@@ -313,6 +313,7 @@ impl Probes {
             without_memory: false,
             without_calls: false,
             without_new: false,
+            broken: false,
         };
         Ok((finished, session.lost()))
     }

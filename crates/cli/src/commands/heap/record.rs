@@ -210,6 +210,9 @@ pub(super) fn tell(
                 "pagewise: {file} is without what C++ code allocates: the allocator's library has an operator new of its own"
             );
         }
+        if recording.broken {
+            eprintln!("pagewise: {file} ends where the recorder's tables could no longer be read");
+        }
         if recording.without_calls {
             eprintln!(
                 "pagewise: {file} ends where the program gave up system calls (seccomp), before it ended"
