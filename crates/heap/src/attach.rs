@@ -17,15 +17,14 @@ use std::slice;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use pagewise_heaplog::tables::{attached, hooks};
+use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
 use pagewise_model::{Mapping, Name, Pid};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_sys::borrow::{Borrowed, Function};
 use pagewise_sys::remote;
 use thiserror::Error;
 
-use crate::collector::Collector;
-use crate::tables::Tables;
+use crate::collector::{Collector, Identity};
 use safe::Judge;
 
 /// Why a running program is not recorded.
@@ -95,8 +94,8 @@ pub struct Attached {
     recorder: Range<u64>,
     /// What ends the recording.
     detach: u64,
-    /// Whether functions begin with jumps.
-    hooked: bool,
+    /// Where the number of threads is that are to come.
+    coming: u64,
 }
 
 /// The beginning of a function.
@@ -126,8 +125,15 @@ impl Attached {
     pub fn begin(collector: &mut Collector, pid: u32) -> Result<Attached, Refused> {
         let not = |why: &str| Refused::Not { pid, why: why.to_owned() };
         let root = ProcRoot::live();
-        let mappings = mappings(&root, pid)?;
-        can_be_attached(&root, pid, &mappings)?;
+        let before = mappings(&root, pid)?;
+        can_be_attached(&root, pid, &before)?;
+        let mappings = match Attached::left_behind(pid)? {
+            Some(left) => {
+                left.end()?;
+                mappings(&root, pid)?
+            }
+            None => before,
+        };
         let library = match loaded(&mappings) {
             Some(library) => library,
             None => {
@@ -137,38 +143,83 @@ impl Attached {
         };
         collector.open_to(&root, pid)?;
         let loader = Loader::find(&root, pid, &mappings)?;
-        let vdso = mappings.iter().find(|mapping| mapping.name.as_bytes() == b"[vdso]");
-        let vdso =
-            vdso.map(|it| it.range.start..it.range.end).ok_or_else(|| not("it has no vdso"))?;
-        let memory = File::options()
-            .read(true)
-            .write(true)
-            .open(root.file(Pid(pid), "mem"))
-            .map_err(|source| Refused::Unreadable { pid, what: "the memory", source })?;
-        let process = Process { pid, root, memory, vdso };
+        let process = Process::open(pid, &mappings)?;
         let mut judge = Judge::new(&process.root, pid);
         let mut thread = process.safe_thread(&mut judge)?;
         let detach = process.load(&mut thread, &loader, &library, collector);
         thread.give_back();
-        let detach = detach?;
+        detach?;
         let tables = collector.tables_of(pid).ok_or_else(|| not("its recorder did not answer"))?;
-        let entries = process.entries(tables).map_err(|source| process.unreadable(source))?;
-        let own = tables.head(hooks::OWN).map_err(|source| process.unreadable(source))?;
-        let recorder = process.recorder(detach)?;
-        let mut attached = Attached { process, entries, own, recorder, detach, hooked: false };
+        let attached = Attached::of(process, &|number| tables.head(number))?;
         if let Err(error) = attached.hook() {
             // The recorder is to give its memory back; why it is of no use is told.
             let _ = attached.end();
             return Err(error);
         }
-        attached.hooked = true;
         Ok(attached)
+    }
+
+    /// What a recorder says of itself.
+    fn of(process: Process, head: &dyn Fn(usize) -> io::Result<u64>) -> Result<Attached, Refused> {
+        let get = |number| head(number).map_err(|source| process.unreadable(source));
+        let entries = process.entries(head).map_err(|source| process.unreadable(source))?;
+        let (own, detach) = (get(hooks::OWN)?, get(hooks::DETACH)?);
+        let coming = get(hooks::COMING)?;
+        let recorder = process.recorder(detach)?;
+        Ok(Attached { process, entries, own, recorder, detach, coming })
+    }
+
+    /// A recording of a process whose collector was killed; none where there is none.
+    ///
+    /// # Errors
+    /// Where its collector may live, or what it is cannot be read.
+    pub fn left_behind(pid: u32) -> Result<Option<Attached>, Refused> {
+        let root = ProcRoot::live();
+        let mappings = mappings(&root, pid)?;
+        let is_table = |it: &&Mapping| it.name.as_bytes().starts_with(b"/memfd:pagewise-heap");
+        let Some(tables) = mappings.iter().find(is_table) else { return Ok(None) };
+        let tables = tables.range.start;
+        let process = Process::open(pid, &mappings)?;
+        let head = |number: usize| {
+            let mut word = [0; 8];
+            process.memory.read_exact_at(&mut word, tables + HEADER.place(number) as u64)?;
+            Ok(u64::from_ne_bytes(word))
+        };
+        let get = |number| head(number).map_err(|source| process.unreadable(source));
+        // A child has its parent's tables until it begins to record.
+        let is_its_own = own_number(&root, pid) == Some(get(header::PID)?);
+        let words = [
+            get(tables::collector::PID)?,
+            get(tables::collector::STARTED)?,
+            get(tables::collector::NAMESPACE)?,
+        ];
+        let Some(who) = Identity::told(words)
+            .filter(|_| is_its_own && get(header::MAGIC).is_ok_and(|it| it == MAGIC))
+        else {
+            return Ok(None);
+        };
+        if who.may_live(&root) {
+            let why = "another recording of it runs".to_owned();
+            return Err(Refused::Not { pid, why });
+        }
+        let left = Process::open(pid, &mappings)?;
+        Attached::of(left, &head).map(Some)
+    }
+
+    /// The same of a child that was made meanwhile, and is recorded too.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn child(&self, pid: u32) -> Result<Attached, Refused> {
+        let process = Process::open(pid, &mappings(&self.process.root, pid)?)?;
+        let (entries, recorder) = (self.entries.clone(), self.recorder.clone());
+        let Attached { own, detach, coming, .. } = *self;
+        Ok(Attached { process, entries, own, recorder, detach, coming })
     }
 
     /// Puts jumps at the beginning of the functions.
     fn hook(&self) -> Result<(), Refused> {
-        let entries: Vec<&Entry> =
-            self.entries.iter().filter(|entry| entry.before != entry.after).collect();
+        let entries = &self.entries;
         let is_inside = |address: u64| {
             entries.iter().any(|entry| address > entry.at && address - entry.at < entry.length)
         };
@@ -181,10 +232,22 @@ impl Attached {
             return Err(Refused::NeverSafe { pid: self.process.pid, waited: PATIENCE });
         };
         let memory = &self.process.memory;
-        let written =
+        for entry in entries {
+            let mut now = [0; JUMP];
+            let read = memory.read_exact_at(&mut now, entry.at);
+            if read.is_err() || (now != entry.before && now != entry.after) {
+                let why = "somebody else has changed the code of its functions".to_owned();
+                return Err(Refused::Not { pid: self.process.pid, why });
+            }
+        }
+        let mut written =
             entries.iter().try_for_each(|entry| memory.write_all_at(&entry.after, entry.at));
+        if written.is_ok() && stopped.len() == 1 && self.coming != 0 {
+            // The one thread there is: its peaks are known to the byte.
+            written = memory.write_all_at(&1_u64.to_ne_bytes(), self.coming);
+        }
         if written.is_err() {
-            for entry in &entries {
+            for entry in entries {
                 let _ = memory.write_all_at(&entry.before, entry.at);
             }
         }
@@ -207,7 +270,10 @@ impl Attached {
             drop(stopped);
             return there.map_err(|source| process.unreadable(source));
         };
-        if stopped.is_empty() || !self.unhook().map_err(|source| process.unreadable(source))? {
+        if stopped.is_empty()
+            || !self.is_there()
+            || !self.unhook().map_err(|source| process.unreadable(source))?
+        {
             return Ok(false);
         }
         for thread in &stopped {
@@ -223,19 +289,27 @@ impl Attached {
         result.map(|_| true).map_err(|source| process.not_stopped(source))
     }
 
+    /// Whether the recorder is still loaded where it was: the process may have become another program.
+    fn is_there(&self) -> bool {
+        let now = mappings(&self.process.root, self.process.pid).unwrap_or_default();
+        let found = now.iter().find(|it| it.range.start == self.recorder.start);
+        found.is_some_and(|it| is_recorder(&it.name))
+    }
+
     /// Puts back what functions begin with. False where there is other code now.
     fn unhook(&self) -> io::Result<bool> {
-        if !self.hooked {
-            return Ok(true);
-        }
+        let mut jumps = Vec::new();
         for entry in &self.entries {
             let mut now = [0; JUMP];
-            if self.process.memory.read_exact_at(&mut now, entry.at).is_err() || now != entry.after
-            {
+            let read = self.process.memory.read_exact_at(&mut now, entry.at);
+            if read.is_err() || (now != entry.after && now != entry.before) {
                 return Ok(false);
             }
+            if now == entry.after {
+                jumps.push(entry);
+            }
         }
-        for entry in &self.entries {
+        for entry in jumps {
             self.process.memory.write_all_at(&entry.before, entry.at)?;
         }
         Ok(true)
@@ -262,6 +336,19 @@ impl Attached {
 }
 
 impl Process {
+    fn open(pid: u32, mappings: &[Mapping]) -> Result<Process, Refused> {
+        let root = ProcRoot::live();
+        let vdso = mappings.iter().find(|mapping| mapping.name.as_bytes() == b"[vdso]");
+        let vdso = vdso.map(|it| it.range.start..it.range.end);
+        let vdso = vdso.ok_or_else(|| Refused::Not { pid, why: "it has no vdso".to_owned() })?;
+        let memory = File::options()
+            .read(true)
+            .write(true)
+            .open(root.file(Pid(pid), "mem"))
+            .map_err(|source| Refused::Unreadable { pid, what: "the memory", source })?;
+        Ok(Process { pid, root, memory, vdso })
+    }
+
     fn unreadable(&self, source: io::Error) -> Refused {
         Refused::Unreadable { pid: self.pid, what: "the memory", source }
     }
@@ -390,14 +477,14 @@ impl Process {
         words.into_iter()
     }
 
-    /// Has a stopped thread load the recorder and begin to record; where that ends the recording.
+    /// Has a stopped thread load the recorder and begin to record.
     fn load(
         &self,
         thread: &mut Borrowed,
         loader: &Loader,
         library: &Path,
         collector: &mut Collector,
-    ) -> Result<u64, Refused> {
+    ) -> Result<(), Refused> {
         let not = |why: String| Refused::Not { pid: self.pid, why };
         let room = Room::make(self, thread)?;
         let run = |thread: &mut Borrowed, function, arguments| {
@@ -439,8 +526,8 @@ impl Process {
             return Err(error.into());
         }
         match answer.map_err(|source| self.not_stopped(source))? {
-            attached::YES => Ok(detach),
-            attached::BUSY => Err(not("another recording of it runs, or was killed".to_owned())),
+            attached::YES => Ok(()),
+            attached::BUSY => Err(not("another recording of it runs".to_owned())),
             _ => Err(not(match collector.not_hooked().first() {
                 Some((_, why)) => why.to_string(),
                 None => "its recorder cannot begin: it has no memory, or may not open a socket"
@@ -449,24 +536,27 @@ impl Process {
         }
     }
 
-    /// What the functions begin with now, and what with jumps.
-    fn entries(&self, tables: &Tables) -> io::Result<Vec<Entry>> {
-        let near = tables.head(hooks::NEAR)?;
+    /// What the functions begin with that are to be hooked, without and with jumps.
+    fn entries(&self, head: &dyn Fn(usize) -> io::Result<u64>) -> io::Result<Vec<Entry>> {
+        let near = head(hooks::NEAR)?;
+        let wanted = head(hooks::WANTED)?;
         let mut entries = Vec::new();
         for index in 0..hooks::FUNCTIONS {
-            let at = tables.head(hooks::AT + index)?;
-            let length = tables.head(hooks::LENGTHS + index)?;
-            if at == 0 || length == 0 {
+            let (at, length) = (head(hooks::AT + index)?, head(hooks::LENGTHS + index)?);
+            if at == 0 || length == 0 || wanted >> index & 1 == 0 {
                 continue;
             }
+            let bytes = head(hooks::BEFORE + index)?.to_le_bytes();
             let mut before = [0; JUMP];
-            self.memory.read_exact_at(&mut before, at)?;
+            before.copy_from_slice(&bytes[..JUMP]);
             let to = near.wrapping_add((index * hooks::STRIDE) as u64);
             let distance = to.wrapping_sub(at.wrapping_add(JUMP as u64)).cast_signed();
-            let far = || io::Error::new(io::ErrorKind::InvalidData, "a function is too far away");
-            let distance = i32::try_from(distance).map_err(|_| far())?.to_le_bytes();
+            let Ok(distance) = i32::try_from(distance) else {
+                let far = io::Error::new(io::ErrorKind::InvalidData, "a function is too far away");
+                return if index < hooks::FAMILY { Err(far) } else { continue };
+            };
             let mut after = [0xe9; JUMP];
-            after[1..].copy_from_slice(&distance);
+            after[1..].copy_from_slice(&distance.to_le_bytes());
             entries.push(Entry { at, length, before, after });
         }
         Ok(entries)
@@ -606,7 +696,7 @@ fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<()
             continue;
         }
         seen.push(mapping.inode);
-        let is_ours = mapping.name.as_bytes().ends_with(b"libpagewise_preload.so");
+        let is_ours = is_recorder(&mapping.name);
         let Ok(file) = File::open(through_root(root, pid, mapping)) else { continue };
         let is_regular = file.metadata().is_ok_and(|it| it.is_file());
         if !is_ours && is_regular && !variables::functions(&file, &["malloc"]).is_empty() {
@@ -625,8 +715,14 @@ fn loaded(mappings: &[Mapping]) -> Option<PathBuf> {
     mappings.iter().find_map(|mapping| {
         let name = mapping.name.as_bytes();
         let path = name.strip_suffix(b" (deleted)").unwrap_or(name);
-        path.ends_with(b"/libpagewise_preload.so").then(|| OsStr::from_bytes(path).into())
+        is_recorder(&mapping.name).then(|| OsStr::from_bytes(path).into())
     })
+}
+
+fn is_recorder(name: &Name) -> bool {
+    let name = name.as_bytes();
+    let path = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    path.ends_with(b"/libpagewise_preload.so")
 }
 
 /// Whether the recorder that we see is what the process sees by the same name.
@@ -639,6 +735,14 @@ fn same_file(root: &ProcRoot, pid: u32, library: &Path) -> Result<(), Refused> {
     }
     let library = library.display();
     Err(Refused::Not { pid, why: format!("it does not see {library}: it is in a container") })
+}
+
+/// The number that a process has for itself.
+fn own_number(root: &ProcRoot, pid: u32) -> Option<u64> {
+    let status = root.read(Pid(pid), "status").ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().next_back()?.parse().ok()
 }
 
 fn page_size() -> u64 {

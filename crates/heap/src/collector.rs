@@ -203,6 +203,12 @@ impl Collector {
         self.running.iter().find(|recorded| recorded.pid == pid).map(|recorded| &recorded.tables)
     }
 
+    /// The children that are recorded now.
+    pub fn children(&self) -> Vec<u32> {
+        let pids = self.running.iter().map(|recorded| recorded.pid);
+        pids.filter(|&pid| Some(pid) != self.first).collect()
+    }
+
     /// Something that is readable once a recorder asks for attention; none while nobody can be heard.
     pub fn attention(&self) -> Option<BorrowedFd<'_>> {
         // Who waits for what is ready and cannot be taken does not wait.
@@ -300,14 +306,14 @@ impl Collector {
             }
         }
         let path = if is_first { self.request.file.clone() } else { self.beside(pid) };
-        let tables = |source| Error::Tables { pid, source };
+        let unread = |source| Error::Tables { pid, source };
         let recorded = match Recorded::begin(pid, parent, path, file, &self.root, self.attaches) {
             // Some other program that found the socket does not end what is recorded.
             Err(_) if !is_first => {
                 self.refused += 1;
                 return Ok(None);
             }
-            recorded => recorded.map_err(tables)??,
+            recorded => recorded.map_err(unread)??,
         };
         let answered = match hook::answer(&recorded.tables, pid, &self.root, self.attaches) {
             Err(_) if !is_first => {
@@ -315,13 +321,18 @@ impl Collector {
                 self.refused += 1;
                 return Ok(None);
             }
-            answered => answered.map_err(tables)?,
+            answered => answered.map_err(unread)?,
         };
         if let Err(why) = answered {
             let _ = fs::remove_file(&recorded.path);
             self.not_hooked.push((recorded.program, why));
             let _ = (&*stream).write_all(&[greeting::NO]);
             return Ok(None);
+        }
+        // Others may want to know whether we live.
+        if let Some(us) = Identity::of(&self.root, std::process::id()) {
+            let words = [us.pid.into(), us.started, us.namespace];
+            recorded.tables.answer(tables::collector::PID, &words).map_err(unread)?;
         }
         self.running.push(recorded);
         let _ = (&*stream).write_all(&[greeting::YES]);
@@ -391,6 +402,34 @@ impl Collector {
         let mut finished = std::mem::take(&mut self.finished);
         finished.sort_by_key(|finished| finished.file != self.request.file);
         Ok(finished)
+    }
+}
+
+/// A process that cannot be taken for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pid: u32,
+    started: u64,
+    namespace: u64,
+}
+
+impl Identity {
+    fn of(root: &ProcRoot, pid: u32) -> Option<Identity> {
+        let stat = pagewise_proc::stat::parse(&root.read(Pid(pid), "stat").ok()?).ok()?;
+        let namespace = fs::metadata(root.file(Pid(pid), "ns/pid")).map_or(0, |it| it.ino());
+        (!stat.has_ended()).then_some(Identity { pid, started: stat.start_ticks, namespace })
+    }
+
+    /// What a collector has written of itself.
+    pub(crate) fn told([pid, started, namespace]: [u64; 3]) -> Option<Identity> {
+        let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
+        Some(Identity { pid, started, namespace })
+    }
+
+    /// Whether it may live: what is in another namespace is not seen.
+    pub(crate) fn may_live(self, root: &ProcRoot) -> bool {
+        let ours = Identity::of(root, std::process::id()).map(|us| us.namespace);
+        ours != Some(self.namespace) || Identity::of(root, self.pid) == Some(self)
     }
 }
 

@@ -74,6 +74,10 @@ pub(crate) fn answer(
     if near == 0 {
         return Ok(Ok(()));
     }
+    // Code that is there may be running, and its functions may begin with jumps.
+    if tables.head(hooks::READY)? != 0 {
+        return Ok(Ok(()));
+    }
     let threads = std::fs::read_dir(root.file(Pid(pid), "task"));
     if !attached && threads.map_or(0, Iterator::count) > 1 {
         return Ok(Err(Why::Threads));
@@ -90,7 +94,9 @@ pub(crate) fn answer(
         let place = near.wrapping_add((begin + hooks::MOVED) as u64);
         let moved = match read(pid, at).and_then(|code| moved(&code, at, place)) {
             Ok(moved) => moved,
-            Err(why) => return Ok(Err(why)),
+            Err(why) if index < hooks::FAMILY => return Ok(Err(why)),
+            // Without one of the others less is known.
+            Err(_) => continue,
         };
         *length = moved.length as u64;
         // `jmp [rip]`, and where to.
@@ -100,10 +106,7 @@ pub(crate) fn answer(
         room[begin..begin + moved.code.len()].copy_from_slice(&moved.code);
     }
     let words = room.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
-    // Code that is there may be running.
-    if tables.head(hooks::READY)? == 0 {
-        tables.answer(hooks::CODE, &words.collect::<Vec<_>>())?;
-    }
+    tables.answer(hooks::CODE, &words.collect::<Vec<_>>())?;
     tables.answer(hooks::LENGTHS, &lengths)?;
     Ok(Ok(()))
 }

@@ -170,16 +170,27 @@ pub mod header {
 /// begins with the first instructions of each function, moved there.
 pub mod hooks {
     /// How many functions there are: `malloc`, `free`, `calloc`, `realloc`, `memalign`, `aligned_alloc`, `posix_memalign`,
-    /// `valloc`, `pvalloc`.
-    pub const FUNCTIONS: usize = 9;
+    /// `valloc`, `pvalloc`, and of programs that run already `pthread_create`, `thrd_create`, `prctl`, `dlclose`, `mmap`,
+    /// `munmap`, `mremap`, `brk`, `sbrk`.
+    pub const FUNCTIONS: usize = 18;
+    /// How many of these are of `malloc`'s family: without one of them nothing is recorded.
+    pub const FAMILY: usize = 9;
     /// Where the room near them is; 0 where nothing is asked for.
     pub const NEAR: usize = 1024;
     /// Where each function is; 0 for those that are not to be hooked.
-    pub const AT: usize = 1032;
+    pub const AT: usize = 1040;
     /// Where what takes its place is.
-    pub const ENTRIES: usize = 1048;
-    /// Answered: how many bytes of each function were moved; 0 where it cannot be hooked.
-    pub const LENGTHS: usize = 1064;
+    pub const ENTRIES: usize = 1064;
+    /// Answered, and from then on told: how many bytes of each function were moved; 0 where it cannot be hooked.
+    pub const LENGTHS: usize = 1088;
+    /// The first 8 bytes of each function as they were before it was ever hooked.
+    pub const BEFORE: usize = 1112;
+    /// Which functions are to be hooked this time, a bit each.
+    pub const WANTED: usize = 1027;
+    /// Where the number of threads is that are to come; of programs that run already.
+    pub const COMING: usize = 1028;
+    /// Where the function is that ends the recording.
+    pub const DETACH: usize = 1029;
     /// Answered: what goes into the room.
     pub const CODE: usize = 2048;
     /// 1 where that is there already.
@@ -197,6 +208,16 @@ pub mod hooks {
     pub const STRIDE: usize = 192;
     /// Where the moved instructions begin.
     pub const MOVED: usize = 16;
+}
+
+/// Words of the header by which it is known who collects, written by it: whether it still lives others may want to know.
+pub mod collector {
+    /// Its process; 0 where nobody answered.
+    pub const PID: usize = 1032;
+    /// When that began, in ticks since the system did.
+    pub const STARTED: usize = 1033;
+    /// The number of its pid namespace.
+    pub const NAMESPACE: usize = 1034;
 }
 
 /// Bytes that a thread may take and give back before it tells the others, while several run.

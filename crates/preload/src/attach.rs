@@ -7,11 +7,11 @@
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering::Relaxed;
 
-use pagewise_heaplog::tables::{attached, header};
+use pagewise_heaplog::tables::{attached, header, hooks};
 
 use crate::begin::{self, Stage};
 use crate::shared::{self, head};
-use crate::{kernel, live, peak, rows, threads, tree};
+use crate::{kernel, live, log, mappings, peak, pools, rows, threads, tree};
 
 /// Begins to record; [`attached::YES`], or why not.
 ///
@@ -19,7 +19,8 @@ use crate::{kernel, live, peak, rows, threads, tree};
 /// `settings` ends with a zero. The thread is in no function of the C library.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) -> u64 {
-    if begin::stage() == Stage::Records {
+    // In a child of a recorded process that is decided now.
+    if begin::stage() == Stage::Records && begin::is_recording() {
         return attached::BUSY;
     }
     forget();
@@ -49,11 +50,19 @@ fn forget() {
     rows::reset();
     tree::reset();
     live::reset();
+    log::reset();
+    mappings::reset();
+    pools::reset();
 }
 
-/// What is known of a program that ran already: there may be any number of threads.
-pub(crate) fn prepare() {
-    // More are coming than will ever do: none is taken for the only one.
-    peak::COMING.store(u64::MAX >> 1, Relaxed);
-    head(header::MANY).store(1, Relaxed);
+/// Says how this recording is ended. In a program that ran already there may be any number of threads.
+pub(crate) fn tell(is_running: bool) {
+    let detach = pagewise_heap_detach as *const ();
+    head(hooks::DETACH).store(detach.addr() as u64, Relaxed);
+    if is_running {
+        // More are coming than will ever do: none is taken for the only one, unless who stopped all knows better.
+        peak::COMING.store(u64::MAX >> 1, Relaxed);
+        head(hooks::COMING).store((&raw const peak::COMING).addr() as u64, Relaxed);
+        head(header::MANY).store(1, Relaxed);
+    }
 }

@@ -10,6 +10,7 @@ use crate::guard;
 use crate::inline;
 use crate::kernel::{self, File};
 use crate::modules;
+use crate::others::{self, Other};
 use crate::real::{self, Whose};
 use crate::shared::{self, head};
 use crate::{attach, live, log, mappings, pools, rows, sampling, threads, tree};
@@ -37,10 +38,14 @@ static FOLLOW: AtomicU8 = AtomicU8::new(0);
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 /// Whether functions are to be hooked before any is recorded: the program does not call ours.
 static TO_HOOK: AtomicU8 = AtomicU8::new(0);
+/// Whether functions were hooked by who looks on, who takes that back in no child that is not recorded.
+static WAS_ATTACHED: AtomicU8 = AtomicU8::new(0);
 /// By us: nobody else runs yet.
 const STARTED: u8 = 1;
 /// By who looks on.
 const ATTACHED: u8 = 2;
+/// Whether the program runs already, with any number of threads.
+static IS_RUNNING: AtomicU8 = AtomicU8::new(0);
 /// What the environment said, for children.
 static SETTINGS: Settings = Settings(std::cell::UnsafeCell::new([0; MOST]));
 const MOST: usize = 256;
@@ -84,7 +89,7 @@ pub(crate) fn is_recording() -> bool {
         return true;
     }
     if FOLLOW.load(Ordering::Relaxed) == 0 {
-        turn_off();
+        leave_child();
         return false;
     }
     // Who forked is alone here, and all of our own memory is zeros.
@@ -99,10 +104,19 @@ pub(crate) fn is_recording() -> bool {
     // SAFETY: nobody writes it any more.
     let settings = unsafe { &*SETTINGS.0.get() };
     if record(settings).is_none() {
-        turn_off();
+        leave_child();
         return false;
     }
     true
+}
+
+/// Records nothing in a child of `fork`, which is alone in it yet.
+fn leave_child() {
+    turn_off();
+    if WAS_ATTACHED.load(Ordering::Relaxed) != 0 {
+        // Where that is refused the jumps lead back.
+        let _ = inline::unpatch();
+    }
 }
 
 /// Records nothing more, for a reason that is told.
@@ -159,9 +173,14 @@ pub(crate) fn attach(words: &[u8]) -> u64 {
     room.copy_from_slice(words);
     settings[words.len()..].fill(0);
     set_stage(Stage::Begins);
-    let is_glibc = real::find_running() && real::has_headers();
-    IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
-    TO_HOOK.store(ATTACHED, Ordering::Relaxed);
+    IS_RUNNING.store(1, Ordering::Relaxed);
+    // A program that was begun with this library calls it already, and was let alone.
+    if !real::calls_us() {
+        let is_glibc = real::find_running() && real::has_headers();
+        IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
+        TO_HOOK.store(ATTACHED, Ordering::Relaxed);
+        WAS_ATTACHED.store(1, Ordering::Relaxed);
+    }
     if record(settings).is_none() {
         turn_off();
         return attached::FAILED;
@@ -202,6 +221,7 @@ fn environment(into: &mut [u8; MOST]) -> Option<()> {
 fn record(settings: &[u8; MOST]) -> Option<()> {
     let length = settings.iter().position(|&byte| byte == 0)?;
     let (mut every, mut least) = (0, 0);
+    let mut maps = false;
     let mut socket = None;
     let mut guard = guard::Wanted::default();
     let mut rest = settings.get(..length)?;
@@ -220,7 +240,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
             b"every" => every = number(value)?,
             b"log" => least = number(value)?,
             b"follow" => FOLLOW.store(u8::from(number(value)? != 0), Ordering::Relaxed),
-            b"maps" => mappings::switch(number(value)? != 0),
+            b"maps" => maps = number(value)? != 0,
             b"pools" => pools::switch(number(value)? != 0),
             b"guard" => guard.rate = number(value)?,
             b"most" => guard.most = number(value)?,
@@ -231,6 +251,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
             _ => {}
         }
     }
+    mappings::switch(maps);
     if guard.rate != 0 {
         return begin_to_guard(&guard, socket?);
     }
@@ -262,14 +283,20 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     if prepared.is_none() {
         set(header::TROUBLE, trouble::MEMORY);
     }
-    let to_hook = TO_HOOK.load(Ordering::Relaxed) != 0;
+    let how = TO_HOOK.load(Ordering::Relaxed);
     let functions = real::found();
-    if to_hook {
-        inline::ask(&functions)?;
+    match how {
+        ATTACHED => {
+            let others = others::find_running();
+            mappings::pass_over(
+                [Other::Mmap, Other::PthreadCreate, Other::Dlclose].map(|it| others[it as usize]),
+            );
+            inline::ask(&functions, Some(&others), maps)?;
+        }
+        STARTED => inline::ask(&functions, None, false)?,
+        _ => inline::tell(0),
     }
-    if TO_HOOK.load(Ordering::Relaxed) == ATTACHED {
-        attach::prepare();
-    }
+    attach::tell(IS_RUNNING.swap(0, Ordering::Relaxed) != 0);
     head(header::MAGIC).store(MAGIC, Ordering::Release);
     connection.send(&hello(), &tables).ok()?;
     let mut answer = [0_u8];
@@ -278,7 +305,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     if answer != [greeting::YES] {
         return None;
     }
-    if to_hook {
+    if how != 0 {
         real::replace(inline::take(&functions)?);
     }
     sampling::begin(every);

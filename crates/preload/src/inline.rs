@@ -19,11 +19,22 @@ use pagewise_heaplog::tables::hooks;
 
 use crate::enter::{FUNCTIONS, Own, TARGETS};
 use crate::kernel;
+use crate::others::{self, FIRST_OF_MAPPINGS, OTHERS};
 use crate::shared::head;
 
+/// All that may be hooked: `malloc`'s family, and behind it [`others`].
+pub(crate) const ALL: usize = hooks::FUNCTIONS;
+const _: () = assert!(FUNCTIONS == hooks::FAMILY && FUNCTIONS + OTHERS == ALL, "these are all");
+
 /// Where the functions' own code goes on.
-static MOVED: [AtomicPtr<()>; FUNCTIONS] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
+static MOVED: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
+/// What takes the places of the others.
+static STUBS: [AtomicPtr<()>; OTHERS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; OTHERS];
+/// Where functions are, how many bytes of each were moved, and what it began with.
+static KNOWN: [[AtomicU64; 3]; ALL] = [const { [const { AtomicU64::new(0) }; 3] }; ALL];
+const AT: usize = 0;
+const LENGTH: usize = 1;
+const BEFORE: usize = 2;
 /// Room for a page near the functions; 0 while there is none.
 static NEAR: AtomicU64 = AtomicU64::new(0);
 /// 1 once the moved code is there: threads may be within it.
@@ -43,6 +54,21 @@ unsafe extern "C" fn entry_of<const FUNCTION: usize>() {
     )
 }
 
+/// The same of functions that are no allocator's.
+#[unsafe(naked)]
+unsafe extern "C" fn entry_of_other<const FUNCTION: usize>() {
+    naked_asm!(
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "cmp qword ptr fs:[rax + {within}], 0",
+        "jne 2f",
+        "jmp qword ptr [rip + {stubs} + 8 * {function}]",
+        "2:",
+        "jmp qword ptr [rip + {moved} + 8 * ({family} + {function})]",
+        within = const Own::Within as usize, stubs = sym STUBS, moved = sym MOVED, family = const FUNCTIONS,
+        function = const FUNCTION,
+    )
+}
+
 /// The function behind, which may call others of its kind.
 #[unsafe(naked)]
 unsafe extern "C" fn behind<const FUNCTION: usize>() {
@@ -57,6 +83,22 @@ unsafe extern "C" fn behind<const FUNCTION: usize>() {
         "ret",
         within = const Own::Within as usize, moved = sym MOVED, function = const FUNCTION,
     )
+}
+
+macro_rules! other_table {
+    () => {
+        [
+            entry_of_other::<0> as *mut (),
+            entry_of_other::<1> as *mut (),
+            entry_of_other::<2> as *mut (),
+            entry_of_other::<3> as *mut (),
+            entry_of_other::<4> as *mut (),
+            entry_of_other::<5> as *mut (),
+            entry_of_other::<6> as *mut (),
+            entry_of_other::<7> as *mut (),
+            entry_of_other::<8> as *mut (),
+        ]
+    };
 }
 
 macro_rules! table {
@@ -75,29 +117,69 @@ macro_rules! table {
     };
 }
 
-/// Asks for hooks at these functions, null where there is none. None where there is no room near them.
-pub(crate) fn ask(functions: &[*mut (); FUNCTIONS]) -> Option<()> {
+/// Asks for hooks at these functions, null where there is none; of the others only where the program runs already, and of
+/// those for mappings only if they are wanted. None where there is no room near them.
+pub(crate) fn ask(
+    family: &[*mut (); FUNCTIONS],
+    others: Option<&[*mut (); OTHERS]>,
+    mappings: bool,
+) -> Option<()> {
     let address = |function: &*mut ()| function.addr() as u64;
     if NEAR.load(Relaxed) == 0 {
-        NEAR.store(room_near(address(functions.first()?))?, Relaxed);
+        NEAR.store(room_near(address(family.first()?))?, Relaxed);
     }
-    head(hooks::NEAR).store(NEAR.load(Relaxed), Relaxed);
-    for (index, function) in functions.iter().enumerate() {
+    let is_ready = READY.load(Relaxed) != 0;
+    let none = [std::ptr::null_mut(); OTHERS];
+    let functions: [*mut (); ALL] = std::array::from_fn(|index| {
+        let others = others.unwrap_or(&none);
+        family.get(index).or_else(|| others.get(index - FUNCTIONS)).copied().unwrap_or_default()
+    });
+    for (index, function) in functions.iter().enumerate().filter(|_| !is_ready) {
         // One function of several names has one hook.
         let is_first = !functions[..index].contains(function);
-        head(hooks::AT + index).store(if is_first { address(function) } else { 0 }, Relaxed);
+        let at = if is_first { address(function) } else { 0 };
+        KNOWN[index][AT].store(at, Relaxed);
+        KNOWN[index][LENGTH].store(0, Relaxed);
+        if at != 0 {
+            let code: *const u64 = std::ptr::with_exposed_provenance(function.addr());
+            // SAFETY: functions are longer, or others lie behind them.
+            KNOWN[index][BEFORE].store(unsafe { code.read_unaligned() }, Relaxed);
+        }
     }
+    for (stub, to) in STUBS.iter().zip(others::stubs()) {
+        stub.store(to, Relaxed);
+    }
+    let without = if mappings { 0 } else { u64::MAX << (FUNCTIONS + FIRST_OF_MAPPINGS) };
+    let wanted = ((1 << ALL) - 1) & !without;
+    tell(wanted);
+    Some(())
+}
+
+/// Says what is known of the functions, in new tables.
+pub(crate) fn tell(wanted: u64) {
+    let address = |function: &*mut ()| function.addr() as u64;
     let own: u64;
     // SAFETY: the loader has written there how far from a thread's data its own words are.
     unsafe {
         asm!("mov {}, qword ptr [rip + pw_own@GOTTPOFF]", out(reg) own, options(nostack, readonly, preserves_flags));
     }
     head(hooks::OWN).store(own, Relaxed);
-    head(hooks::READY).store(READY.load(Relaxed), Relaxed);
-    for (index, entry) in table!(entry_of).into_iter().enumerate() {
+    if NEAR.load(Relaxed) == 0 {
+        return;
+    }
+    for (index, known) in KNOWN.iter().enumerate() {
+        for (table, number) in [(hooks::AT, AT), (hooks::LENGTHS, LENGTH), (hooks::BEFORE, BEFORE)]
+        {
+            head(table + index).store(known[number].load(Relaxed), Relaxed);
+        }
+    }
+    let entries = table!(entry_of).into_iter().chain(other_table!());
+    for (index, entry) in entries.enumerate() {
         head(hooks::ENTRIES + index).store(address(&entry), Relaxed);
     }
-    Some(())
+    head(hooks::WANTED).store(wanted, Relaxed);
+    head(hooks::READY).store(READY.load(Relaxed), Relaxed);
+    head(hooks::NEAR).store(NEAR.load(Relaxed), Relaxed);
 }
 
 /// Makes the moved code ready, as it was answered. The functions behind, in place of those that were asked for; none
@@ -114,20 +196,32 @@ pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIO
         unsafe { place.write_volatile(word) };
     }
     kernel::protect_code(near, hooks::CODE_WORDS * 8, libc::PROT_READ | libc::PROT_EXEC).ok()?;
+    let length = |index: usize| head(hooks::LENGTHS + index).load(Relaxed);
+    let moved = |index: usize| {
+        let at = near + ((index * hooks::STRIDE + hooks::MOVED) as u64);
+        std::ptr::with_exposed_provenance_mut::<()>(at as usize)
+    };
     let mut all = *functions;
     let table = table!(behind);
     for (index, function) in functions.iter().enumerate() {
         let first = functions.iter().position(|other| other == function).unwrap_or(index);
-        if head(hooks::LENGTHS + first).load(Relaxed) == 0 {
+        if length(first) == 0 {
             // Who frees what was not seen, or allocates unseen, makes a wrong recording.
             if !function.is_null() {
                 return None;
             }
             continue;
         }
-        let moved = near + ((first * hooks::STRIDE + hooks::MOVED) as u64);
-        MOVED[index].store(std::ptr::with_exposed_provenance_mut(moved as usize), Relaxed);
+        MOVED[index].store(moved(first), Relaxed);
         all[index] = table[index];
+    }
+    // Without one of the others less is known.
+    for index in (FUNCTIONS..ALL).filter(|&index| length(index) != 0) {
+        MOVED[index].store(moved(index), Relaxed);
+        others::replace(index - FUNCTIONS, moved(index));
+    }
+    for (index, known) in KNOWN.iter().enumerate() {
+        known[LENGTH].store(length(index), Relaxed);
     }
     READY.store(1, Relaxed);
     Some(all)
@@ -142,27 +236,55 @@ fn again(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
     })
 }
 
+/// Bytes of a jump.
+const JUMP: usize = 5;
+
 /// Has the functions begin with jumps to the page near them. Nobody else may run.
 pub(crate) fn patch() -> Option<()> {
-    const LENGTH: usize = 5;
-    for index in 0..FUNCTIONS {
-        let at = head(hooks::AT + index).load(Relaxed);
-        if at == 0 {
-            continue;
+    for (index, known) in KNOWN.iter().enumerate() {
+        if let Some((at, jump)) = jump(index, known) {
+            write(at, jump)?;
         }
-        let to = NEAR.load(Relaxed) + (index * hooks::STRIDE) as u64;
-        let distance = to.wrapping_sub(at + LENGTH as u64).cast_signed();
-        let distance = i32::try_from(distance).ok()?.to_le_bytes();
-        let all = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
-        kernel::protect_code(at, LENGTH, all).ok()?;
-        let code: *mut u8 = std::ptr::with_exposed_provenance_mut(at as usize);
-        for (offset, byte) in [0xe9].into_iter().chain(distance).enumerate() {
-            // SAFETY: the bytes were just made writable, are covered by what was moved, and no thread runs them.
-            unsafe { code.wrapping_add(offset).write_volatile(byte) };
-        }
-        kernel::protect_code(at, LENGTH, libc::PROT_READ | libc::PROT_EXEC).ok()?;
     }
     Some(())
+}
+
+/// Has functions begin as they did. Nobody else may run.
+pub(crate) fn unpatch() -> Option<()> {
+    for (index, known) in KNOWN.iter().enumerate() {
+        let Some((at, jump)) = jump(index, known) else { continue };
+        let code: *const [u8; JUMP] = std::ptr::with_exposed_provenance(at as usize);
+        // SAFETY: the function is at least as long.
+        if unsafe { code.read() } == jump {
+            let before = known[BEFORE].load(Relaxed).to_le_bytes();
+            write(at, *before.first_chunk()?)?;
+        }
+    }
+    Some(())
+}
+
+/// Where a function is and what it begins with while it is hooked, if it can be.
+fn jump(index: usize, known: &[AtomicU64; 3]) -> Option<(u64, [u8; JUMP])> {
+    let at = known[AT].load(Relaxed);
+    if at == 0 || known[LENGTH].load(Relaxed) == 0 {
+        return None;
+    }
+    let to = NEAR.load(Relaxed) + (index * hooks::STRIDE) as u64;
+    let distance = to.wrapping_sub(at + JUMP as u64).cast_signed();
+    let mut jump = [0xe9; JUMP];
+    jump[1..].copy_from_slice(&i32::try_from(distance).ok()?.to_le_bytes());
+    Some((at, jump))
+}
+
+fn write(at: u64, bytes: [u8; JUMP]) -> Option<()> {
+    let all = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    kernel::protect_code(at, JUMP, all).ok()?;
+    let code: *mut u8 = std::ptr::with_exposed_provenance_mut(at as usize);
+    for (offset, byte) in bytes.into_iter().enumerate() {
+        // SAFETY: the bytes were just made writable, are covered by what was moved, and no thread runs them.
+        unsafe { code.wrapping_add(offset).write_volatile(byte) };
+    }
+    kernel::protect_code(at, JUMP, libc::PROT_READ | libc::PROT_EXEC).ok()
 }
 
 /// A page that jumps of 32 bits reach from `address`.

@@ -4,7 +4,7 @@
 //! lock: programs have hundreds. What is taken out of the middle of one leaves two pieces, of which the first counts as
 //! the block.
 
-use std::ffi::{CStr, c_int, c_long, c_void};
+use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
 
 use pagewise_heaplog::tables::{kind, record};
@@ -13,7 +13,8 @@ use crate::begin::{self, Stage};
 use crate::hooks;
 use crate::kernel;
 use crate::lock::Lock;
-use crate::others;
+use crate::modules;
+use crate::others::Other;
 use crate::peak;
 use crate::threads::{self, Thread};
 
@@ -203,14 +204,32 @@ fn mapped(start: u64, length: u64, stack: u64, frame: u64) {
     threads::leave(entered);
 }
 
-fn is_recorded() -> bool {
-    IS_ON.load(Relaxed) != 0 && begin::stage() == Stage::Records
+/// Where the C library's files begin, whose calls come here too where functions are hooked at their entry.
+static SYSTEM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+
+/// Has calls of the files passed over that these functions are in.
+pub(crate) fn pass_over(functions: [*mut (); SYSTEM.len()]) {
+    for (start, function) in SYSTEM.iter().zip(functions) {
+        let file = modules::find(function.addr() as u64);
+        start.store(file.map_or(0, |file| file.start), Relaxed);
+    }
+}
+
+/// Whether calls are recorded, and this one is not one of the C library's own.
+fn is_recorded(stack: u64) -> bool {
+    if IS_ON.load(Relaxed) == 0 || begin::stage() != Stage::Records {
+        return false;
+    }
+    if SYSTEM[0].load(Relaxed) == 0 {
+        return true;
+    }
+    let caller = modules::find(hooks::at(stack, 0).code);
+    caller.is_none_or(|file| !SYSTEM.iter().any(|start| start.load(Relaxed) == file.start))
 }
 
 macro_rules! behind {
-    ($name:expr, $kind:ty) => {{
-        static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-        let function = others::behind(&REAL, $name);
+    ($other:ident, $kind:ty) => {{
+        let function = Other::$other.behind();
         // SAFETY: the symbol of this name has this type; a null pointer is none.
         unsafe { std::mem::transmute::<*mut c_void, Option<$kind>>(function) }
     }};
@@ -232,22 +251,30 @@ unsafe extern "C" fn on_mmap(
 ) -> *mut c_void {
     type Kind =
         unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
-    const NAME: &CStr = c"mmap";
-    let Some(function) = behind!(NAME, Kind) else { return failed() };
+    let Some(function) = behind!(Mmap, Kind) else { return failed() };
     // SAFETY: the program called it with these arguments.
     let made = unsafe { function(at, length, protection, flags, file, offset) };
-    if made != failed() && is_recorded() {
+    if made != failed() && is_recorded(stack) {
         mapped(made.addr() as u64, length as u64, stack, frame);
     }
     made
 }
 
-unsafe extern "C" fn on_munmap(at: *mut c_void, length: usize) -> c_int {
+unsafe extern "C" fn on_munmap(
+    at: *mut c_void,
+    length: usize,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    stack: u64,
+    _frame: u64,
+) -> c_int {
     type Kind = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
-    let Some(function) = behind!(c"munmap", Kind) else { return -1 };
+    let Some(function) = behind!(Munmap, Kind) else { return -1 };
     // Others may have the addresses before the call returns. The kernel refuses only what is no page's address.
     let (start, _) = range(at.addr() as u64, 0);
-    if is_recorded() && start == at.addr() as u64 {
+    if is_recorded(stack) && start == at.addr() as u64 {
         unmapped(start, length as u64);
     }
     // SAFETY: the program called it with these arguments.
@@ -265,8 +292,8 @@ unsafe extern "C" fn on_mremap(
     frame: u64,
 ) -> *mut c_void {
     type Kind = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
-    let Some(function) = behind!(c"mremap", Kind) else { return failed() };
-    let is_recorded = is_recorded();
+    let Some(function) = behind!(Mremap, Kind) else { return failed() };
+    let is_recorded = is_recorded(stack);
     let stays = flags & libc::MREMAP_DONTUNMAP != 0;
     if is_recorded && !stays && old_length != 0 {
         unmapped(old.addr() as u64, old_length as u64);
@@ -297,10 +324,10 @@ fn moved(before: u64, after: u64, stack: u64, frame: u64) {
 
 unsafe extern "C" fn on_sbrk(by: isize, stack: u64, frame: u64) -> *mut c_void {
     type Kind = unsafe extern "C" fn(isize) -> *mut c_void;
-    let Some(function) = behind!(c"sbrk", Kind) else { return failed() };
+    let Some(function) = behind!(Sbrk, Kind) else { return failed() };
     // SAFETY: the program called it with this argument.
     let before = unsafe { function(by) };
-    if before != failed() && by != 0 && is_recorded() {
+    if before != failed() && by != 0 && is_recorded(stack) {
         let before = before.addr() as u64;
         moved(before, before.wrapping_add_signed(by as i64), stack, frame);
     }
@@ -310,30 +337,24 @@ unsafe extern "C" fn on_sbrk(by: isize, stack: u64, frame: u64) -> *mut c_void {
 unsafe extern "C" fn on_brk(end: *mut c_void, stack: u64, frame: u64) -> c_int {
     type Now = unsafe extern "C" fn(isize) -> *mut c_void;
     type Kind = unsafe extern "C" fn(*mut c_void) -> c_int;
-    let (Some(now), Some(function)) = (behind!(c"sbrk", Now), behind!(c"brk", Kind)) else {
+    let (Some(now), Some(function)) = (behind!(Sbrk, Now), behind!(Brk, Kind)) else {
         return -1;
     };
     // SAFETY: it moves nothing.
     let before = unsafe { now(0) };
     // SAFETY: the program called it with this argument.
     let result = unsafe { function(end) };
-    if result == 0 && is_recorded() {
+    if result == 0 && is_recorded(stack) {
         moved(before.addr() as u64, end.addr() as u64, stack, frame);
     }
     result
 }
 
 /// A function of six arguments at most: where the stack is, and the frame pointer, are the next two.
-macro_rules! exported_six {
-    ($($name:ident $hook:ident;)*) => {$(
-        /// What programs call.
-        ///
-        /// # Safety
-        /// That of the C library's function.
-        #[cfg(not(test))]
-        #[unsafe(no_mangle)]
+macro_rules! six {
+    ($($stub:ident $hook:ident;)*) => {$(
         #[unsafe(naked)]
-        pub(crate) unsafe extern "C" fn $name() {
+        unsafe extern "C" fn $stub() {
             std::arch::naked_asm!("mov rax, rsp", "sub rsp, 8", "push rbp", "push rax", "call {hook}", "add rsp, 24", "ret",
                 hook = sym $hook)
         }
@@ -341,8 +362,17 @@ macro_rules! exported_six {
 }
 
 /// A function of one argument.
-macro_rules! exported_one {
-    ($($name:ident $hook:ident;)*) => {$(
+macro_rules! one {
+    ($($stub:ident $hook:ident;)*) => {$(
+        #[unsafe(naked)]
+        unsafe extern "C" fn $stub() {
+            std::arch::naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym $hook)
+        }
+    )*};
+}
+
+macro_rules! exported {
+    ($($name:ident $stub:ident;)*) => {$(
         /// What programs call.
         ///
         /// # Safety
@@ -351,21 +381,40 @@ macro_rules! exported_one {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub(crate) unsafe extern "C" fn $name() {
-            std::arch::naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym $hook)
+            std::arch::naked_asm!("jmp {stub}", stub = sym $stub)
         }
     )*};
 }
 
-exported_six! {
-    mmap on_mmap;
-    mmap64 on_mmap;
-    munmap on_munmap;
-    mremap on_mremap;
+six! {
+    mmap_stub on_mmap;
+    munmap_stub on_munmap;
+    mremap_stub on_mremap;
 }
 
-exported_one! {
-    brk on_brk;
-    sbrk on_sbrk;
+one! {
+    brk_stub on_brk;
+    sbrk_stub on_sbrk;
+}
+
+exported! {
+    mmap mmap_stub;
+    mmap64 mmap_stub;
+    munmap munmap_stub;
+    mremap mremap_stub;
+    brk brk_stub;
+    sbrk sbrk_stub;
+}
+
+/// What takes the places of `mmap`, `munmap`, `mremap`, `brk` and `sbrk`.
+pub(crate) fn stubs() -> [*mut (); 5] {
+    [
+        mmap_stub as *mut (),
+        munmap_stub as *mut (),
+        mremap_stub as *mut (),
+        brk_stub as *mut (),
+        sbrk_stub as *mut (),
+    ]
 }
 
 #[cfg(test)]

@@ -6,7 +6,50 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use pagewise_heaplog::tables::trouble;
 
 use crate::begin::{self, Stage};
-use crate::{modules, peak, threads};
+use crate::{mappings, modules, peak, real, threads};
+
+/// Functions of the C library that are recorded beside `malloc`'s family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Other {
+    PthreadCreate,
+    ThrdCreate,
+    Prctl,
+    Dlclose,
+    Mmap,
+    Munmap,
+    Mremap,
+    Brk,
+    Sbrk,
+}
+
+/// How many.
+pub(crate) const OTHERS: usize = 9;
+/// The first that is of mappings.
+pub(crate) const FIRST_OF_MAPPINGS: usize = Other::Mmap as usize;
+
+const NAMES: [&CStr; OTHERS] = [
+    c"pthread_create",
+    c"thrd_create",
+    c"prctl",
+    c"dlclose",
+    c"mmap",
+    c"munmap",
+    c"mremap",
+    c"brk",
+    c"sbrk",
+];
+
+/// The functions behind; null until they are found.
+static BEHIND: [AtomicPtr<c_void>; OTHERS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; OTHERS];
+
+impl Other {
+    /// The function behind, found at its first call.
+    pub(crate) fn behind(self) -> *mut c_void {
+        behind(&BEHIND[self as usize], NAMES[self as usize])
+    }
+}
 
 /// A function behind, found at its first call.
 pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
@@ -18,6 +61,32 @@ pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     cache.store(found, Relaxed);
     found
+}
+
+/// Calls another function behind from here on.
+pub(crate) fn replace(index: usize, function: *mut ()) {
+    BEHIND[index].store(function.cast(), Relaxed);
+}
+
+/// The functions that a program calls that runs already, null where there are none.
+pub(crate) fn find_running() -> [*mut (); OTHERS] {
+    NAMES.map(|name| real::running(name).cast())
+}
+
+/// What takes their places in such a program: not what is exported, which the loader would look up by name.
+pub(crate) fn stubs() -> [*mut (); OTHERS] {
+    let [mmap, munmap, mremap, brk, sbrk] = mappings::stubs();
+    [
+        on_pthread_create as *mut (),
+        on_thrd_create as *mut (),
+        on_prctl as *mut (),
+        on_dlclose as *mut (),
+        mmap,
+        munmap,
+        mremap,
+        brk,
+        sbrk,
+    ]
 }
 
 /// Before a thread is made: once there are two, what is live is counted by each. Whether this is recorded, which it is not in a
@@ -40,21 +109,31 @@ fn thread_does_not_come() {
 ///
 /// # Safety
 /// That of the C library's function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
     start: *mut c_void,
     argument: *mut c_void,
 ) -> c_int {
-    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    // SAFETY: the caller's promise.
+    unsafe { on_pthread_create(thread, attributes, start, argument) }
+}
+
+unsafe extern "C" fn on_pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
     type Kind = unsafe extern "C" fn(
         *mut libc::pthread_t,
         *const libc::pthread_attr_t,
         *mut c_void,
         *mut c_void,
     ) -> c_int;
-    let function = behind(&REAL, c"pthread_create");
+    let function = Other::PthreadCreate.behind();
     if function.is_null() {
         return libc::EAGAIN;
     }
@@ -73,16 +152,25 @@ pub(crate) unsafe extern "C" fn pthread_create(
 ///
 /// # Safety
 /// That of the C library's function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn thrd_create(
     thread: *mut libc::pthread_t,
     start: *mut c_void,
     argument: *mut c_void,
 ) -> c_int {
-    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    // SAFETY: the caller's promise.
+    unsafe { on_thrd_create(thread, start, argument) }
+}
+
+unsafe extern "C" fn on_thrd_create(
+    thread: *mut libc::pthread_t,
+    start: *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
     const THRD_ERROR: c_int = 2;
     type Kind = unsafe extern "C" fn(*mut libc::pthread_t, *mut c_void, *mut c_void) -> c_int;
-    let function = behind(&REAL, c"thrd_create");
+    let function = Other::ThrdCreate.behind();
     if function.is_null() {
         return THRD_ERROR;
     }
@@ -102,7 +190,8 @@ pub(crate) unsafe extern "C" fn thrd_create(
 ///
 /// # Safety
 /// That of the C library's function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn prctl(
     option: c_int,
     second: c_ulong,
@@ -110,9 +199,19 @@ pub(crate) unsafe extern "C" fn prctl(
     fourth: c_ulong,
     fifth: c_ulong,
 ) -> c_int {
-    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    // SAFETY: the caller's promise.
+    unsafe { on_prctl(option, second, third, fourth, fifth) }
+}
+
+unsafe extern "C" fn on_prctl(
+    option: c_int,
+    second: c_ulong,
+    third: c_ulong,
+    fourth: c_ulong,
+    fifth: c_ulong,
+) -> c_int {
     type Kind = unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
-    let function = behind(&REAL, c"prctl");
+    let function = Other::Prctl.behind();
     if function.is_null() {
         return -1;
     }
@@ -129,10 +228,15 @@ pub(crate) unsafe extern "C" fn prctl(
 ///
 /// # Safety
 /// That of the C library's function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
-    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-    let function = behind(&REAL, c"dlclose");
+    // SAFETY: the caller's promise.
+    unsafe { on_dlclose(handle) }
+}
+
+unsafe extern "C" fn on_dlclose(handle: *mut c_void) -> c_int {
+    let function = Other::Dlclose.behind();
     if function.is_null() {
         return -1;
     }

@@ -2,7 +2,7 @@
 
 use std::arch::global_asm;
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
 
 use crate::enter::{FUNCTIONS, Function};
 use crate::modules::{self, FindObject};
@@ -87,10 +87,9 @@ pub(crate) fn resolve() -> Whose {
     if !is_ours(first.cast_const()) {
         find_theirs(first, &NAMES);
         Whose::Theirs
-    } else if is_glibc {
-        Whose::Glibc
     } else {
-        Whose::Library
+        CALLED.store(true, Relaxed);
+        if is_glibc { Whose::Glibc } else { Whose::Library }
     }
 }
 
@@ -99,8 +98,7 @@ fn find_theirs(malloc: *mut c_void, names: &[&CStr; FUNCTIONS]) {
     let object = |address: *mut c_void| modules::find(address.addr() as u64).map(|it| it.start);
     let whose = object(malloc);
     for (to, name) in OTHERS.iter().zip(names) {
-        // SAFETY: the name ends with a zero.
-        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        let found = running(name);
         let is_theirs = !found.is_null() && object(found) == whose;
         to.store(if is_theirs { found } else { std::ptr::null_mut() }, Relaxed);
     }
@@ -108,11 +106,35 @@ fn find_theirs(malloc: *mut c_void, names: &[&CStr; FUNCTIONS]) {
     IS_THEIRS.store(1, Relaxed);
 }
 
+/// Whether the program calls our functions: it was begun with this library, and these behind were found then.
+pub(crate) fn calls_us() -> bool {
+    if !CALLED.load(Relaxed) {
+        return false;
+    }
+    // A library that was loaded later has its names in a scope of its own, not in the program's.
+    // SAFETY: the program itself is loaded, and stays.
+    let program = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) };
+    // SAFETY: the name ends with a zero.
+    !unsafe { libc::dlsym(program, c"pagewise_heap_wants_pools".as_ptr()) }.is_null()
+}
+
+/// Whether no other allocator came before us when this library was loaded.
+static CALLED: AtomicBool = AtomicBool::new(false);
+
+/// A function that a program calls that runs already; null where there is none.
+pub(crate) fn running(name: &CStr) -> *mut c_void {
+    // SAFETY: the name ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if !found.is_null() && describe(found).is_some_and(|(_, is_stub)| is_stub) {
+        // SAFETY: as above.
+        return unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    }
+    found
+}
+
 /// Finds the functions that a program calls that runs already; whether they are the C library's.
 pub(crate) fn find_running() -> bool {
-    // SAFETY: the name ends with a zero.
-    let malloc = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()) };
-    find_theirs(malloc, &NAMES);
+    find_theirs(running(c"malloc"), &NAMES);
     let found = |function: Function| OTHERS[function as usize].load(Relaxed).cast_const();
     FREE.store(found(Function::Free).cast_mut(), Relaxed);
     let is_glibc =
@@ -153,6 +175,16 @@ pub(crate) fn has_own_new() -> bool {
 /// Whether a function that was found by its name is ours. Its address cannot be compared with that of our own function of this
 /// name, which the loader looks up by name, too.
 fn is_ours(found: *const c_void) -> bool {
+    let Some((theirs, is_stub)) = describe(found) else { return true };
+    let own: *const c_void = (resolve as *const ()).cast();
+    let is_same = describe(own).is_none_or(|(own, _)| std::ptr::eq(own, theirs));
+    // Such a stub leads here.
+    is_same || is_stub
+}
+
+/// Where the file of a function begins, and whether it is only a stub: a program that is not position-independent has one for
+/// each function of another file whose address it takes.
+fn describe(address: *const c_void) -> Option<(*const c_void, bool)> {
     type Describe = unsafe extern "C" fn(
         *const c_void,
         *mut libc::Dl_info,
@@ -162,25 +194,17 @@ fn is_ours(found: *const c_void) -> bool {
     const SYMBOL: i32 = 1;
     // SAFETY: the name ends with a zero.
     let describe = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"dladdr1".as_ptr()) };
-    if describe.is_null() {
-        return true;
-    }
-    // SAFETY: the symbol of this name has this type.
-    let describe = unsafe { std::mem::transmute::<*mut c_void, Describe>(describe) };
-    let file = |address: *const c_void| {
-        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-        let mut symbol: *const libc::Elf64_Sym = std::ptr::null();
-        // SAFETY: the function writes what it found to both places.
-        let found = unsafe { describe(address, info.as_mut_ptr(), &raw mut symbol, SYMBOL) };
-        // SAFETY: all zeros is a value of it, and the call may have written over it.
-        (found != 0).then(|| (unsafe { info.assume_init() }.dli_fbase, symbol))
-    };
-    let Some((theirs, symbol)) = file(found) else { return true };
-    let own: *const c_void = (resolve as *const ()).cast();
-    let is_same = file(own).is_none_or(|(own, _)| std::ptr::eq(own, theirs));
-    // A program that is not position-independent has a stub for a function whose address it takes: it leads here.
+    // SAFETY: the symbol of this name has this type; a null pointer is none.
+    let describe = unsafe { std::mem::transmute::<*mut c_void, Option<Describe>>(describe) }?;
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    let mut symbol: *const libc::Elf64_Sym = std::ptr::null();
+    // SAFETY: the function writes what it found to both places.
+    let found = unsafe { describe(address, info.as_mut_ptr(), &raw mut symbol, SYMBOL) };
+    // SAFETY: all zeros is a value of it, and the call may have written over it.
+    let base = (found != 0).then(|| unsafe { info.assume_init() }.dli_fbase)?;
     // SAFETY: symbols are of the object's own table, which stays.
-    is_same || !symbol.is_null() && unsafe { (*symbol).st_shndx } == 0
+    let is_stub = !symbol.is_null() && unsafe { (*symbol).st_shndx } == 0;
+    Some((base.cast_const(), is_stub))
 }
 
 fn same_code(found: *const c_void, weak: Option<*const c_void>) -> bool {

@@ -33,6 +33,9 @@ pub(crate) enum Heap {
     ///   pagewise heap attach 1234 -o heap.pwh --sample 512k
     #[command(verbatim_doc_comment)]
     Attach(HeapAttach),
+    /// Put programs' functions back once the process that records them is gone; what it records comes on standard input
+    #[command(hide = true)]
+    Release(HeapRelease),
     /// Say what was on the heap when most was, what was never freed, and who allocates most
     ///
     /// Examples:
@@ -95,6 +98,19 @@ pub(crate) struct HeapAttach {
     /// Take samples, one in so many bytes in the mean, instead of every call
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) sample: Option<u64>,
+    /// Record memory that the program maps itself from now on, too: mmap, mremap, brk
+    #[arg(long)]
+    pub(crate) mmap: bool,
+    /// Record children that it forks meanwhile too, each into a file of its own: `FILE.PID`
+    #[arg(long)]
+    pub(crate) follow: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HeapRelease {
+    /// The process that records
+    #[arg(value_name = "COLLECTOR")]
+    pub(crate) collector: u32,
 }
 
 #[derive(Debug, Args)]

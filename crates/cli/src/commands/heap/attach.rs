@@ -12,6 +12,7 @@ use pagewise_proc::{ProcRoot, stat};
 use pagewise_sys::interrupt::Interrupts;
 
 use super::record::{tell, the_library, usual_name};
+use super::release::Guardian;
 use crate::args::heap::HeapAttach;
 
 /// Between looks at whether it is to end.
@@ -32,18 +33,29 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     let request = Request {
         file: file.clone(),
         every_bytes: args.sample,
-        follow: false,
-        mappings: false,
+        follow: args.follow,
+        mappings: args.mmap,
+        // Pools that are there have decided whom they tell.
         pools: false,
         library: the_library()?,
     };
     let mut collector = Collector::open(request)?;
     collector.expect(pid, file);
-    let attached = Attached::begin(&mut collector, pid)?;
+    // Before anything is changed there is somebody who puts it right.
+    let mut guardian = Guardian::start();
+    guardian.tell(&[pid]);
+    let attached = match Attached::begin(&mut collector, pid) {
+        Ok(attached) => attached,
+        Err(error) => {
+            guardian.dismiss();
+            return Err(error.into());
+        }
+    };
     let deadline = args.time.map(|time| Instant::now() + time);
     let recorded = loop {
         let next = collector.step().map(|next| next.min(LOOK));
         let Ok(next) = next else { break next.map(drop) };
+        guardian.tell(&collector.children());
         let left = deadline.map_or(next, |it| it.saturating_duration_since(Instant::now()));
         if left.is_zero() || interrupts.came() || has_ended(&root, pid) {
             break Ok(());
@@ -51,7 +63,15 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         sleep(next.min(left));
     };
     // Whatever happened, its functions are put back first.
-    let there = attached.end()?;
+    let children = collector.children().into_iter().map(|child| attached.child(child));
+    let children: Vec<Attached> = children.filter_map(Result::ok).collect();
+    let there = attached.end();
+    for child in children {
+        // One that has ended needs nothing.
+        let _ = child.end();
+    }
+    guardian.dismiss();
+    let there = there?;
     recorded?;
     let how = match there {
         true => Ending::Detached,
@@ -63,7 +83,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn has_ended(root: &ProcRoot, pid: u32) -> bool {
+pub(super) fn has_ended(root: &ProcRoot, pid: u32) -> bool {
     let stat = root.read(Pid(pid), "stat").ok().and_then(|text| stat::parse(&text).ok());
     stat.is_none_or(|stat| stat.has_ended())
 }
