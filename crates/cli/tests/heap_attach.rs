@@ -22,8 +22,12 @@ struct Busy {
 
 impl Busy {
     fn start(threads: u32) -> Busy {
-        let mut command = Command::new(fixture::program("busy_heap"));
-        command.arg(threads.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Busy::of(Command::new(fixture::program("busy_heap")).arg(threads.to_string()))
+    }
+
+    /// Any program that says when it is ready.
+    fn of(command: &mut Command) -> Busy {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -45,7 +49,11 @@ impl Busy {
 
     /// Has it allocate some blocks.
     fn ask(&mut self) {
-        self.input.as_mut().unwrap().write_all(b"x").unwrap();
+        self.ask_for(b"x");
+    }
+
+    fn ask_for(&mut self, what: &[u8; 1]) {
+        self.input.as_mut().unwrap().write_all(what).unwrap();
         self.wait_for("done");
     }
 
@@ -76,8 +84,12 @@ fn attach(busy: &Busy, file: &Path, more: &[&str]) -> Output {
 
 /// Begins to record until Ctrl-C; returns once it records.
 fn begin(busy: &Busy, file: &Path) -> Child {
+    begin_with(busy, file, &[])
+}
+
+fn begin_with(busy: &Busy, file: &Path, more: &[&str]) -> Child {
     let mut command = fixture::interruptible();
-    command.args(["heap", "attach", &busy.pid(), "-o"]).arg(file);
+    command.args(["heap", "attach", &busy.pid(), "-o"]).arg(file).args(more);
     command.stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     wait_until(|| is_hooked(busy.child.id()));
@@ -103,7 +115,7 @@ fn is_hooked(pid: u32) -> bool {
     byte == [0xe9]
 }
 
-fn wait_until(is_true: impl Fn() -> bool) {
+fn wait_until(mut is_true: impl FnMut() -> bool) {
     for _ in 0..3000 {
         if is_true() {
             return;
@@ -186,6 +198,136 @@ fn a_program_whose_collector_is_killed_runs_on() {
     assert!(output.status.success(), "{output:?}");
     assert!(!is_hooked(busy.child.id()));
     busy.end();
+}
+
+/// `plugged`, which loads and unloads two libraries that are built here.
+fn plugged(folder: &Path, more: &[&str]) -> Busy {
+    let library = |name: &str, size: u32| {
+        let source = format!(
+            "#include <stdlib.h>\nvoid *{name}(void) {{ void *block = malloc({size}); __asm__ volatile(\"\"::\"r\"(block)); return block; }}\n"
+        );
+        let (path, text) = (folder.join(format!("{name}.so")), folder.join(format!("{name}.c")));
+        std::fs::write(&text, source).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-g", "-shared", "-fPIC", "-o"]).args([&path, &text]);
+        assert!(cc.status().unwrap().success());
+        path
+    };
+    let libraries = [library("of_first", 1111), library("of_second", 2222)];
+    Busy::of(Command::new(fixture::program("plugged")).args(libraries).args(more))
+}
+
+#[test]
+fn a_program_that_loads_libraries_and_forks_all_the_time_finds_nothing_wrong() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let file = folder.path().join("busy.pwh");
+    let busy = plugged(folder.path(), &[]);
+    let mut seen = [0; 2];
+    for round in 0..20 {
+        let more = [&["--mmap"][..], &["--follow"], &["--sample", "64k"], &[]][round % 4];
+        let output = attach(&busy, &file, &[&["--for", "50ms"], more].concat());
+        assert!(output.status.success(), "{output:?}");
+        assert!(!is_hooked(busy.child.id()), "functions are as they were");
+        if round % 4 == 2 {
+            continue;
+        }
+        let report = report(&file);
+        // Each is at the other's address now and then.
+        let functions = by_function(&report);
+        for ((name, size), seen) in
+            [("of_first", 1111), ("of_second", 2222)].into_iter().zip(&mut seen)
+        {
+            let [allocations, bytes, _] = functions.get(name).copied().unwrap_or_default();
+            assert_eq!(bytes, allocations * size, "{name}: {functions:?}");
+            *seen += allocations;
+        }
+    }
+    assert!(seen.iter().all(|&allocations| allocations > 0), "{seen:?}");
+    busy.end();
+}
+
+#[test]
+fn mappings_and_children_are_recorded_where_that_is_asked_for() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = plugged(folder.path(), &["alone"]);
+    let recording = begin_with(&busy, &file, &["--mmap", "--follow"]);
+    busy.ask_for(b"m");
+    busy.ask_for(b"f");
+    interrupt(&recording);
+    let output = recording.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    // None of the child's is the parent's.
+    let report_of = report(&file);
+    assert!(!by_function(&report_of).contains_key("in_child"));
+    let mapped: Vec<_> = report_of["sites"].as_array().unwrap().iter().collect();
+    let mapped: Vec<_> = mapped.into_iter().filter(|site| site["kind"] == "mapping").collect();
+    assert_eq!(mapped.len(), 1, "the C library's own are none of the program's: {report_of}");
+    assert!(mapped[0]["stack"][1].as_str().unwrap().starts_with("maps "), "{mapped:?}");
+    assert_eq!(number(mapped[0], "allocations"), 10);
+    assert_eq!(number(mapped[0], "leaked_bytes"), 6 * (64 << 10));
+    let others = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let child = others.filter(|path| path.to_string_lossy().contains(".pwh.")).collect::<Vec<_>>();
+    assert_eq!(child.len(), 1, "{output:?}");
+    assert_eq!(by_function(&report(&child[0]))["in_child"], [50, 1500, 0]);
+    // Without being asked for, neither is.
+    assert!(attach(&busy, &file, &["--for", "10ms"]).status.success());
+    busy.ask_for(b"m");
+    busy.end();
+}
+
+#[test]
+fn a_peak_of_one_thread_is_known_to_the_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = Busy::start(0);
+    let recording = begin(&busy, &file);
+    busy.ask();
+    busy.ask();
+    interrupt(&recording);
+    assert!(recording.wait_with_output().unwrap().status.success());
+    busy.end();
+    let report = report(&file);
+    // Ten of the first hundred stay; of the others one at a time is live, until ten stay.
+    assert_eq!(number(&report, "totals.peak_bytes"), 20 * 24, "{}", report["totals"]);
+    assert_eq!(number(&report, "totals.peak_within"), 0);
+}
+
+#[test]
+fn a_program_that_was_begun_with_a_recorder_can_be_attached_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, file) = (folder.path().join("run.pwh"), folder.path().join("busy.pwh"));
+    // A child that is not followed has the recorder before its malloc, and does not record.
+    let script = format!("{} 0; true", fixture::program("busy_heap").display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    command.args(["heap", "run", "-o"]).arg(&run).args(["--", "sh", "-c", &script]);
+    let mut command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(command.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let pid = line.trim().strip_prefix("pid = ").unwrap().to_owned();
+    for _ in 0..2 {
+        let output = heap(&["attach", &pid, "--for", "300ms", "-o", file.to_str().unwrap()]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    let file = folder.path().join("more.pwh");
+    let mut attach = fixture::interruptible();
+    attach.args(["heap", "attach", &pid, "-o"]).arg(&file);
+    let attach = attach.stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = command.stdin.take().unwrap();
+    wait_until(|| {
+        // Its calls are recorded once they are seen.
+        input.write_all(b"x").unwrap();
+        std::fs::metadata(&file).is_ok_and(|it| it.len() > 500)
+    });
+    interrupt(&attach);
+    let output = attach.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let [allocations, bytes, _] = by_function(&report(&file))["asked"];
+    assert!(allocations > 0 && bytes == 24 * allocations);
+    drop(input);
+    let output = command.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use pagewise_heaplog::tables::{MODULES, header, module};
 
 use crate::cfi::Image;
+use crate::kernel;
 use crate::real;
 use crate::rows;
 use crate::shared;
@@ -108,26 +109,44 @@ pub(crate) fn path(object: &Object) -> Option<&'static [u8]> {
 /// The last word of a module, which only the recorder uses: 1 once it is unloaded.
 const GONE: usize = 7;
 
-/// Forgets what is known of objects that are not loaded any more. True where there are some.
-pub(crate) fn forget_unloaded() -> bool {
+/// Forgets what is known of objects that are not loaded any more.
+pub(crate) fn forget_unloaded() {
     let _held = rows::LOCK.hold();
     let count = usize::try_from(shared::head(header::MODULES).load(Relaxed)).unwrap_or(0);
-    let mut some = false;
     for index in 0..count {
         let get = |number| shared::module(index, number).load(Relaxed);
         if get(GONE) != 0 {
             continue;
         }
         let there = find(get(module::START)).is_some_and(|object| {
-            object.start as u64 == get(module::START) && object.end as u64 == get(module::END)
+            let is_same =
+                object.start as u64 == get(module::START) && object.end as u64 == get(module::END);
+            is_same && has_path(object.map, get(module::PATH), get(module::PATH_LENGTH))
         });
         if !there {
             shared::module(index, GONE).store(1, Relaxed);
             rows::forget(get(module::START), get(module::END));
-            some = true;
         }
     }
-    some
+}
+
+/// Whether the loader has an object by this path, of which nobody says that it stays: another may have come to its place.
+fn has_path(map: *const LinkMap, path: u64, length: u64) -> bool {
+    const AT_A_TIME: usize = 128;
+    let mut words = [0; size_of::<LinkMap>()];
+    if !kernel::read_own(map.addr(), &mut words) {
+        return false;
+    }
+    let mut name = [0; 8];
+    name.copy_from_slice(&words[std::mem::offset_of!(LinkMap, name)..][..8]);
+    let name = usize::from_ne_bytes(name);
+    let (path, length) = (path as usize, length as usize);
+    let mut bytes = [0; AT_A_TIME];
+    (0..length).step_by(AT_A_TIME).all(|from| {
+        let piece = &mut bytes[..AT_A_TIME.min(length - from)];
+        let is_read = kernel::read_own(name.wrapping_add(from), piece);
+        is_read && (path + from..).zip(piece.iter()).all(|(at, byte)| shared::byte(at) == *byte)
+    })
 }
 
 /// The build ID of an object's notes.

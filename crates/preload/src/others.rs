@@ -244,15 +244,18 @@ unsafe extern "C" fn on_dlclose(handle: *mut c_void) -> c_int {
     let function = unsafe {
         std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int>(function)
     };
+    let is_recorded = begin::stage() == Stage::Records;
+    if is_recorded {
+        threads::code_goes();
+    }
     // SAFETY: the program called it with this argument.
     let result = unsafe { function(handle) };
-    if begin::stage() == Stage::Records
-        && let Some(entered) = threads::enter()
-    {
-        if modules::forget_unloaded() {
-            threads::code_has_gone();
-        }
+    if let Some(entered) = is_recorded.then(threads::enter).flatten() {
+        modules::forget_unloaded();
         threads::leave(entered);
+    }
+    if is_recorded {
+        threads::code_has_gone();
     }
     result
 }

@@ -352,12 +352,17 @@ impl Stacks {
         index
     }
 
-    /// Forgets all: records have moved, or code has gone.
-    pub(crate) fn forget(&self) {
+    /// Forgets what was called; the stack's bounds stay.
+    pub(crate) fn forget_calls(&self) {
         for memo in &self.memos {
             // No call returns to the address 0.
             memo.code.set(0);
         }
+    }
+
+    /// Forgets all: records have moved.
+    pub(crate) fn forget(&self) {
+        self.forget_calls();
         // The next thread that uses this has another stack.
         for (low, end) in
             self.others.iter().map(|both| (&both.0, &both.1)).chain([(&self.low, &self.end)])

@@ -14,7 +14,7 @@ use crate::live::{self, Block};
 use crate::lock::Lock;
 use crate::shared::{self, Record, head, slot};
 use crate::stacks::{At, Stacks};
-use crate::{kernel, log, peak, real, sampling};
+use crate::{kernel, log, modules, peak, real, sampling};
 
 /// What a thread has of its own, in memory that is zeros in a child of `fork`.
 #[repr(C)]
@@ -278,6 +278,7 @@ pub(crate) fn reset() {
     FREE_CHUNK.store(0, Relaxed);
     LATE.store(std::ptr::null_mut(), Relaxed);
     peak::COMING.store(0, Relaxed);
+    GOING.store(0, Relaxed);
     // Blocks of the parent whose lifetime was being measured.
     for (key, _) in &BORN {
         key.store(0, Relaxed);
@@ -487,8 +488,7 @@ impl Thread {
     #[inline(always)]
     pub(crate) fn site_of(&self, at: At, kind: u32) -> Option<(u32, Record)> {
         if self.generation.get() != GENERATION.load(Relaxed) {
-            self.generation.set(GENERATION.load(Relaxed));
-            self.stacks.forget();
+            self.forget_what_has_gone();
         }
         let Some(memo) = self.stacks.find(at) else {
             head(header::CUT_STACKS).fetch_add(1, Relaxed);
@@ -506,10 +506,23 @@ impl Thread {
     /// The node of a call stack's innermost call; [`pagewise_heaplog::recording::ROOT`] where there is none.
     pub(crate) fn node(&self, at: At) -> u32 {
         if self.generation.get() != GENERATION.load(Relaxed) {
-            self.generation.set(GENERATION.load(Relaxed));
-            self.stacks.forget();
+            self.forget_what_has_gone();
         }
         self.stacks.find(at).map_or(pagewise_heaplog::recording::ROOT, |memo| memo.node())
+    }
+
+    /// Forgets stacks of code that has gone, or is going just now: other code may be in its place before who unloads it
+    /// comes to say so.
+    #[cold]
+    #[inline(never)]
+    fn forget_what_has_gone(&self) {
+        let generation = GENERATION.load(Relaxed);
+        let is_going = GOING.load(Relaxed) != 0;
+        if is_going {
+            modules::forget_unloaded();
+        }
+        self.generation.set(if is_going { u64::MAX } else { generation });
+        self.stacks.forget_calls();
     }
 
     /// Its number.
@@ -631,8 +644,18 @@ pub(crate) fn count_mapped(address: u64, size: u64, gone: bool) {
 /// How often code has gone.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
+/// Calls that unload code and have not returned.
+static GOING: AtomicU64 = AtomicU64::new(0);
+
+/// Code may go from here on, until [`code_has_gone`].
+pub(crate) fn code_goes() {
+    GOING.fetch_add(1, Relaxed);
+    GENERATION.fetch_add(1, Release);
+}
+
 /// Code has gone: what threads remember of their stacks may be of it.
 pub(crate) fn code_has_gone() {
+    let _ = GOING.fetch_update(Relaxed, Relaxed, |going| going.checked_sub(1));
     GENERATION.fetch_add(1, Release);
 }
 
