@@ -9,6 +9,7 @@ use std::process::Command;
 
 use fixture::number;
 use fixture::recorder::{by_function, heap, report};
+use serde_json::Value;
 
 fn has_probes() -> bool {
     let has = Path::new("/sys/bus/event_source/devices/uprobe").exists();
@@ -70,6 +71,98 @@ fn so_is_one_with_another_c_library() {
     if has_probes() {
         is_counted_by_function(&program);
     }
+}
+
+/// Recordings of `heap_forks`: the first file's, and the others'.
+fn forks(more: &[&str]) -> Option<(Value, Vec<Value>)> {
+    let program = fixture::static_program("heap_forks").filter(|_| has_probes())?;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("static.pwh");
+    let words = ["run", "-o", file.to_str().unwrap()];
+    let output = heap(&[&words, more, &["--", program.to_str().unwrap()]].concat());
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let others = files.filter(|path| *path != file).map(|path| report(&path)).collect();
+    Some((report(&file), others))
+}
+
+#[test]
+fn children_of_a_static_program_have_a_recording_each() {
+    let Some((last, others)) = forks(&["--follow"]) else { return };
+    assert_eq!(by_function(&last)["after"], [50, 15_000, 0]);
+    let ending = |report: &Value| report["recording"]["ending"].as_str().unwrap().to_owned();
+    assert_eq!(ending(&last), "exit 5");
+    let (first, children): (Vec<&Value>, Vec<&Value>) =
+        others.iter().partition(|it| ending(it).starts_with("replaced"));
+    assert_eq!((first.len(), children.len()), (1, 2));
+    let functions = by_function(first[0]);
+    assert_eq!(functions["before"], [100, 4000, 0], "what the children free is not the parent's");
+    assert!(!functions.contains_key("in_child"));
+    for child in children {
+        assert_eq!(by_function(child)["in_child"], [200, 12_000, 200]);
+        assert_eq!(number(child, "totals.unknown_frees"), 1, "a block of the parent's");
+    }
+}
+
+#[test]
+fn without_being_asked_for_they_are_not_recorded() {
+    let Some((last, others)) = forks(&[]) else { return };
+    assert_eq!(by_function(&last)["after"], [50, 15_000, 0]);
+    assert!(others.is_empty(), "{others:?}");
+}
+
+#[test]
+fn samples_of_a_static_program_are_unbiased() {
+    const RUNS: u32 = 10;
+    const BYTES: f64 = 48_000.0 + 9000.0 + 400_000.0 + 25_000.0 + 51_200.0;
+    let Some(program) = fixture::static_program("heap_known").filter(|_| has_probes()) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("static.pwh");
+    let (mut estimates, mut variances) = (0.0, 0.0);
+    for _ in 0..RUNS {
+        let words = ["run", "--sample", "4k", "-o", file.to_str().unwrap(), "--"];
+        let output = heap(&[&words[..], &[program.to_str().unwrap()]].concat());
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let report = report(&file);
+        assert_eq!(report["totals"]["estimated"], true);
+        assert_eq!(number(&report, "totals.unknown_frees"), 0);
+        let functions = by_function(&report);
+        for function in ["once", "zeros", "grow", "align", "in_thread"] {
+            estimates += functions.get(function).map_or(0.0, |sums| sums[1] as f64);
+        }
+        // Half of the interval of 95 %.
+        let error = number(&report, "totals.allocated_within") as f64 / 1.96;
+        variances += error * error;
+    }
+    // Standard errors: one in a million is further away than five of them.
+    let away = (estimates - BYTES * f64::from(RUNS)).abs() / variances.sqrt();
+    assert!(away < 5.0, "{estimates} of {} by {away}", BYTES * f64::from(RUNS));
+    assert!(variances > 0.0);
+}
+
+#[test]
+fn who_may_not_watch_is_told_what_it_takes() {
+    let Some(program) = fixture::static_program("heap_known").filter(|_| has_probes()) else {
+        return;
+    };
+    // Where others can read both: a folder of root's own may be on the way.
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(folder.path(), open).unwrap();
+    let [pagewise, known] = ["pagewise", "known"].map(|name| folder.path().join(name));
+    fixture::copy_program(Path::new(env!("CARGO_BIN_EXE_pagewise")), &pagewise);
+    fixture::copy_program(&program, &known);
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&pagewise);
+    command.args(["heap", "run", "--"]).arg(&known).current_dir(folder.path());
+    let Ok(output) = command.output() else { return fixture::skip("setpriv is not installed") };
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("that takes root, or CAP_PERFMON"), "{said}");
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 2, "no recording is left of what did not run: {left:?}");
 }
 
 #[test]

@@ -434,7 +434,7 @@ impl Identity {
 }
 
 /// Whether a process has not ended.
-fn lives(root: &ProcRoot, pid: u32) -> bool {
+pub(crate) fn lives(root: &ProcRoot, pid: u32) -> bool {
     let stat =
         root.read(Pid(pid), "stat").ok().and_then(|text| pagewise_proc::stat::parse(&text).ok());
     stat.is_some_and(|stat| !stat.has_ended())

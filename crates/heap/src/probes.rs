@@ -23,7 +23,7 @@ use pagewise_sys::perf_ring::{Carries, Sampling};
 use pagewise_trace::{Record, Session, Target, Unwinder, Wanted};
 use thiserror::Error;
 
-use crate::collector::{FIRST, Finished, MOMENTS, nanoseconds, tree};
+use crate::collector::{FIRST, Finished, MOMENTS, lives, nanoseconds, tree};
 use crate::memory;
 use state::{Call, Role, State};
 
@@ -153,19 +153,102 @@ fn is_of_go(file: &File) -> bool {
     bytes[..read].windows(NOTE.len()).any(|window| window == NOTE)
 }
 
+/// What is wanted of a recording.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The file that is written.
+    pub file: PathBuf,
+    /// The program and its arguments.
+    pub command: Vec<Vec<u8>>,
+    /// The mean number of bytes between samples; none for every call.
+    pub every_bytes: Option<u64>,
+    /// Whether children that are forked are recorded too, each into a file of its own.
+    pub follow: bool,
+}
+
 /// Records a program by probes.
 #[derive(Debug)]
 pub struct Probes {
     session: Session,
-    state: State,
     root: ProcRoot,
-    pid: u32,
-    path: PathBuf,
-    writer: Writer<BufWriter<File>>,
-    began: Instant,
+    request: Request,
+    program: PathBuf,
+    first: u32,
+    watched: Watched,
+    finished: Vec<Finished>,
     next: Instant,
     step: Duration,
     moments: u32,
+}
+
+/// The processes.
+#[derive(Debug)]
+struct Watched {
+    first: u32,
+    follow: bool,
+    running: Vec<One>,
+    /// Those that another program has taken the place of.
+    replaced: Vec<One>,
+}
+
+/// A process.
+#[derive(Debug)]
+struct One {
+    state: State,
+    pid: u32,
+    parent: u32,
+    /// Whether it has executed something since it last called anything.
+    execs: bool,
+    began: Instant,
+    file: Option<(PathBuf, Writer<BufWriter<File>>)>,
+}
+
+impl One {
+    fn of(state: State, pid: u32, parent: u32) -> One {
+        One { state, pid, parent, execs: false, began: Instant::now(), file: None }
+    }
+}
+
+impl Watched {
+    /// Takes in what the kernel tells.
+    fn note(&mut self, record: &Record<'_>) {
+        match *record {
+            Record::Forked { pid, parent, .. } if pid != parent && self.follow => {
+                let parent = self.running.iter().find(|one| one.pid == parent);
+                let child = parent.map(|it| One::of(it.state.child(pid), pid, it.pid));
+                if let Some(mut child) = child {
+                    child.state.note(record);
+                    // The number of one that has ended may come again.
+                    self.leave(pid);
+                    self.running.push(child);
+                }
+                return;
+            }
+            Record::Named { pid, exec: true, .. } => {
+                let index = self.running.iter().position(|one| one.pid == pid);
+                if let Some(index) = index.filter(|&at| self.running[at].state.has_begun()) {
+                    let one = &self.running[index];
+                    let next = One::of(one.state.next_program(), pid, one.parent);
+                    let next = One { execs: true, ..next };
+                    let before = std::mem::replace(&mut self.running[index], next);
+                    // Without a file for each the last is the one, if it can be watched at all.
+                    self.replaced.push(before);
+                }
+            }
+            _ => {}
+        }
+        for one in &mut self.running {
+            one.state.note(record);
+        }
+    }
+
+    fn leave(&mut self, pid: u32) {
+        if let Some(index) = self.running.iter().position(|one| one.pid == pid && pid != self.first)
+        {
+            let gone = self.running.swap_remove(index);
+            self.replaced.push(gone);
+        }
+    }
 }
 
 impl Probes {
@@ -173,12 +256,7 @@ impl Probes {
     ///
     /// # Errors
     /// Where there are no probes, or the file cannot be written.
-    pub fn open(
-        plan: &Plan,
-        pid: u32,
-        file: PathBuf,
-        command: Vec<Vec<u8>>,
-    ) -> Result<Probes, Unwatched> {
+    pub fn open(plan: &Plan, pid: u32, request: Request) -> Result<Probes, Unwatched> {
         let kind = kind().ok_or(Unwatched::NoProbes)?;
         let tasks = Wanted {
             name: "the program's mappings".to_owned(),
@@ -212,35 +290,28 @@ impl Probes {
                 roles.push(role);
             }
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let begin = Begin {
-            pid,
-            parent: std::process::id(),
-            began_ns: nanoseconds(now),
-            page_size: rustix::param::page_size() as u64,
-            every_bytes: 0,
-            command,
-            program: plan.path.clone().into_os_string().into_vec(),
-            allocator: plan.path.clone().into_os_string().into_vec(),
-            lifetimes_every: 1,
-            attached: false,
-        };
-        let create = || Writer::create(BufWriter::new(File::create(&file)?), &begin);
-        let writer =
-            create().map_err(|source| crate::Error::File { path: file.clone(), source })?;
-        let began = Instant::now();
-        Ok(Probes {
+        let state = State::new(pid, roles.into(), request.every_bytes);
+        let first = One::of(state, pid, std::process::id());
+        let watched =
+            Watched { first: pid, follow: request.follow, running: vec![first], replaced: vec![] };
+        let mut probes = Probes {
             session,
-            state: State::new(pid, roles),
             root: ProcRoot::live(),
-            pid,
-            path: file,
-            writer,
-            began,
-            next: began + FIRST,
+            request,
+            program: plan.path.clone(),
+            first: pid,
+            watched,
+            finished: Vec::new(),
+            next: Instant::now() + FIRST,
             step: FIRST,
             moments: 0,
-        })
+        };
+        // Whether it can be written is known before the command begins.
+        let mut one = probes.watched.running.remove(0);
+        let created = probes.create(&mut one);
+        probes.watched.running.push(one);
+        created?;
+        Ok(probes)
     }
 
     /// Takes in what the kernel has told, waiting for that no longer than so.
@@ -249,14 +320,21 @@ impl Probes {
     /// Where the file cannot be written.
     pub fn step(&mut self, at_most: Duration) -> Result<(), crate::Error> {
         self.session.wait(at_most);
-        let state = &mut self.state;
-        self.session.drain(&mut |record: Record<'_>| state.note(&record));
+        let watched = &mut self.watched;
+        self.session.drain(&mut |record: Record<'_>| watched.note(&record));
+        self.settle()?;
         let now = Instant::now();
         if now < self.next {
             return Ok(());
         }
-        let resident = memory::resident_of(&self.root, Pid(self.pid));
-        self.add(resident)?;
+        let mut running = std::mem::take(&mut self.watched.running);
+        let added = running.iter_mut().filter(|one| one.state.has_begun()).try_for_each(|one| {
+            let resident = memory::resident_of(&self.root, Pid(one.pid));
+            self.create(one)?;
+            one.add(resident)
+        });
+        self.watched.running = running;
+        added?;
         self.moments += 1;
         if self.moments.is_multiple_of(MOMENTS) {
             self.step *= 2;
@@ -265,10 +343,115 @@ impl Probes {
         Ok(())
     }
 
+    /// Ends what other programs have taken the place of, and children that are gone.
+    fn settle(&mut self) -> Result<(), crate::Error> {
+        for mut one in std::mem::take(&mut self.watched.replaced) {
+            let is_first = one.pid == self.first;
+            self.create(&mut one)?;
+            let finished = one.finish(Ending::Replaced)?;
+            let Some(mut finished) = finished else { continue };
+            if !is_first {
+                self.finished.push(finished);
+            } else if self.request.follow {
+                let path = self.beside(finished.pid);
+                fs::rename(&finished.file, &path)
+                    .map_err(|source| crate::Error::File { path: path.clone(), source })?;
+                finished.file = path;
+                self.finished.push(finished);
+            }
+        }
+        Ok(())
+    }
+
+    /// A file for another process.
+    fn beside(&self, pid: u32) -> PathBuf {
+        let name = |number: usize| {
+            let mut path = self.request.file.clone().into_os_string();
+            path.push(format!(".{pid}"));
+            if number > 1 {
+                path.push(format!(".{number}"));
+            }
+            PathBuf::from(path)
+        };
+        let is_taken = |path: &PathBuf| {
+            let open = self.watched.running.iter().chain(&self.watched.replaced);
+            let mut open = open.filter_map(|one| one.file.as_ref().map(|(path, _)| path));
+            self.finished.iter().any(|it| it.file == *path) || open.any(|it| it == path)
+        };
+        (1..).map(name).find(|path| !is_taken(path)).unwrap_or_default()
+    }
+
+    /// Makes a process's file, if it has none yet.
+    fn create(&self, one: &mut One) -> Result<(), crate::Error> {
+        if one.file.is_some() {
+            return Ok(());
+        }
+        let is_first = one.pid == self.first;
+        let path = if is_first { self.request.file.clone() } else { self.beside(one.pid) };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let program = self.program.clone().into_os_string().into_vec();
+        let words = self.root.read(Pid(one.pid), "cmdline").ok().filter(|it| !it.is_empty());
+        let command = match words {
+            _ if is_first && !one.execs => self.request.command.clone(),
+            Some(words) => {
+                let words = words.strip_suffix(b"\0").unwrap_or(&words);
+                words.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect()
+            }
+            // It is gone: what else it was called with nobody knows.
+            None => vec![program.clone()],
+        };
+        let begin = Begin {
+            pid: one.pid,
+            parent: one.parent,
+            began_ns: nanoseconds(now.saturating_sub(one.began.elapsed())),
+            page_size: rustix::param::page_size() as u64,
+            every_bytes: self.request.every_bytes.unwrap_or(0),
+            command,
+            program: program.clone(),
+            allocator: program,
+            lifetimes_every: u32::from(self.request.every_bytes.is_none()),
+            attached: false,
+        };
+        let create = || Writer::create(BufWriter::new(File::create(&path)?), &begin);
+        let writer =
+            create().map_err(|source| crate::Error::File { path: path.clone(), source })?;
+        one.file = Some((path, writer));
+        Ok(())
+    }
+
+    /// Ends it. What was recorded, the first process's first, and how many events were lost.
+    ///
+    /// # Errors
+    /// Where a file cannot be written.
+    pub fn finish(mut self, how: Ending) -> Result<(Vec<Finished>, u64), crate::Error> {
+        let watched = &mut self.watched;
+        self.session.finish(&mut |record: Record<'_>| watched.note(&record));
+        self.settle()?;
+        for mut one in std::mem::take(&mut self.watched.running) {
+            let is_first = one.pid == self.first;
+            if !is_first && !one.state.has_begun() {
+                continue;
+            }
+            self.create(&mut one)?;
+            let ending = match is_first {
+                true => how,
+                false if lives(&self.root, one.pid) => Ending::Detached,
+                false => Ending::Gone,
+            };
+            self.finished.extend(one.finish(ending)?);
+        }
+        let file = &self.request.file;
+        self.finished.sort_by_key(|finished| finished.file != *file);
+        Ok((self.finished, self.session.lost()))
+    }
+}
+
+impl One {
     fn add(
         &mut self,
         resident: Option<pagewise_heaplog::recording::Resident>,
     ) -> Result<(), crate::Error> {
+        let Some((path, writer)) = &mut self.file else { return Ok(()) };
         let new = self.state.news();
         let moment = Moment {
             time_ns: nanoseconds(self.began.elapsed()),
@@ -278,32 +461,26 @@ impl Probes {
             resident,
             tree: Some(tree(&self.state.live_by_site())),
         };
-        new.write(&moment, &mut self.writer)
-            .map_err(|source| crate::Error::File { path: self.path.clone(), source })
+        let written = new.write(&moment, writer);
+        written.map_err(|source| crate::Error::File { path: path.clone(), source })
     }
 
-    /// Ends it. What was recorded, and how many events were lost.
-    ///
-    /// # Errors
-    /// Where the file cannot be written.
-    pub fn finish(mut self, how: Ending) -> Result<(Finished, u64), crate::Error> {
-        let state = &mut self.state;
-        self.session.finish(&mut |record: Record<'_>| state.note(&record));
+    /// Ends its recording; none where there is none.
+    fn finish(mut self, how: Ending) -> Result<Option<Finished>, crate::Error> {
         self.add(None)?;
         let time_ns = nanoseconds(self.began.elapsed());
         let counts = self.state.counts(time_ns);
         let (allocated, peak, live) = (self.state.allocated, counts.peak, self.state.live);
-        let Probes { mut writer, path, pid, session, .. } = self;
-        let mut end = || -> io::Result<()> { writer.counts(&counts) };
-        end().map_err(|source| crate::Error::File { path: path.clone(), source })?;
+        let Some((path, mut writer)) = self.file else { return Ok(None) };
         let end = || -> io::Result<()> {
+            writer.counts(&counts)?;
             let file = writer.end(&End { time_ns, how })?;
             file.into_inner().map_err(io::IntoInnerError::into_error)?.flush()
         };
         end().map_err(|source| crate::Error::File { path: path.clone(), source })?;
         let bytes = fs::metadata(&path).map_or(0, |file| file.len());
-        let finished = Finished {
-            pid,
+        Ok(Some(Finished {
+            pid: self.pid,
             file: path,
             bytes,
             how,
@@ -314,8 +491,7 @@ impl Probes {
             without_calls: false,
             without_new: false,
             broken: false,
-        };
-        Ok((finished, session.lost()))
+        }))
     }
 }
 

@@ -48,7 +48,7 @@ struct Space {
 }
 
 /// The mappings of all processes that are watched.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Spaces {
     spaces: BTreeMap<u32, Space>,
     programs: u32,

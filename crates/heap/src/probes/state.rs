@@ -1,6 +1,7 @@
 //! What calls that were watched come to: sites, what is live, and the peak.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use pagewise_heaplog::recording::{
     Amount, Counted, Counts, Kind, Module, Node, Place, ROOT, Site, Thread,
@@ -39,7 +40,9 @@ struct Pending {
     stack: u64,
     call: Call,
     arguments: [u64; 3],
-    /// The site; none where another function of the family called it.
+    /// Where another function of the family called it, that counts.
+    is_outer: bool,
+    /// The site; none where that is not to be counted.
     site: Option<u32>,
 }
 
@@ -53,7 +56,16 @@ struct Block {
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     counted: Counted,
+    /// Of samples: the variances of allocated and of live bytes.
+    variances: (f64, f64),
     epoch: u64,
+}
+
+/// What a block stands for.
+#[derive(Clone, Copy, Debug)]
+struct Weight {
+    amount: Amount,
+    variance: f64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -67,7 +79,10 @@ struct OneThread {
 #[derive(Debug)]
 pub(super) struct State {
     pid: u32,
-    roles: Vec<Role>,
+    roles: Rc<[Role]>,
+    /// The mean number of bytes between samples; none where every call is counted.
+    every: Option<u64>,
+    random: fastrand::Rng,
     spaces: Spaces,
     unwinder: Unwinder,
     modules: HashMap<(u64, u64), u32>,
@@ -117,10 +132,12 @@ const DI: usize = 5;
 const SP: usize = 7;
 
 impl State {
-    pub(super) fn new(pid: u32, roles: Vec<Role>) -> State {
+    pub(super) fn new(pid: u32, roles: Rc<[Role]>, every: Option<u64>) -> State {
         State {
             pid,
             roles,
+            every,
+            random: fastrand::Rng::new(),
             spaces: Spaces::default(),
             unwinder: Unwinder::default(),
             modules: HashMap::new(),
@@ -146,6 +163,23 @@ impl State {
             sizes: vec![0; 65],
             lifetimes: vec![0; 65],
         }
+    }
+
+    /// A process that this one has forked: it has its code, and has counted nothing.
+    pub(super) fn child(&self, pid: u32) -> State {
+        let mut child = State::new(pid, Rc::clone(&self.roles), self.every);
+        child.spaces.clone_from(&self.spaces);
+        child
+    }
+
+    /// Another program takes this one's place: it has none of its code, and has counted nothing.
+    pub(super) fn next_program(&self) -> State {
+        State::new(self.pid, Rc::clone(&self.roles), self.every)
+    }
+
+    /// Whether it has called anything that is watched.
+    pub(super) fn has_begun(&self) -> bool {
+        self.began.is_some()
     }
 
     /// Takes in what the kernel tells.
@@ -178,13 +212,10 @@ impl State {
             Some(Role::Entry(call)) => {
                 let thread = self.thread(sample.tid, registers[SP]);
                 let is_outer = thread.pending.is_empty();
-                let site = is_outer.then(|| self.site(sample));
-                let pending = Pending {
-                    stack: registers[SP],
-                    call,
-                    arguments: [registers[DI], registers[SI], registers[DX]],
-                    site,
-                };
+                let arguments = [registers[DI], registers[SI], registers[DX]];
+                let is_counted = is_outer && self.is_sample(size(call, arguments));
+                let site = is_counted.then(|| self.site(sample));
+                let pending = Pending { stack: registers[SP], call, arguments, is_outer, site };
                 let thread = self.threads.entry(sample.tid).or_default();
                 if thread.pending.len() < OPEN {
                     thread.pending.push(pending);
@@ -210,32 +241,65 @@ impl State {
         let Some(at) = thread.pending.iter().rposition(|it| it.stack == returned) else { return };
         let pending = thread.pending.swap_remove(at);
         thread.pending.truncate(at);
-        let Some(site) = pending.site else { return };
-        let [first, second, third] = pending.arguments;
+        if !pending.is_outer {
+            return;
+        }
+        let [first, second, _] = pending.arguments;
         let value = registers[AX];
-        let (block, size) = match pending.call {
-            Call::Size(number) => (value, pending.arguments[number]),
-            Call::Array => (value, first.wrapping_mul(second)),
+        let block = match pending.call {
+            Call::Size(_) | Call::Array => value,
             Call::Resize => {
                 let failed = value == 0 && second != 0;
                 if first != 0 && !failed {
                     self.free(sample.tid, first, time);
                 }
-                (value, second)
+                value
             }
             // The lower half is what the function returned.
-            Call::Into if value.trailing_zeros() < 32 => (0, third),
+            Call::Into if value.trailing_zeros() < 32 => 0,
             Call::Into => {
                 let into = first.checked_sub(registers[SP]).and_then(|at| usize::try_from(at).ok());
                 let word = into.and_then(|at| sample.stack.get(at..)?.first_chunk());
                 // Elsewhere than near on the stack it is not known: freeing it will not be, either.
-                (word.map_or(u64::MAX, |word| u64::from_ne_bytes(*word)), third)
+                word.map_or(u64::MAX, |word| u64::from_ne_bytes(*word))
             }
             Call::Free => return,
         };
-        if block != 0 {
-            self.allocate(sample.tid, site, block, size, time);
+        if block == 0 {
+            return;
         }
+        match pending.site {
+            Some(site) => {
+                let size = size(pending.call, pending.arguments);
+                self.allocate(sample.tid, site, block, size, time);
+            }
+            None => self.threads.entry(sample.tid).or_default().last = block,
+        }
+    }
+
+    /// Whether a block is to be counted: one of `size` bytes stands for all that it is drawn of, with p = 1 - exp(-size/mean), as if
+    /// points of a Poisson process over the bytes decided.
+    fn is_sample(&mut self, size: u64) -> bool {
+        self.every.is_none_or(|mean| self.random.f64() < probability(size, mean))
+    }
+
+    /// What a block stands for that was counted.
+    fn weight(&self, size: u64) -> Weight {
+        let Some(mean) = self.every else {
+            return Weight { amount: Amount { bytes: size, blocks: 1 }, variance: 0.0 };
+        };
+        let probability = probability(size, mean);
+        let bytes = size as f64;
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "both are above zero, and what is more than a word is the most there is"
+        )]
+        let amount = Amount {
+            bytes: (bytes / probability).round() as u64,
+            blocks: (1.0 / probability).round() as u64,
+        };
+        Weight { amount, variance: bytes * bytes * (1.0 - probability) / probability.powi(2) }
     }
 
     fn roll(&mut self, site: u32) -> Option<&mut Sums> {
@@ -249,15 +313,18 @@ impl State {
     }
 
     fn allocate(&mut self, tid: u32, site: u32, block: u64, size: u64, time: u64) {
+        let weight = self.weight(size);
         if let Some(sums) = self.roll(site) {
-            more(&mut sums.counted.allocated, size);
+            more(&mut sums.counted.allocated, weight.amount);
+            sums.variances.0 += weight.variance;
+            sums.variances.1 += weight.variance;
         }
         let thread = self.threads.entry(tid).or_default();
-        more(&mut thread.sums.allocated, size);
+        more(&mut thread.sums.allocated, weight.amount);
         thread.last = block;
-        more(&mut self.allocated, size);
-        more(&mut self.live, size);
-        self.sizes[cell(size)] += 1;
+        more(&mut self.allocated, weight.amount);
+        more(&mut self.live, weight.amount);
+        self.sizes[cell(size)] += weight.amount.blocks;
         if let Some(lost) = self.blocks.insert(block, Block { site, size, born: time })
             && block != u64::MAX
         {
@@ -274,28 +341,34 @@ impl State {
 
     fn free(&mut self, tid: u32, address: u64, time: u64) {
         let Some(block) = self.blocks.remove(&address) else {
-            self.unknown_frees += 1;
+            // Most blocks are no samples.
+            self.unknown_frees += u64::from(self.every.is_none());
             return;
         };
         self.count_freed(block);
+        let weight = self.weight(block.size);
         let thread = self.threads.entry(tid).or_default();
-        more(&mut thread.sums.freed, block.size);
+        more(&mut thread.sums.freed, weight.amount);
         let is_temporary = thread.last == address;
         if let Some(sums) = self.sums.get_mut(block.site as usize) {
-            sums.counted.temporary += u64::from(is_temporary);
+            sums.counted.temporary += if is_temporary { weight.amount.blocks } else { 0 };
         }
-        self.lifetimes[cell(time.saturating_sub(block.born))] += 1;
+        if self.every.is_none() {
+            self.lifetimes[cell(time.saturating_sub(block.born))] += 1;
+        }
     }
 
     fn count_freed(&mut self, block: Block) {
         if std::mem::take(&mut self.rising) {
             self.epoch += 1;
         }
+        let weight = self.weight(block.size);
         if let Some(sums) = self.roll(block.site) {
-            more(&mut sums.counted.freed, block.size);
+            more(&mut sums.counted.freed, weight.amount);
+            sums.variances.1 -= weight.variance;
         }
-        self.live.bytes = self.live.bytes.saturating_sub(block.size);
-        self.live.blocks = self.live.blocks.saturating_sub(1);
+        self.live.bytes = self.live.bytes.saturating_sub(weight.amount.bytes);
+        self.live.blocks = self.live.blocks.saturating_sub(weight.amount.blocks);
     }
 
     /// The site of a call.
@@ -389,6 +462,7 @@ impl State {
             if self.rising || sums.epoch != self.epoch {
                 counted.at_peak = live(&counted);
             }
+            counted.errors = (sums.variances.0.max(0.0).sqrt(), sums.variances.1.max(0.0).sqrt());
             counted
         };
         let mut threads: Vec<Thread> = self.threads.values().map(|it| it.sums.clone()).collect();
@@ -416,9 +490,26 @@ fn live(counted: &Counted) -> Amount {
     }
 }
 
-fn more(amount: &mut Amount, size: u64) {
-    amount.bytes = amount.bytes.saturating_add(size);
-    amount.blocks += 1;
+fn more(amount: &mut Amount, by: Amount) {
+    amount.bytes = amount.bytes.saturating_add(by.bytes);
+    amount.blocks = amount.blocks.saturating_add(by.blocks);
+}
+
+/// How many bytes a call asks for.
+fn size(call: Call, arguments: [u64; 3]) -> u64 {
+    let [first, second, third] = arguments;
+    match call {
+        Call::Size(number) => arguments.get(number).copied().unwrap_or(0),
+        Call::Array => first.wrapping_mul(second),
+        Call::Resize => second,
+        Call::Into => third,
+        Call::Free => 0,
+    }
+}
+
+/// How likely a block is a sample.
+fn probability(size: u64, mean: u64) -> f64 {
+    (-(-(size.max(1) as f64) / mean.max(1) as f64).exp_m1()).max(f64::MIN_POSITIVE)
 }
 
 fn cell(value: u64) -> usize {

@@ -75,8 +75,8 @@ fn cannot(program: &OsStr) -> String {
 /// A program that loads no library.
 fn by_probes(args: &HeapRun, plan: &probes::Plan) -> anyhow::Result<ExitCode> {
     let (program, arguments) = args.command.split_first().context("no command was given")?;
-    if args.sample.is_some() || args.follow || args.mmap || args.pools {
-        let why = "it is linked statically: only its calls of malloc and kin are recorded, every one, and no children's";
+    if args.mmap || args.pools {
+        let why = "it is linked statically: only its calls of malloc and kin can be recorded, without --mmap and --pools";
         bail!("{}: {why}", cannot(program));
     }
     let not_run = |error| NotRun::new(program, error);
@@ -86,8 +86,9 @@ fn by_probes(args: &HeapRun, plan: &probes::Plan) -> anyhow::Result<ExitCode> {
     let mut running = launcher.launch(|pid| -> anyhow::Result<()> {
         let name = args.output.clone().unwrap_or_else(|| usual_name(Path::new(program), pid));
         let command = args.command.iter().map(|word| word.as_bytes().to_vec()).collect();
-        let new =
-            probes::Probes::open(plan, pid, name, command).with_context(|| cannot(program))?;
+        let request =
+            probes::Request { file: name, command, every_bytes: args.sample, follow: args.follow };
+        let new = probes::Probes::open(plan, pid, request).with_context(|| cannot(program))?;
         recorder = Some(new);
         Ok(())
     })?;
@@ -110,7 +111,7 @@ fn by_probes(args: &HeapRun, plan: &probes::Plan) -> anyhow::Result<ExitCode> {
     };
     recorded?;
     let (finished, lost) = recorder.finish(how(outcome.ending))?;
-    tell(&[finished], 1, 0, &[], false);
+    tell(&finished, 1, 0, &[], false);
     if lost > 0 {
         tell_lost(lost);
     }
