@@ -319,6 +319,110 @@ fn a_program_that_gives_up_system_calls_is_let_alone() {
     assert!(run.said().contains("seccomp"), "{}", run.said());
 }
 
+#[test]
+fn processes_that_share_hide_or_limit_themselves_are_as_they_would_be() {
+    for case in ["undumpable", "shares", "filtered"] {
+        hard(case);
+    }
+    // What goes on behind everybody's back is a child, and the command has ended.
+    for options in [&[][..], &["--follow"]] {
+        let (_, report) = hard_with("daemonizes", options);
+        assert_eq!(report["recording"]["ending"], "exit 0");
+    }
+}
+
+#[test]
+fn a_command_is_recorded_by_whatever_way_it_begins() {
+    let path = program("heaphard");
+    let path = path.to_str().unwrap();
+    for words in [&["env", "A=1"][..], &["nice"], &["sh", "-c", "exec \"$0\" \"$@\""]] {
+        let report = Run::of(&[], &[words, &[path, "_exit"]].concat()).report();
+        assert_eq!(number(&report, "totals.allocations"), 2, "{words:?}");
+        assert_eq!(report["recording"]["command"][0], path);
+    }
+    // A script is its interpreter, and what it starts are children.
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let script = folder.path().join("script");
+    fs::write(&script, format!("#!/bin/sh\n{path} _exit\nexit 7\n")).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&script, mode).unwrap();
+    let script = script.to_str().unwrap();
+    let run = Run::of(&["--follow"], &[script]);
+    assert_eq!(run.output.status.code(), Some(7), "{}", run.said());
+    let reports = files(run.folder.path());
+    assert_eq!(reports.len(), 2);
+    assert_eq!(reports[0]["recording"]["command"][1], script);
+    assert_eq!(number(&reports[1], "totals.allocations"), 2);
+}
+
+#[test]
+fn a_command_that_becomes_one_without_the_recorder_is_not_taken_for_it() {
+    // It lives until it was looked at.
+    let run = Run::of(&[], &["env", "-i", "sleep", "1"]);
+    assert!(run.said().contains("became another (execve)"), "{}", run.said());
+    let ending = run.report()["recording"]["ending"].clone();
+    assert!(ending.as_str().unwrap().starts_with("replaced"), "{ending}");
+    // Nor is one that gains privileges: the loader takes nothing for it from the environment.
+    let Some(_) = fixture::is_root().then_some(()) else { return };
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let gains = folder.path().join("gains");
+    let mut install = Command::new("install");
+    install.args(["-m", "4755", "-o", "65534"]).arg(program("heaphard")).arg(&gains);
+    assert!(install.status().unwrap().success());
+    let run = Run::of(&[], &[gains.to_str().unwrap(), "_exit"]);
+    assert_eq!(run.printed(), "case_end 2 5000 1 4000\n");
+    assert!(run.said().contains("gains privileges"), "{}", run.said());
+    assert!(!run.file().exists());
+}
+
+/// A memory cgroup of version 1 or 2 with a limit; `None`, with a word, where none can be made.
+fn cgroup(name: &str, limit: u64) -> Option<PathBuf> {
+    fixture::is_root().then_some(())?;
+    let roots =
+        [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
+    for (root, file) in roots {
+        let folder = Path::new(root).join(format!("{name}-{}", std::process::id()));
+        if fs::create_dir(&folder).is_err() {
+            continue;
+        }
+        if fs::write(folder.join(file), limit.to_string()).is_ok() {
+            return Some(folder);
+        }
+        let _ = fs::remove_dir(&folder);
+    }
+    fixture::lacks("no memory cgroup can be made");
+    None
+}
+
+#[test]
+fn a_small_memory_cgroup_is_enough_and_its_killer_loses_nothing() {
+    let Some(group) = cgroup("pagewise-heap", 64 << 20) else { return };
+    let within = |words: &[&str]| {
+        let script = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.display());
+        Run::of(&[], &[&["sh", "-c", &script, "sh"], words].concat())
+    };
+    let path = program("heaphard");
+    let fits = within(&[path.to_str().unwrap(), "threads"]);
+    // Blocks that are kept and written to, more than there may be.
+    let greedy = within(&["python3", "-c", "x = [bytearray(1 << 20) for i in range(300)]"]);
+    let removed = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        fs::remove_dir(&group).is_ok()
+    });
+    assert!(removed, "{} is still used", group.display());
+    assert_eq!(fits.printed(), "case_worker 8000 996000 800 96000\n", "{}", fits.said());
+    let did = by_function(&fits.report(), "case_");
+    assert_eq!(did["case_worker"].blocks, 8000);
+    if greedy.output.status.code() == Some(127) {
+        return fixture::skip("python3 is not installed");
+    }
+    assert_eq!(greedy.output.status.code(), Some(128 + 9), "{}", greedy.said());
+    let report = report(&greedy.file());
+    assert_eq!(report["recording"]["ending"], "signal 9");
+    let live = number(&report, "totals.leaked_bytes");
+    assert!((50 << 20..70 << 20).contains(&live), "{live} bytes when it was killed");
+}
+
 /// All files of a recording, by the process that they are of.
 fn files(folder: &Path) -> Vec<Value> {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());

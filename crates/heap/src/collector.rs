@@ -97,6 +97,8 @@ pub struct Finished {
     pub without_new: bool,
     /// The program made something of the tables that cannot be read: the file ends before.
     pub broken: bool,
+    /// The process became another program, which did not load the recorder.
+    pub became_another: bool,
 }
 
 impl Finished {
@@ -115,6 +117,7 @@ impl Finished {
             without_calls: false,
             without_new: false,
             broken: false,
+            became_another: false,
         }
     }
 }
@@ -494,6 +497,10 @@ struct Recorded {
     peak_at_ns: Option<u64>,
     /// The moment with the most, where it was a peak when it was seen.
     highest: Highest,
+    /// What it executes.
+    executable: Option<(u64, u64)>,
+    /// It executes something else, whose memory is not what is recorded.
+    became_another: bool,
 }
 
 /// What was live when most was seen.
@@ -555,6 +562,8 @@ impl Recorded {
             peak: 0,
             peak_at_ns: None,
             highest: Highest::default(),
+            executable: executable(root, pid),
+            became_another: false,
         }))
     }
 
@@ -565,6 +574,12 @@ impl Recorded {
     /// Takes down how it is now.
     fn look(&mut self, root: &ProcRoot) -> Result<(), Error> {
         let before = Instant::now();
+        let now = executable(root, self.pid);
+        if self.became_another || (now.is_some() && now != self.executable) {
+            self.became_another = true;
+            self.next = before + Duration::from_secs(1);
+            return Ok(());
+        }
         let spent = cpu_time();
         let time = before.duration_since(self.began);
         let mut state = self.tables.state(true).map_err(|source| self.error(source))?;
@@ -635,6 +650,7 @@ impl Recorded {
     /// Takes down how it was at the end.
     fn finish(mut self, how: Ending) -> Result<Finished, Error> {
         let time = self.began.elapsed();
+        let how = if self.became_another { Ending::Replaced } else { how };
         let runs_on = how == Ending::Detached;
         let mut state = self.tables.state(runs_on).map_err(|source| self.error(source))?;
         self.settle_peak(&mut state, time);
@@ -643,7 +659,7 @@ impl Recorded {
         self.add(&state, time, &memory::Memory::default())?;
         let (allocated, peak, live) = (state.all_allocated(), state.counts.peak, state.all_live());
         self.counts(state, time)?;
-        let Recorded { pid, path, writer, .. } = self;
+        let Recorded { pid, path, writer, became_another, .. } = self;
         let bytes = writer.written();
         let end = || -> io::Result<()> {
             let file = writer.end(&End { time_ns: nanoseconds(time), how })?;
@@ -662,9 +678,15 @@ impl Recorded {
             without_memory,
             without_calls,
             without_new,
+            became_another,
             ..nothing
         })
     }
+}
+
+/// Which file a process executes.
+fn executable(root: &ProcRoot, pid: u32) -> Option<(u64, u64)> {
+    fs::metadata(root.file(Pid(pid), "exe")).ok().map(|file| (file.dev(), file.ino()))
 }
 
 pub(crate) fn nanoseconds(time: Duration) -> u64 {

@@ -491,6 +491,7 @@ impl One {
             without_calls: false,
             without_new: false,
             broken: false,
+            became_another: false,
         }))
     }
 }

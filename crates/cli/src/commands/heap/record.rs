@@ -214,6 +214,12 @@ pub(super) fn tell(
         if recording.broken {
             eprintln!("pagewise: {file} ends where the recorder's tables could no longer be read");
         }
+        if recording.became_another {
+            eprintln!(
+                "pagewise: {file} ends where the program became another (execve), which did not load the recorder: its \
+                 environment was emptied, or it gains privileges or is linked statically"
+            );
+        }
         if recording.without_calls {
             eprintln!(
                 "pagewise: {file} ends where the program gave up system calls (seccomp), before it ended"
