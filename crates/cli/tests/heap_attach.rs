@@ -340,14 +340,117 @@ fn what_cannot_be_attached_to_is_told_why() {
     };
     let stopped = fixture::Fixture::start("quadrants", &[]);
     refused(stopped.pid, "it is stopped");
+    let busy = |command: &mut Command, expected: &str| {
+        let mut busy = Busy::of(command);
+        refused(busy.child.id(), expected);
+        busy.ask();
+        busy.end();
+    };
     if let Some(program) = fixture::static_program("busy_heap") {
-        let mut command = Command::new(program);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        refused(child.id(), "linked statically");
-        drop(child.stdin.take());
-        assert!(child.wait().unwrap().success());
+        busy(&mut Command::new(program), "linked statically");
     }
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs");
+    let musl = folder.path().join("musl");
+    let mut build = Command::new("musl-gcc");
+    build.args(["-pthread", "-o"]).arg(&musl).arg(sources.join("busy_heap.c"));
+    match build.status() {
+        Ok(status) => {
+            assert!(status.success());
+            busy(&mut Command::new(musl), "its C library is musl's");
+        }
+        Err(_) => fixture::skip("musl-gcc is not installed"),
+    }
+    // A zombie, one that is gone, and the kernel's own.
     let mut gone = Command::new("true").spawn().unwrap();
+    let pid = gone.id();
+    let is_zombie =
+        || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z");
+    wait_until(is_zombie);
+    refused(pid, "a zombie");
     gone.wait().unwrap();
-    refused(gone.id(), "cannot see the program");
+    refused(pid, "there is no such process");
+    let is_kernel = std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n");
+    if is_kernel {
+        refused(2, "a thread of the kernel");
+    }
+    // One that something else traces already.
+    let mut traced = Command::new("strace");
+    traced.args(["-f", "-qq", "-o", "/dev/null"]).arg(fixture::program("busy_heap")).arg("0");
+    match traced.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() {
+        Ok(mut strace) => {
+            let mut lines = BufReader::new(strace.stdout.take().unwrap()).lines();
+            let pid = lines.next().unwrap().unwrap();
+            refused(
+                pid.strip_prefix("pid = ").unwrap().parse().unwrap(),
+                "a debugger or tracer has it",
+            );
+            drop(strace.stdin.take());
+            assert!(lines.all(|line| line.is_ok()) && strace.wait().unwrap().success());
+        }
+        Err(_) => fixture::skip("strace is not installed"),
+    }
+}
+
+#[test]
+fn what_filters_its_calls_is_let_alone() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let (source, program) = (folder.path().join("main.c"), folder.path().join("filtered"));
+    let text = r#"
+        #include <linux/filter.h>
+        #include <linux/seccomp.h>
+        #include <sys/prctl.h>
+        #include <unistd.h>
+        int main(void) {
+            struct sock_filter code[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+            struct sock_fprog filter = {1, code};
+            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) return 1;
+            char byte;
+            return write(1, "ready\n", 6) != 6 || read(0, &byte, 1) != 0;
+        }"#;
+    std::fs::write(&source, text).unwrap();
+    let built = Command::new("cc").arg("-o").args([&program, &source]).status();
+    assert!(built.unwrap().success());
+    let busy = Busy::of(&mut Command::new(program));
+    let output = attach(&busy, &folder.path().join("x.pwh"), &["--for", "10ms"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("(seccomp)"), "{output:?}");
+    busy.end();
+}
+
+#[test]
+fn what_is_in_another_pid_namespace_is_recorded_and_what_is_anothers_is_not() {
+    if !fixture::is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let file = folder.path().join("x.pwh");
+    let program = fixture::program("busy_heap");
+    let inside =
+        Busy::of(Command::new("unshare").args(["--pid", "--fork", "--"]).arg(&program).arg("1"));
+    let children = format!("/proc/{0}/task/{0}/children", inside.child.id());
+    let pid = std::fs::read_to_string(children).unwrap().trim().to_owned();
+    for _ in 0..2 {
+        let output = heap(&["attach", &pid, "--for", "100ms", "-o", file.to_str().unwrap()]);
+        assert!(output.status.success(), "{output:?}");
+        assert!(by_function(&report(&file)).contains_key("some"));
+    }
+    inside.end();
+    // Nobody may look into root's.
+    let busy = Busy::start(0);
+    let pagewise = folder.path().join("pagewise");
+    fixture::copy_program(Path::new(env!("CARGO_BIN_EXE_pagewise")), &pagewise);
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), open).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&pagewise);
+    match command.args(["heap", "attach", &busy.pid()]).output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains("another user's") && said.contains("CAP_SYS_PTRACE"), "{said}");
+        }
+        Err(_) => fixture::skip("setpriv is not installed"),
+    }
+    busy.end();
 }

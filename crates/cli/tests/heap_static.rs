@@ -192,3 +192,42 @@ fn what_cannot_be_watched_is_refused_with_words() {
     }
     refused(&program, "a program of Go's");
 }
+
+#[test]
+fn of_a_program_with_go_and_c_code_the_c_codes_heap_is_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("main.go");
+    let text = r#"package main
+
+// #include <stdlib.h>
+// static void *of_c(void) { return malloc(777); }
+import "C"
+
+func main() {
+	for i := 0; i < 100; i++ {
+		p := C.of_c()
+		if i%2 == 0 {
+			C.free(p)
+		}
+	}
+}
+"#;
+    std::fs::write(&source, text).unwrap();
+    let (program, file) = (folder.path().join("go"), folder.path().join("go.pwh"));
+    let mut build = Command::new("go");
+    build.args(["build", "-o"]).arg(&program).arg(&source).env("CGO_ENABLED", "1");
+    build.env("GOCACHE", folder.path().join("cache")).current_dir(folder.path());
+    match build.output() {
+        Ok(output) => assert!(output.status.success(), "{output:?}"),
+        Err(_) => return fixture::skip("go is not installed"),
+    }
+    let output = heap(&["run", "-o", file.to_str().unwrap(), "--", program.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("only what its C code allocates"), "{said}");
+    let report = report(&file);
+    let of_c = report["sites"].as_array().unwrap().iter();
+    let of_c = of_c.filter(|site| number(site, "allocated_bytes").is_multiple_of(777));
+    let sums: Vec<_> =
+        of_c.map(|site| (number(site, "allocations"), number(site, "frees"))).collect();
+    assert_eq!(sums, [(100, 50)], "{report}");
+}

@@ -25,6 +25,7 @@ use pagewise_sys::remote;
 use thiserror::Error;
 
 use crate::collector::{Collector, Identity};
+use crate::probes;
 use safe::Judge;
 
 /// Why a running program is not recorded.
@@ -398,6 +399,9 @@ impl Process {
             Err(error) if error.raw_os_error() == Some(GONE) => Ok(None),
             // The first thread may have ended before the others: it cannot be traced.
             Err(_) if self.has_ended(tid) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Err(Refused::Not { pid: self.pid, why: NOT_OURS.to_owned() })
+            }
             Err(error) => Err(self.not_stopped(error)),
         }
     }
@@ -682,12 +686,17 @@ fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<()
     if line("Seccomp:").is_some_and(|mode| mode != "0") {
         return not("a filter of its system calls (seccomp) might kill it".to_owned());
     }
+    if let Some(tracer) = line("TracerPid:").filter(|tracer| *tracer != "0") {
+        return not(format!("a debugger or tracer has it, process {tracer}"));
+    }
     if line("State:").is_some_and(|state| state.starts_with(['T', 't'])) {
-        return not("it is stopped, or a debugger has it".to_owned());
+        return not("it is stopped: it can be once it goes on".to_owned());
     }
     if !mappings.iter().any(|it| is_libc(&it.name)) {
-        let why = "it has no C library of GNU's that could load the recorder: it is linked statically, or with another";
-        return not(why.to_owned());
+        return not(without_libc(root, pid, mappings).to_owned());
+    }
+    if executable(root, pid).is_some_and(|file| is_of_32_bits(&file)) {
+        return not("it is a program of 32 bits".to_owned());
     }
     let mut seen: Vec<u64> = Vec::new();
     for mapping in mappings.iter().filter(|it| it.inode != 0 && it.prot.exec) {
@@ -708,6 +717,63 @@ fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<()
     }
     Ok(())
 }
+
+/// Why a process has no C library that could load the recorder.
+fn without_libc(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> &'static str {
+    let is_musl = |mapping: &Mapping| {
+        let file = mapping.name.as_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        file == b"libc.so" || file.starts_with(b"ld-musl-")
+    };
+    if mappings.iter().any(is_musl) {
+        return "its C library is musl's, and that is not hooked";
+    }
+    match executable(root, pid) {
+        Some(file) if is_of_32_bits(&file) => "it is a program of 32 bits",
+        Some(file) if probes::is_of_go(&file) => {
+            "it is a program of Go's, whose runtime has no malloc: `go tool pprof` tells of its heap"
+        }
+        Some(file) if probes::is_static(&file).unwrap_or(false) => {
+            "it is linked statically and so loads nothing: `pagewise heap run` records it from its beginning"
+        }
+        _ => "it has no C library of GNU's that could load the recorder",
+    }
+}
+
+fn executable(root: &ProcRoot, pid: u32) -> Option<File> {
+    File::open(root.file(Pid(pid), "exe")).ok()
+}
+
+fn is_of_32_bits(file: &File) -> bool {
+    let mut head = [0; 5];
+    file.read_exact_at(&mut head, 0).is_ok() && head == *b"\x7fELF\x01"
+}
+
+/// Why a process cannot be looked into at all; none where it can.
+///
+/// # Errors
+/// What it is, or that it is not there.
+pub fn is_visible(pid: u32) -> Result<(), Refused> {
+    let root = ProcRoot::live();
+    let not = |why: &str| Err(Refused::Not { pid, why: why.to_owned() });
+    let stat = root.read(Pid(pid), "stat").ok();
+    let Some(stat) = stat.and_then(|text| pagewise_proc::stat::parse(&text).ok()) else {
+        return not("there is no such process");
+    };
+    if stat.has_ended() {
+        return not("it has ended, and its parent has not asked how (a zombie)");
+    }
+    if stat.is_kernel_thread() {
+        return not("it is a thread of the kernel");
+    }
+    match fs::read_link(root.file(Pid(pid), "exe")) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => not(NOT_OURS),
+        // A thread that has ended before the others has no program any more: its process has.
+        _ => Ok(()),
+    }
+}
+
+const NOT_OURS: &str = "it is another user's, gained privileges, or may not be traced (kernel.yama.ptrace_scope): that takes root \
+or CAP_SYS_PTRACE";
 
 /// The path by which a process has loaded the recorder before: the loader knows it by that, whether the file is still there or
 /// not.

@@ -21,7 +21,7 @@ mod resolve;
 mod tables;
 
 pub use at::block_at;
-pub use attach::{Attached, Refused};
+pub use attach::{Attached, Refused, is_visible};
 pub use blocks::Live;
 pub use collector::{Collector, Finished, Request};
 pub use error::Error;

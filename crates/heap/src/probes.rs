@@ -113,6 +113,13 @@ pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
     Err(if is_go { Unwatched::Go } else { Unwatched::NoSymbols })
 }
 
+/// Whether a command's program has Go's runtime, beside C code whose heap can be recorded.
+pub fn has_go(program: &OsStr) -> bool {
+    find(program)
+        .and_then(|path| File::open(path).ok())
+        .is_some_and(|file| file.metadata().is_ok_and(|it| it.is_file()) && is_of_go(&file))
+}
+
 /// The file of a command, as a shell finds it.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
@@ -124,7 +131,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
 }
 
 /// Whether an ELF file of 64 bits names no loader.
-fn is_static(file: &File) -> Option<bool> {
+pub(crate) fn is_static(file: &File) -> Option<bool> {
     const INTERPRETER: u32 = 3;
     const HEADER: usize = 56;
     /// Executable, or one that can be loaded anywhere.
@@ -146,7 +153,7 @@ fn is_static(file: &File) -> Option<bool> {
 }
 
 /// Whether Go's linker made it: it says so near the beginning.
-fn is_of_go(file: &File) -> bool {
+pub(crate) fn is_of_go(file: &File) -> bool {
     const NOTE: &[u8] = b"Go\0\0";
     let mut bytes = vec![0; 64 << 10];
     let read = file.read_at(&mut bytes, 0).unwrap_or(0);

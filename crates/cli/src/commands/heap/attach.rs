@@ -25,6 +25,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         bail!("/proc is not of this pid namespace: the process would not be found in it");
     }
     let pid = args.pid;
+    pagewise_heap::is_visible(pid)?;
     let program = std::fs::read_link(root.file(Pid(pid), "exe"))
         .with_context(|| format!("cannot see the program of process {pid}"))?;
     let file = args.output.clone().unwrap_or_else(|| usual_name(Path::new(&program), pid));

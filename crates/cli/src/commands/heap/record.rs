@@ -65,6 +65,9 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     let told = !collector.without_tables().is_empty();
     let finished = collector.finish(how(outcome.ending))?;
     tell(&finished, greeted, refused, &not_hooked, told);
+    if probes::has_go(program) && !finished.is_empty() {
+        tell_of_go();
+    }
     Ok(exit_code(outcome.ending))
 }
 
@@ -123,6 +126,13 @@ fn how(ending: trace::Ending) -> Ending {
         trace::Ending::Exited(status) => Ending::Exited(status),
         trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
     }
+}
+
+#[expect(clippy::print_stderr, reason = "standard output is the command's")]
+fn tell_of_go() {
+    eprintln!(
+        "pagewise: only what its C code allocates is recorded: Go's runtime has no malloc, `go tool pprof` tells of its heap"
+    );
 }
 
 #[expect(clippy::print_stderr, reason = "standard output is the command's")]
