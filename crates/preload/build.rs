@@ -1,10 +1,35 @@
-//! Has the loader initialise the recorder first of all, before constructors that allocate (`DF_1_INITFIRST`).
+//! How the recorder is linked: the loader is to initialise it first of all, before constructors that allocate
+//! (`DF_1_INITFIRST`), and to load no other library for it.
 #![expect(
     clippy::disallowed_macros,
     reason = "what cargo is told is printed, and this runs in no program"
 )]
 
+use std::path::PathBuf;
+use std::process::Command;
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,initfirst");
+    let target = std::env::var("TARGET").unwrap_or_default();
+    let is_native = std::env::var("HOST").is_ok_and(|host| host == target);
+    if is_native && target.ends_with("linux-gnu") {
+        without_libgcc();
+    }
+}
+
+/// Rust's library wants `libgcc_s.so`, for panics, which each program would load at its start. In its place the linker finds
+/// words that lead to the archive with the same functions.
+fn without_libgcc() -> Option<()> {
+    let output = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output().ok()?;
+    let archive = PathBuf::from(str::from_utf8(&output.stdout).ok()?.trim());
+    // Where it has none it prints the name alone.
+    if !archive.is_absolute() || !archive.exists() {
+        return None;
+    }
+    let out = PathBuf::from(std::env::var_os("OUT_DIR")?);
+    let words = format!("INPUT(\"{}\" -lgcc)\n", archive.display());
+    std::fs::write(out.join("libgcc_s.so"), words).ok()?;
+    println!("cargo::rustc-link-search=native={}", out.display());
+    Some(())
 }

@@ -364,3 +364,24 @@ fn a_child_that_spoils_its_tables_ends_no_other_recording() {
     let sizes = stacks(&report);
     assert!([1000, 2000].iter().all(|size| sizes.iter().any(|(it, _)| it == size)), "{sizes:?}");
 }
+
+#[test]
+fn a_program_has_no_further_library_but_the_recorder() {
+    let libraries = |output: &Output| -> Vec<String> {
+        let maps = text(&output.stdout);
+        let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+        let mut paths: Vec<_> = paths.filter(|it| it.contains(".so")).map(str::to_owned).collect();
+        paths.sort();
+        paths.dedup();
+        paths
+    };
+    let plain = Command::new("cat").arg("/proc/self/maps").output().unwrap();
+    let plain = libraries(&plain);
+    for words in WAYS {
+        let place = Place::new();
+        let mut found = libraries(&place.run(words, &["cat", "/proc/self/maps"]));
+        let before = found.len();
+        found.retain(|path| !path.ends_with("/libpagewise_preload.so"));
+        assert_eq!((before - found.len(), &found), (1, &plain), "{words:?}");
+    }
+}
