@@ -6,6 +6,9 @@ use std::os::unix::ffi::OsStringExt;
 
 use pagewise_heaplog::recording::Recording;
 use pagewise_heaplog::tables::header;
+use pagewise_heaplog::tables::live::{
+    HALF, KIND, LEAF, NARROW, ODD, SITE_BITS, SITE_SHIFT, SIZE_BITS, SLACK, SPACE,
+};
 use pagewise_model::watched::Held;
 use pagewise_model::{AddrRange, Name, Pid};
 use pagewise_proc::{ProcRoot, maps};
@@ -15,15 +18,6 @@ use pagewise_trace::FileSymbols;
 use crate::resolve;
 use crate::tables::Tables;
 
-// As the recorder's `live` makes its map: a table of leaves, each for so many bits of an address, with a cell for each place
-// where a block can begin.
-const LEAF: u32 = 27;
-const SPACE: u32 = 47;
-/// The lowest bits of a cell of 4 bytes, how much smaller the block is than its room, and where the site is.
-const SLACK: u64 = 0x1f;
-const SITE_SHIFT: u32 = 6;
-/// Bits of the size in a cell of 8 bytes.
-const SIZE_BITS: u32 = 37;
 /// Bits in the size before a block of the C library's, and that it has a mapping of its own.
 const FLAGS: u64 = 7;
 const MAPPED: u64 = 2;
@@ -46,7 +40,7 @@ pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<Held> {
     let map = tables.head(header::LIVE_MAP).ok()?;
     let mapping = mappings.iter().find(|mapping| mapping.range.contains(address))?.range;
     let process = Process { pid: pid.0 };
-    let found = process.find(map & !3, map & 3 == 1, mapping, address)?;
+    let found = process.find(map & !KIND, map & KIND == NARROW, mapping, address)?;
     let path = fs::read_link(root.file(pid, "exe")).ok()?.into_os_string().into_vec();
     let new = tables.news(&path).ok()?;
     let recording = Recording {
@@ -139,19 +133,17 @@ impl Process {
         let site = |number: u64| u32::try_from(number).ok()?.checked_sub(1);
         if !is_glibc {
             let size = cell & ((1 << SIZE_BITS) - 1);
-            let site = site(cell >> (SIZE_BITS + 1))?;
+            let site = site((cell & !HALF) >> (SIZE_BITS + 1))?;
+            let start = if cell & HALF == 0 { start } else { start + 8 };
             return Some(Found { start, size: Some(size), room: None, site });
         }
-        let site = site(cell >> SITE_SHIFT)?;
-        // A cell is of 32 bytes, and blocks begin at multiples of 16: which it is the words before them say.
-        let both = [start, start + HEAD].map(|start| (start, self.room(start, mapping)));
-        let (start, room) = match both {
-            [(start, Some(room)), (_, None)] | [(_, None), (start, Some(room))] => (start, room),
-            _ => return None,
-        };
-        let slack = cell & SLACK;
+        let site = site(cell >> SITE_SHIFT & ((1 << SITE_BITS) - 1))?;
+        // A cell is of 32 bytes, and blocks begin at multiples of 16.
+        let start = if cell & u64::from(ODD) == 0 { start } else { start + HEAD };
+        let room = self.room(start, mapping)?;
+        let slack = cell & u64::from(SLACK);
         // Of blocks that have more room than that the recorder keeps the size elsewhere.
-        let size = if slack == SLACK { None } else { Some(room.checked_sub(slack)?) };
+        let size = if slack == u64::from(SLACK) { None } else { Some(room.checked_sub(slack)?) };
         Some(Found { start, size, room: Some(room), site })
     }
 

@@ -23,6 +23,7 @@ pub(crate) mod kind {
     pub(crate) const END: u8 = 8;
     pub(crate) const INDEX: u8 = 9;
     pub(crate) const TRAILER: u8 = 10;
+    pub(crate) const LAYOUT: u8 = 11;
 }
 
 /// More than a reader takes: a file that says so is broken, or made to harm.
@@ -36,6 +37,11 @@ pub(crate) mod limit {
     pub(crate) const MOMENTS: usize = 1 << 20;
     /// Sites in the trees of all moments.
     pub(crate) const LEAVES: usize = 1 << 23;
+    pub(crate) const LAYOUTS: usize = 1 << 13;
+    /// Arenas and the like at one time.
+    pub(crate) const AREAS: usize = 1 << 14;
+    /// As many sites of trees as an area counts for.
+    pub(crate) const AREA_LEAVES: usize = 8;
     pub(crate) const THREADS: usize = 1 << 16;
     /// Words of a command, and cells of a histogram.
     pub(crate) const LIST: usize = 1 << 16;

@@ -9,6 +9,8 @@
 mod format;
 pub mod guard;
 #[cfg(feature = "file")]
+mod layouts;
+#[cfg(feature = "file")]
 pub mod reader;
 pub mod recording;
 #[cfg(feature = "file")]

@@ -135,7 +135,9 @@ impl Reader {
                 *has_begun = true;
             }
             // What comes before the beginning is of nothing.
-            kind::MODULES..=kind::END if !*has_begun => return Err("it does not begin"),
+            kind::MODULES..=kind::END | kind::LAYOUT if !*has_begun => {
+                return Err("it does not begin");
+            }
             kind::MODULES => recording.modules.extend(state.read_modules(&mut input)?),
             kind::PLACES => recording.places.extend(state.read_places(&mut input)?),
             kind::NODES => state.read_nodes(&mut input)?,
@@ -149,6 +151,16 @@ impl Reader {
                     return Err("a moment is before the one before it");
                 }
                 recording.moments.push(moment);
+            }
+            kind::LAYOUT if recording.layouts.len() >= limit::LAYOUTS => {
+                return Err("too many layouts");
+            }
+            kind::LAYOUT => {
+                let layout = state.read_layout(&mut input)?;
+                if recording.layouts.last().is_some_and(|last| last.time_ns > layout.time_ns) {
+                    return Err("a layout is before the one before it");
+                }
+                recording.layouts.push(layout);
             }
             kind::COUNTS => recording.counts = state.read_counts(&mut input)?,
             kind::END => recording.end = Some(shapes::read_end(&mut input)?),

@@ -22,6 +22,8 @@ pub struct Recording {
     pub sites: Vec<Site>,
     /// How much was live when, in order of time.
     pub moments: Vec<Moment>,
+    /// Where the allocator's memory lay at some of these times, in order of time.
+    pub layouts: Vec<Layout>,
     /// Everything counted, up to the last time this was written down.
     pub counts: Counts,
     /// How it ended; none where the recording was cut off, and `counts` may be older than the last moment.
@@ -157,6 +159,81 @@ pub struct Resident {
     pub swap: u64,
     /// What the recorder itself took of `anonymous`: none where that is not known.
     pub recorder: Option<u64>,
+}
+
+/// Where the memory lies that the allocator holds, and how densely it is used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Nanoseconds since the recording began.
+    pub time_ns: u64,
+    /// What the allocator has: for glibc its arenas, then blocks with mappings of their own; for others, mappings.
+    pub areas: Vec<Area>,
+    /// How full the pages of these are; none where not all that is live is known, or pages could not be asked for.
+    pub pages: Option<Pages>,
+    /// Blocks that were live and whose place could not be made out: the program ran on meanwhile.
+    pub unclear: u64,
+}
+
+/// What an area is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AreaKind {
+    /// glibc's first arena: the heap that `brk` moves, and what was mapped where that could not grow.
+    #[default]
+    Main,
+    /// Another arena of glibc's.
+    Arena,
+    /// Blocks that are large enough for mappings of their own.
+    Mapped,
+    /// Mappings with blocks in them, of an allocator whose own parts are not known.
+    Mappings,
+}
+
+/// A part of what the allocator holds. What is not known is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Area {
+    /// What it is.
+    pub kind: AreaKind,
+    /// Which of its kind, as it was first met.
+    pub number: u32,
+    /// Heaps or mappings that it is made of.
+    pub parts: u32,
+    /// Bytes that it holds: what may be read and written of it.
+    pub held: u64,
+    /// What of that is in RAM.
+    pub resident: Option<u64>,
+    /// What is live in it, as it was asked for; of samples, an estimate.
+    pub live: Option<Amount>,
+    /// What is resident and has nothing live in its pages.
+    pub empty: Option<u64>,
+    /// Bytes behind the last chunk (`top`), which are given back first.
+    pub top: Option<u64>,
+    /// The longest run without a live block, apart from what is behind the last one.
+    pub gap: Option<u64>,
+    /// Threads that allocate from it.
+    pub threads: Option<u64>,
+}
+
+/// How many resident pages have how much live in them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// Cell 0 counts pages with nothing live, cell *n* those of which more than *n* - 1 eighths are live and no more than *n*. Blocks
+    /// count as long as nobody else may have their memory: with the allocator's words before them and what they are rounded up by.
+    pub cells: [u64; 9],
+    /// Who has blocks in pages of which no more than a quarter is live, most first: such a page is shared out by bytes.
+    pub pinned: Vec<Pinned>,
+    /// All others together; its site means nothing.
+    pub others: Pinned,
+}
+
+/// What the blocks of a site keep in RAM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pinned {
+    /// The site.
+    pub site: u32,
+    /// Its part of the pages.
+    pub bytes: u64,
+    /// What it has live in them.
+    pub live: Amount,
 }
 
 /// Everything counted since the recording began.

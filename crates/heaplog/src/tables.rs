@@ -120,7 +120,8 @@ pub mod header {
     pub const TROUBLE: usize = 16;
     /// Entries of [`super::OWN`] that were added, or would have been if there were room.
     pub const OWN: usize = 17;
-    /// Where the map of live blocks is, and how it is made: for readers of the process's memory.
+    /// Where the map of live blocks is, and in the lowest bits how it is made ([`super::live`]): for readers of the
+    /// process's memory.
     pub const LIVE_MAP: usize = 18;
     /// What `malloc` is: [`super::allocator`].
     pub const ALLOCATOR: usize = 19;
@@ -135,6 +136,10 @@ pub mod header {
     pub const MAPPED: usize = 23;
     /// 1 where the library that has `malloc` has an `operator new`, too: what that allocates is not seen.
     pub const OWN_NEW: usize = 24;
+
+    /// Where the sizes are that cells of live blocks have no room for, and in the lowest bits the number of entries as a
+    /// power of two: an address and a size each, which is its place by [`super::live::place`] or one behind. 0: none yet.
+    pub const LIVE_SIZES: usize = 25;
 
     // A line of the processor's cache each.
     /// The epochs: of peaks (low half, written by the recorder), of moments (high half, written by who looks on).
@@ -327,6 +332,42 @@ pub mod allocator {
     pub const PROGRAM: u64 = 3;
 }
 
+/// The map of live blocks, in the process's own memory: a table of 2^20 addresses of leaves, each for 128 MiB of addresses.
+pub mod live {
+    /// Bits of an address in a leaf.
+    pub const LEAF: u32 = 27;
+    /// Bits of an address of a program.
+    pub const SPACE: u32 = 47;
+    /// The lowest bits of [`super::header::LIVE_MAP`].
+    pub const KIND: u64 = 3;
+    /// A leaf has 4 bytes for each 32 bytes of addresses, as blocks of glibc's lie: how many bytes less than its room the block
+    /// has ([`SLACK`]), [`TIMED`], the site's number plus 1 from [`SITE_SHIFT`] on ([`SITE_BITS`]), and [`ODD`].
+    pub const NARROW: u64 = 1;
+    /// A leaf has 8 bytes for each 16 bytes of addresses: the size ([`SIZE_BITS`]), a bit, the site's number plus 1, and in the
+    /// highest bit whether it begins 8 bytes behind.
+    pub const WIDE: u64 = 2;
+    /// How much smaller a block is than its room; all of these bits: see [`super::header::LIVE_SIZES`].
+    pub const SLACK: u32 = 0x1f;
+    /// Its lifetime is being measured.
+    pub const TIMED: u32 = 0x20;
+    /// Where the site is.
+    pub const SITE_SHIFT: u32 = 6;
+    /// How many bits it has.
+    pub const SITE_BITS: u32 = 22;
+    /// It begins 16 bytes behind.
+    pub const ODD: u32 = 1 << 31;
+    /// Bits of the size in a cell of 8 bytes.
+    pub const SIZE_BITS: u32 = 37;
+    /// It begins 8 bytes behind.
+    pub const HALF: u64 = 1 << 63;
+
+    /// Where among so many entries (a power of two) an address's size is looked for first.
+    #[inline(always)]
+    pub const fn place(address: u64, entries: u64) -> u64 {
+        address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & (entries - 1)
+    }
+}
+
 /// What `pagewise_heap_attach` returns, which is called in programs that run already.
 pub mod attached {
     /// It records.
@@ -366,6 +407,7 @@ const _: () = {
     assert!(thread::WORDS * 8 <= THREADS.entry, "a slot has all its words");
     assert!(CHUNKS.at.is_multiple_of(64 << 10), "chunks are aligned to pages");
     assert!(THREADS.at.is_multiple_of(64 << 10), "so are slots");
+    assert!(SITES.room < 1 << live::SITE_BITS, "a cell has room for each site");
 };
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use crate::format::{MAGIC, Out, VERSION, frame, kind};
-use crate::recording::{Begin, Counts, End, Module, Moment, Node, Place, Site};
+use crate::layouts;
+use crate::recording::{Begin, Counts, End, Layout, Module, Moment, Node, Place, Site};
 use crate::shapes::{self, State};
 
 /// A file that grows. Nothing that was written is written again, so that whatever ends the writing, what is there can be
@@ -185,6 +186,18 @@ impl<W: Write> Writer<W> {
         self.state.write_moment(&mut payload, moment, key);
         self.frame(kind::MOMENT, &payload)?;
         self.moments += 1;
+        self.out.flush()
+    }
+
+    /// Adds where the allocator's memory lies, not before the one before it. It may name sites that were handed in before.
+    ///
+    /// # Errors
+    /// Of the writing.
+    pub fn layout(&mut self, layout: &Layout) -> io::Result<()> {
+        self.let_go()?;
+        let mut payload = Out::default();
+        layouts::write(&mut payload, layout);
+        self.frame(kind::LAYOUT, &payload)?;
         self.out.flush()
     }
 

@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 use pagewise_heaplog::Writer;
 use pagewise_heaplog::reader::{self, Error, Index};
 use pagewise_heaplog::recording::{
-    Amount, Begin, Counted, Counts, End, Ending, Kind, Module, Moment, Node, Place, ROOT,
-    Recording, Resident, Site, Thread, Tree,
+    Amount, Area, AreaKind, Begin, Counted, Counts, End, Ending, Kind, Layout, Module, Moment,
+    Node, Pages, Pinned, Place, ROOT, Recording, Resident, Site, Thread, Tree,
 };
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
@@ -32,6 +32,9 @@ fn write(recording: &Recording, checkpoints: bool) -> Vec<u8> {
             counts.sites.truncate(recording.sites.len() / 2);
             writer.counts(&counts).unwrap();
         }
+    }
+    for layout in &recording.layouts {
+        writer.layout(layout).unwrap();
     }
     writer.counts(&recording.counts).unwrap();
     match &recording.end {
@@ -161,6 +164,40 @@ fn moment(sites: u32) -> impl Strategy<Value = Moment> {
     )
 }
 
+fn area() -> impl Strategy<Value = Area> {
+    let sums = (0..4_usize, any::<u32>(), any::<u32>(), number());
+    let known = || prop::option::of(number());
+    (sums, known(), prop::option::of(amount()), (known(), known(), known(), known())).prop_map(
+        |((kind, number, parts, held), resident, live, (empty, top, gap, threads))| Area {
+            kind: [AreaKind::Main, AreaKind::Arena, AreaKind::Mapped, AreaKind::Mappings][kind],
+            number,
+            parts,
+            held,
+            resident,
+            live,
+            empty,
+            top,
+            gap,
+            threads,
+        },
+    )
+}
+
+fn layout(sites: u32) -> impl Strategy<Value = Layout> {
+    let pinned = prop::collection::btree_map(0..sites, (number(), amount()), 0..6);
+    let pinned = pinned.prop_map(|all| {
+        let each = all.into_iter().map(|(site, (bytes, live))| Pinned { site, bytes, live });
+        each.collect::<Vec<_>>()
+    });
+    let others = (number(), amount()).prop_map(|(bytes, live)| Pinned { site: 0, bytes, live });
+    let pages = (prop::array::uniform9(number()), pinned, others);
+    let pages = pages.prop_map(|(cells, pinned, others)| Pages { cells, pinned, others });
+    let areas = prop::collection::vec(area(), 0..6);
+    (any::<u32>(), areas, prop::option::of(pages), number()).prop_map(
+        |(time, areas, pages, unclear)| Layout { time_ns: time.into(), areas, pages, unclear },
+    )
+}
+
 /// Any recording that makes sense: what names something names what is there.
 fn recording() -> impl Strategy<Value = Recording> {
     let parts = (
@@ -210,12 +247,16 @@ fn recording() -> impl Strategy<Value = Recording> {
                 End { time_ns, how }
             });
             let moments = prop::collection::vec(moment(count), 0..50);
-            (Just((begin, modules, places, tree, sites)), moments, counts(sites_of(count)), end)
+            let layouts = prop::collection::vec(layout(count), 0..4);
+            let named = (Just((begin, modules, places, tree, sites)), moments, layouts);
+            (named, counts(sites_of(count)), end)
         })
-        .prop_map(|((begin, modules, places, nodes, sites), mut moments, counts, end)| {
+        .prop_map(|((said, mut moments, mut layouts), counts, end)| {
+            let (begin, modules, places, nodes, sites) = said;
             moments.sort_by_key(|moment| moment.time_ns);
+            layouts.sort_by_key(|layout| layout.time_ns);
             let end = Some(end);
-            Recording { begin, modules, places, nodes, sites, moments, counts, end }
+            Recording { begin, modules, places, nodes, sites, moments, layouts, counts, end }
         })
 }
 
@@ -229,7 +270,9 @@ static SAMPLE: LazyLock<Recording> = LazyLock::new(|| {
     loop {
         let found = recording().new_tree(&mut runner).unwrap().current();
         let trees = found.moments.iter().filter(|moment| moment.tree.is_some()).count();
-        if trees > 3 && found.nodes.len() > 20 && found.counts.sites.len() > 5 {
+        let pinned = found.layouts.iter().filter_map(|it| it.pages.as_ref());
+        if pinned.count() > 1 && trees > 3 && found.nodes.len() > 20 && found.counts.sites.len() > 5
+        {
             return found;
         }
     }
@@ -238,7 +281,7 @@ static SAMPLE: LazyLock<Recording> = LazyLock::new(|| {
 /// That all that names something names what is there.
 fn check(recording: &Recording) {
     let is_in = |at: u32, length: usize| (at as usize) < length;
-    let Recording { modules, places, nodes, sites, moments, counts, .. } = recording;
+    let Recording { modules, places, nodes, sites, moments, layouts, counts, .. } = recording;
     assert!(places.iter().all(|it| it.module.is_none_or(|module| is_in(module, modules.len()))));
     for (at, node) in nodes.iter().enumerate() {
         assert!(node.parent == ROOT || is_in(node.parent, at));
@@ -247,6 +290,9 @@ fn check(recording: &Recording) {
     assert!(sites.iter().all(|site| site.node == ROOT || is_in(site.node, nodes.len())));
     let trees = moments.iter().filter_map(|moment| moment.tree.as_ref());
     assert!(trees.flat_map(|tree| &tree.sites).all(|(site, _)| is_in(*site, sites.len())));
+    let pages = layouts.iter().filter_map(|layout| layout.pages.as_ref());
+    assert!(pages.flat_map(|pages| &pages.pinned).all(|it| is_in(it.site, sites.len())));
+    assert!(layouts.is_sorted_by_key(|layout| layout.time_ns));
     assert!(counts.sites.len() <= sites.len());
     assert!(moments.is_sorted_by_key(|moment| moment.time_ns));
 }

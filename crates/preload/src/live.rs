@@ -10,6 +10,9 @@ use std::sync::atomic::{
 };
 
 use pagewise_heaplog::tables::header;
+use pagewise_heaplog::tables::live::{
+    self, HALF, LEAF, NARROW, SITE_BITS, SITE_SHIFT, SIZE_BITS, SLACK, SPACE, TIMED, WIDE,
+};
 
 use crate::kernel;
 use crate::lock::Lock;
@@ -24,28 +27,21 @@ pub(crate) struct Block {
     pub timed: bool,
 }
 
-/// Bits of an address in a leaf.
-const LEAF: u32 = 27;
-/// Bits of an address of a program.
-const SPACE: u32 = 47;
-
 static ROOT: AtomicPtr<AtomicPtr<u8>> = AtomicPtr::new(std::ptr::null_mut());
 static LOCK: Lock = Lock::new();
 /// Whether cells are those of the C library's blocks.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 
-/// The lowest bits of a cell of 4 bytes: how much smaller the block is than its room.
-const SLACK: u32 = 0x1f;
-const TIMED: u32 = 0x20;
-const SITE_SHIFT: u32 = 6;
-/// In a cell of 8 bytes.
-const SIZE_BITS: u32 = 37;
-
 /// The half of a cell of 8 bytes that the block begins in: a block that is not a sample may lie beside one.
-const HALF: u64 = 1 << 63;
-
 fn half(address: u64) -> u64 {
     address << 60 & HALF
+}
+
+/// The same of a cell of 4 bytes, for who looks on from outside.
+#[inline(always)]
+fn odd(address: u64) -> u32 {
+    const _: () = assert!(live::ODD == 16 << 27, "bit 4 of an address, moved to bit 31");
+    (address as u32) << 27 & live::ODD
 }
 
 /// Begins an empty map.
@@ -53,7 +49,8 @@ pub(crate) fn begin(is_glibc: bool) -> Option<()> {
     IS_GLIBC.store(u8::from(is_glibc), Relaxed);
     let root = kernel::memory((1 << (SPACE - LEAF)) * size_of::<AtomicPtr<u8>>()).ok()?;
     ROOT.store(root.cast(), Release);
-    let kind = if is_glibc { 1 } else { 2 };
+    let kind = if is_glibc { NARROW } else { WIDE };
+    shared::head(header::LIVE_SIZES).store(0, Relaxed);
     shared::head(header::LIVE_MAP).store(root.addr() as u64 | kind, Relaxed);
     Some(())
 }
@@ -141,7 +138,8 @@ pub(crate) fn put<const USUAL: bool>(address: u64, block: Block, room: u64) -> b
             SLACK
         };
         let timed = if block.timed { TIMED } else { 0 };
-        narrow(leaf, address).store((block.site + 1) << SITE_SHIFT | timed | low, Relaxed);
+        let site = (block.site + 1) << SITE_SHIFT;
+        narrow(leaf, address).store(odd(address) | site | timed | low, Relaxed);
     } else {
         let size = block.size.min((1 << SIZE_BITS) - 1);
         let high = u64::from(block.site + 1) << 1 | u64::from(block.timed);
@@ -160,7 +158,7 @@ pub(crate) fn take<const USUAL: bool>(address: u64, room: impl FnOnce() -> u64) 
     if USUAL || is_glibc() {
         let cell = narrow(leaf, address);
         let value = cell.load(Relaxed);
-        let site = (value >> SITE_SHIFT).checked_sub(1)?;
+        let site = (value >> SITE_SHIFT & ((1 << SITE_BITS) - 1)).checked_sub(1)?;
         cell.store(0, Relaxed);
         let size = match value & SLACK {
             SLACK => ODD.take(address)?,
@@ -206,7 +204,7 @@ impl Odd {
 
     fn find(&self, address: u64) -> u64 {
         let mask = self.mask.load(Relaxed);
-        let mut index = address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & mask;
+        let mut index = live::place(address, mask + 1);
         loop {
             let key = self.entry(index).0.load(Relaxed);
             if key == address || key == 0 {
@@ -255,7 +253,7 @@ impl Odd {
             if address == 0 {
                 break;
             }
-            let home = address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & mask;
+            let home = live::place(address, mask + 1);
             if (index.wrapping_sub(home) & mask) >= (index.wrapping_sub(hole) & mask) {
                 let (to_key, to_value) = self.entry(hole);
                 to_key.store(address, Relaxed);
@@ -285,6 +283,8 @@ impl Odd {
                 to_value.store(value.load(Relaxed), Relaxed);
             }
         }
+        let told = table.addr() as u64 | u64::from(count.trailing_zeros());
+        shared::head(header::LIVE_SIZES).store(told, Relaxed);
         if !old.is_null() {
             let length = old_count as usize * size_of::<(AtomicU64, AtomicU64)>();
             // SAFETY: the memory is of `kernel::memory`, and all who read it hold the lock.

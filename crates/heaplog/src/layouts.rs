@@ -1,0 +1,149 @@
+//! What is in frames of layouts: how it is written, and beside it how it is read. Each stands alone.
+
+use crate::format::{Bad, In, Out, limit};
+use crate::recording::{Amount, Area, AreaKind, Layout, Pages, Pinned};
+use crate::shapes::State;
+
+/// Which numbers of an area are known.
+mod known {
+    pub(super) const RESIDENT: u8 = 1;
+    pub(super) const LIVE: u8 = 2;
+    pub(super) const EMPTY: u8 = 4;
+    pub(super) const TOP: u8 = 8;
+    pub(super) const GAP: u8 = 16;
+    pub(super) const THREADS: u8 = 32;
+}
+
+fn kind_number(kind: AreaKind) -> u8 {
+    match kind {
+        AreaKind::Main => 0,
+        AreaKind::Arena => 1,
+        AreaKind::Mapped => 2,
+        AreaKind::Mappings => 3,
+    }
+}
+
+fn kind_of(number: u8) -> Option<AreaKind> {
+    let all = [AreaKind::Main, AreaKind::Arena, AreaKind::Mapped, AreaKind::Mappings];
+    all.get(usize::from(number)).copied()
+}
+
+pub(crate) fn write(out: &mut Out, layout: &Layout) {
+    out.number(layout.time_ns);
+    out.number(layout.unclear);
+    out.count(layout.areas.len());
+    for area in &layout.areas {
+        let Area { kind, number, parts, held, resident, live, empty, top, gap, threads } = *area;
+        out.byte(kind_number(kind));
+        let there = [
+            (known::RESIDENT, resident.is_some()),
+            (known::LIVE, live.is_some()),
+            (known::EMPTY, empty.is_some()),
+            (known::TOP, top.is_some()),
+            (known::GAP, gap.is_some()),
+            (known::THREADS, threads.is_some()),
+        ];
+        out.byte(there.iter().filter(|(_, there)| *there).map(|(part, _)| part).sum());
+        out.number(number.into());
+        out.number(parts.into());
+        out.number(held);
+        resident.into_iter().for_each(|it| out.number(it));
+        live.into_iter().for_each(|it| write_amount(out, it));
+        [empty, top, gap, threads].into_iter().flatten().for_each(|it| out.number(it));
+    }
+    out.byte(layout.pages.is_some().into());
+    if let Some(pages) = &layout.pages {
+        pages.cells.iter().for_each(|cell| out.number(*cell));
+        out.count(pages.pinned.len());
+        for it in &pages.pinned {
+            out.number(it.site.into());
+            out.number(it.bytes);
+            write_amount(out, it.live);
+        }
+        out.number(pages.others.bytes);
+        write_amount(out, pages.others.live);
+    }
+}
+
+fn write_amount(out: &mut Out, amount: Amount) {
+    out.number(amount.bytes);
+    out.number(amount.blocks);
+}
+
+fn read_amount(input: &mut In<'_>) -> Result<Amount, Bad> {
+    Ok(Amount { bytes: input.number()?, blocks: input.number()? })
+}
+
+fn read_area(input: &mut In<'_>) -> Result<Area, Bad> {
+    let kind = kind_of(input.byte()?).ok_or("an area is of no kind")?;
+    let there = input.byte()?;
+    let mut area = Area {
+        kind,
+        number: input.number32()?,
+        parts: input.number32()?,
+        held: input.number()?,
+        ..Area::default()
+    };
+    if there & known::RESIDENT != 0 {
+        area.resident = Some(input.number()?);
+    }
+    if there & known::LIVE != 0 {
+        area.live = Some(read_amount(input)?);
+    }
+    let rest = [
+        (known::EMPTY, &mut area.empty),
+        (known::TOP, &mut area.top),
+        (known::GAP, &mut area.gap),
+        (known::THREADS, &mut area.threads),
+    ];
+    for (part, place) in rest {
+        if there & part != 0 {
+            *place = Some(input.number()?);
+        }
+    }
+    Ok(area)
+}
+
+impl State {
+    pub(crate) fn read_layout(&mut self, input: &mut In<'_>) -> Result<Layout, Bad> {
+        let mut layout =
+            Layout { time_ns: input.number()?, unclear: input.number()?, ..Layout::default() };
+        /// The bytes that an area takes at least.
+        const AREA: usize = 5;
+        let count = input.count(AREA, limit::AREAS)?;
+        self.leaves += count * limit::AREA_LEAVES;
+        if self.leaves > limit::LEAVES {
+            return Err("more areas at all times than are taken");
+        }
+        for _ in 0..count {
+            layout.areas.push(read_area(input)?);
+        }
+        if input.flag()? {
+            layout.pages = Some(self.read_pages(input)?);
+        }
+        Ok(layout)
+    }
+
+    fn read_pages(&mut self, input: &mut In<'_>) -> Result<Pages, Bad> {
+        let mut pages = Pages::default();
+        for cell in &mut pages.cells {
+            *cell = input.number()?;
+        }
+        // A site and three numbers.
+        for _ in 0..input.count(4, self.sites)? {
+            let site = input.number32()?;
+            if site as usize >= self.sites {
+                return Err("pages are pinned by a site that is not there");
+            }
+            let bytes = input.number()?;
+            pages.pinned.push(Pinned { site, bytes, live: read_amount(input)? });
+        }
+        self.leaves += pages.pinned.len();
+        if self.leaves > limit::LEAVES {
+            return Err("more sites at all moments than are taken");
+        }
+        let bytes = input.number()?;
+        pages.others = Pinned { site: 0, bytes, live: read_amount(input)? };
+        Ok(pages)
+    }
+}
