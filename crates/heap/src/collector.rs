@@ -15,7 +15,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pagewise_heaplog::recording::{Amount, Begin, End, Ending, Moment, Tree};
+use pagewise_heaplog::recording::{Amount, Begin, End, Ending, Layout, Moment, Tree};
 use pagewise_heaplog::tables::{self, greeting, header};
 use pagewise_heaplog::writer::Writer;
 use pagewise_model::Pid;
@@ -25,6 +25,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use crate::error::Error;
 use crate::hook::{self, Why};
+use crate::layout;
 use crate::library::Library;
 use crate::meeting::Meeting;
 use crate::memory;
@@ -129,6 +130,15 @@ pub(crate) const FIRST: Duration = Duration::from_millis(5);
 pub(crate) const MOMENTS: u32 = 40;
 /// Looking takes no more than one of so many parts of the time.
 const SHARE: u32 = 50;
+/// The time between looks at where memory lies, at first; it doubles whenever there are [`LAYOUTS`] more.
+const FIRST_LAYOUT: Duration = Duration::from_millis(100);
+const LAYOUTS: u32 = 20;
+/// It is looked at before its time where so much more is live, or unused, than at any such look: 1 part of so many.
+const MORE: u64 = 4;
+/// These looks take no more than one of so many parts of the time.
+const LAYOUT_SHARE: u32 = 20;
+/// What is less is no matter: no look before its time is for it.
+const LITTLE: u64 = 1 << 20;
 /// Trees name so many sites at most, and none of less than one of so many parts.
 const SITES: usize = 1000;
 const SMALLEST: u64 = 2000;
@@ -370,7 +380,7 @@ impl Collector {
     fn end(&self, recorded: Recorded, how: Ending) -> Result<Finished, Error> {
         let is_first = Some(recorded.pid) == self.first;
         let (pid, path) = (recorded.pid, recorded.path.clone());
-        match recorded.finish(how) {
+        match recorded.finish(how, &self.root) {
             Err(Error::Tables { .. }) if !is_first => {
                 let bytes = fs::metadata(&path).map_or(0, |file| file.len());
                 Ok(Finished { broken: true, ..Finished::nothing(pid, path, bytes, how) })
@@ -501,6 +511,54 @@ struct Recorded {
     executable: Option<(u64, u64)>,
     /// It executes something else, whose memory is not what is recorded.
     became_another: bool,
+    attached: bool,
+    layouts: Layouts,
+}
+
+/// When to look at where memory lies.
+#[derive(Debug)]
+struct Layouts {
+    before: layout::Before,
+    /// The next look that nothing calls for.
+    next: Instant,
+    step: Duration,
+    /// No look is before this.
+    not_before: Instant,
+    taken: u32,
+    /// The most that was live, and not live of what was held, at any look.
+    most: (u64, u64),
+}
+
+impl Layouts {
+    fn begin(now: Instant) -> Layouts {
+        Layouts {
+            before: layout::Before::default(),
+            next: now + FIRST_LAYOUT,
+            step: FIRST_LAYOUT,
+            not_before: now,
+            taken: 0,
+            most: (LITTLE, LITTLE),
+        }
+    }
+
+    /// Whether to look now that so much is live and held.
+    fn is_time(&self, now: Instant, live: u64, held: Option<u64>) -> bool {
+        let grew = |now: u64, most: u64| now >= most.saturating_add(most / MORE);
+        let unused = held.unwrap_or(0).saturating_sub(live);
+        now >= self.not_before
+            && (now >= self.next || grew(live, self.most.0) || grew(unused, self.most.1))
+    }
+
+    fn note(&mut self, now: Instant, took: Duration, live: u64, held: Option<u64>) {
+        self.taken += 1;
+        if self.taken.is_multiple_of(LAYOUTS) {
+            self.step *= 2;
+        }
+        self.next = now + self.step;
+        self.not_before = now + took * LAYOUT_SHARE;
+        let unused = held.unwrap_or(0).saturating_sub(live);
+        self.most = (self.most.0.max(live), self.most.1.max(unused));
+    }
 }
 
 /// What was live when most was seen.
@@ -564,6 +622,8 @@ impl Recorded {
             highest: Highest::default(),
             executable: executable(root, pid),
             became_another: false,
+            attached,
+            layouts: Layouts::begin(now),
         }))
     }
 
@@ -586,6 +646,7 @@ impl Recorded {
         self.settle_peak(&mut state, time);
         let memory = memory::read(root, Pid(self.pid), &self.tables, state.mapped);
         self.add(&state, time, &memory)?;
+        let state_live = state.all_live();
         if time >= self.checkpoint {
             self.checkpoint = time * 2;
             self.counts(state, time)?;
@@ -596,7 +657,30 @@ impl Recorded {
         }
         let took = cpu_time().saturating_sub(spent);
         self.next = before + self.step.max(took * SHARE);
+        let live = state_live.bytes;
+        if self.layouts.is_time(before, live, memory.held) {
+            self.layout(root)?;
+            let took = cpu_time().saturating_sub(spent);
+            self.layouts.note(Instant::now(), took, live, memory.held);
+        }
         Ok(())
+    }
+
+    /// Takes down where memory lies.
+    fn layout(&mut self, root: &ProcRoot) -> Result<(), Error> {
+        let Recorded { pid, tables, attached, layouts, .. } = self;
+        let before = &mut layouts.before;
+        let Some(layout) = layout::read(root, Pid(*pid), tables, *attached, before) else {
+            return Ok(());
+        };
+        let time = self.began.elapsed();
+        // Sites that it names may have come since the moment.
+        let new =
+            tables.news(&self.program).map_err(|source| Error::Tables { pid: *pid, source })?;
+        let layout = Layout { time_ns: nanoseconds(time), ..tables.known_only(layout) };
+        new.write(&mut self.writer)
+            .and_then(|()| self.writer.layout(&layout))
+            .map_err(|source| Error::File { path: self.path.clone(), source })
     }
 
     /// Of several threads the recorder knows peaks only so well: a moment that was seen may have been higher.
@@ -634,7 +718,8 @@ impl Recorded {
             resident: memory.resident,
             tree: Some(tree(&state.live)),
         };
-        new.write(&moment, &mut self.writer)
+        new.write(&mut self.writer)
+            .and_then(|()| self.writer.moment(&moment))
             .map_err(|source| Error::File { path: self.path.clone(), source })
     }
 
@@ -648,7 +733,7 @@ impl Recorded {
     }
 
     /// Takes down how it was at the end.
-    fn finish(mut self, how: Ending) -> Result<Finished, Error> {
+    fn finish(mut self, how: Ending, root: &ProcRoot) -> Result<Finished, Error> {
         let time = self.began.elapsed();
         let how = if self.became_another { Ending::Replaced } else { how };
         let runs_on = how == Ending::Detached;
@@ -657,6 +742,9 @@ impl Recorded {
         let trouble = self.tables.head(header::TROUBLE).map_err(|source| self.error(source))?;
         let own_new = self.tables.head(header::OWN_NEW).map_err(|source| self.error(source))?;
         self.add(&state, time, &memory::Memory::default())?;
+        if runs_on {
+            self.layout(root)?;
+        }
         let (allocated, peak, live) = (state.all_allocated(), state.counts.peak, state.all_live());
         self.counts(state, time)?;
         let Recorded { pid, path, writer, became_another, .. } = self;

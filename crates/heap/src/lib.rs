@@ -13,6 +13,7 @@ mod folder;
 pub mod guard;
 mod hook;
 mod kept;
+mod layout;
 mod library;
 mod meeting;
 mod memory;

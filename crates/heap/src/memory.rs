@@ -80,7 +80,7 @@ fn held(mappings: &[Mapping], mapped: u64) -> u64 {
 }
 
 /// HEAP_MAX_SIZE of glibc on machines of 64 bits: an arena's heap starts at a multiple and reserves as much.
-const ARENA: u64 = 64 << 20;
+pub(crate) const ARENA: u64 = 64 << 20;
 
 /// The used parts of further arenas: they begin at a multiple of their size and are followed by what is reserved.
 fn arenas(mappings: &[Mapping]) -> u64 {

@@ -468,7 +468,7 @@ impl One {
             resident,
             tree: Some(tree(&self.state.live_by_site())),
         };
-        let written = new.write(&moment, writer);
+        let written = new.write(writer).and_then(|()| writer.moment(&moment));
         written.map_err(|source| crate::Error::File { path: path.clone(), source })
     }
 

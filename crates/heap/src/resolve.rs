@@ -8,7 +8,8 @@ use std::rc::Rc;
 use pagewise_heaplog::reader::Cut;
 use pagewise_heaplog::recording::{self as raw, ROOT, Recording};
 use pagewise_model::heap::{
-    self, Amount, Ending, Kind, Moment, Resident, Site, Thread, Totals, Tree,
+    self, Amount, Area, AreaKind, Ending, Kind, Layout, Moment, Pages, Pinned, Resident, Site,
+    Thread, Totals, Tree,
 };
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
@@ -85,6 +86,7 @@ pub fn resolve(
         peak_at_ns: peak_at_ns.ok_or_else(|| lack("when most was live")),
         frames: frames.finish(),
         stacks: stacks.finish(),
+        layouts: recording.layouts.iter().map(|it| layout(it, begin, &numbers.of_sites)).collect(),
         moments: recording.moments.iter().map(|it| moment(it, &numbers.of_sites)).collect(),
         sites,
         sizes: counts.sizes.clone(),
@@ -476,6 +478,70 @@ fn merged(tree: &raw::Tree, of_sites: &[u32]) -> Tree {
     let mut sites: Vec<(u32, Amount)> = sums.into_iter().collect();
     sites.sort_unstable_by_key(|(site, it)| (std::cmp::Reverse((it.bytes, it.blocks)), *site));
     Tree { sites, others: amount(tree.others) }
+}
+
+fn layout(raw: &raw::Layout, begin: &raw::Begin, of_sites: &[u32]) -> Layout {
+    // What is known of some blocks only says nothing of what lies between them.
+    let blocks = || match (begin.attached, begin.every_bytes) {
+        (true, _) => lack("what was allocated before the recording began"),
+        (_, 1..) => lack("all blocks: samples were taken"),
+        _ => lack("the program ran on while it was read"),
+    };
+    let area = |raw: &raw::Area| {
+        let glibc = |unknown: bool| {
+            if unknown && matches!(raw.kind, raw::AreaKind::Main | raw::AreaKind::Arena) {
+                lack("glibc's arena could not be made out")
+            } else {
+                Absent::NotSupported("only glibc's arenas are known so well".into())
+            }
+        };
+        let bytes = |raw: Option<u64>, why: Absent| raw.map(Bytes).ok_or(why);
+        let mapped = raw.kind == raw::AreaKind::Mapped;
+        let between = || {
+            if mapped {
+                Absent::NotSupported("a block with a mapping of its own fills it".into())
+            } else {
+                blocks()
+            }
+        };
+        Area {
+            kind: match raw.kind {
+                raw::AreaKind::Main => AreaKind::Main,
+                raw::AreaKind::Arena => AreaKind::Arena(raw.number),
+                raw::AreaKind::Mapped => AreaKind::Mapped,
+                raw::AreaKind::Mappings => AreaKind::Mappings,
+            },
+            parts: raw.parts,
+            held: Bytes(raw.held),
+            resident: bytes(raw.resident, blocks()),
+            live: raw.live.map(amount).ok_or_else(blocks),
+            empty: bytes(raw.empty, between()),
+            top: bytes(raw.top, glibc(raw.top.is_none())),
+            gap: bytes(raw.gap, between()),
+            threads: raw.threads.ok_or_else(|| glibc(true)),
+        }
+    };
+    let pages = raw.pages.as_ref().map(|raw| {
+        let mut sums: HashMap<u32, Pinned> = HashMap::new();
+        for it in &raw.pinned {
+            if let Some(number) = of_sites.get(it.site as usize) {
+                let sum = sums.entry(*number).or_default();
+                sum.site = *number;
+                sum.bytes = sum.bytes.saturating_add(it.bytes);
+                plus(&mut sum.live, amount(it.live));
+            }
+        }
+        let mut pinned: Vec<Pinned> = sums.into_values().collect();
+        pinned.sort_unstable_by_key(|it| (std::cmp::Reverse(it.bytes), it.site));
+        let others = Pinned { site: 0, bytes: raw.others.bytes, live: amount(raw.others.live) };
+        Pages { cells: raw.cells.to_vec(), pinned, others }
+    });
+    Layout {
+        time_ns: raw.time_ns,
+        areas: raw.areas.iter().map(area).collect(),
+        pages: pages.ok_or_else(blocks),
+        unclear: raw.unclear,
+    }
 }
 
 fn thread(raw: &raw::Thread) -> Thread {

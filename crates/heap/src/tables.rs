@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use pagewise_heaplog::recording::{
-    Amount, Counted, Counts, Kind, Module, Moment, Node, Place, ROOT, Site, Thread,
+    Amount, Counted, Counts, Kind, Layout, Module, Node, Place, ROOT, Site, Thread,
 };
 use pagewise_heaplog::tables::{
     self, CELLS, CHUNKS, CREDIT, HEADER, INTERRUPTED, LOG, MAGIC, MODULES, NODES, OWN, OWNERS,
@@ -65,17 +65,12 @@ pub(crate) struct NewLog {
 }
 
 impl New {
-    /// Writes it down, and a moment that may name it.
-    pub(crate) fn write<W: Write>(
-        &self,
-        moment: &Moment,
-        writer: &mut Writer<W>,
-    ) -> io::Result<()> {
+    /// Writes it down, before what may name it.
+    pub(crate) fn write<W: Write>(&self, writer: &mut Writer<W>) -> io::Result<()> {
         writer.modules(&self.modules)?;
         writer.places(&self.places)?;
         writer.nodes(&self.nodes)?;
-        writer.sites(&self.sites)?;
-        writer.moment(moment)
+        writer.sites(&self.sites)
     }
 }
 
@@ -267,6 +262,14 @@ impl Tables {
         self.known = Known { modules, places, nodes, sites };
         check(&new, known, self.known)?;
         Ok(new)
+    }
+
+    /// A layout without sites that were not handed out: the program has written into the map of its blocks.
+    pub(crate) fn known_only(&self, mut layout: Layout) -> Layout {
+        if let Some(pages) = &mut layout.pages {
+            pages.pinned.retain(|it| (it.site as usize) < self.known.sites);
+        }
+        layout
     }
 
     /// What came into the log since the last call, whose entries are written over from now on.

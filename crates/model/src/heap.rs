@@ -46,6 +46,9 @@ pub struct Recording {
     pub sites: Vec<Site>,
     /// How much was live when, in order of time.
     pub moments: Vec<Moment>,
+    /// Where the allocator's memory lay at some of these times, in order of time.
+    #[serde(default)]
+    pub layouts: Vec<Layout>,
     /// Allocations by size: cell *n* counts those of 2^(n-1) .. 2^n - 1 bytes, cell 0 those of none.
     pub sizes: Vec<u64>,
     /// How long some blocks lived: cell *n* counts those of 2^(n-1) .. 2^n - 1 nanoseconds.
@@ -193,6 +196,86 @@ impl Resident {
     pub fn rss(&self) -> u64 {
         self.anonymous.saturating_add(self.file).saturating_add(self.shmem)
     }
+}
+
+/// Where the memory lies that the allocator holds, and how densely it is used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Nanoseconds since the recording began.
+    pub time_ns: u64,
+    /// What the allocator has.
+    pub areas: Vec<Area>,
+    /// How full the resident pages of these are, but for blocks with mappings of their own.
+    #[serde(with = "plain")]
+    pub pages: Reading<Pages>,
+    /// Blocks that were live and whose place could not be made out, since the program ran on meanwhile.
+    pub unclear: u64,
+}
+
+/// What a part of an allocator's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AreaKind {
+    /// glibc's first arena: the heap that `brk` moves, and what was mapped where that could not grow.
+    Main,
+    /// Another arena of glibc's, by number.
+    Arena(u32),
+    /// Blocks that are large enough for mappings of their own.
+    Mapped,
+    /// Mappings with blocks in them, of an allocator whose own parts are not known.
+    Mappings,
+}
+
+/// A part of what the allocator holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Area {
+    /// What it is.
+    pub kind: AreaKind,
+    /// Heaps or mappings that it is made of.
+    pub parts: u32,
+    /// What may be read and written of it.
+    pub held: Bytes,
+    /// What of that is in RAM.
+    #[serde(with = "plain")]
+    pub resident: Reading<Bytes>,
+    /// What is live in it, as it was asked for.
+    #[serde(with = "plain")]
+    pub live: Reading<Amount>,
+    /// What is resident and has nothing live in its pages.
+    #[serde(with = "plain")]
+    pub empty: Reading<Bytes>,
+    /// What is behind the last chunk (`top`).
+    #[serde(with = "plain")]
+    pub top: Reading<Bytes>,
+    /// The longest run without a live block, apart from what is behind the last one.
+    #[serde(with = "plain")]
+    pub gap: Reading<Bytes>,
+    /// Threads that allocate from it.
+    #[serde(with = "plain")]
+    pub threads: Reading<u64>,
+}
+
+/// How many resident pages have how much live in them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// Cell 0 counts pages with nothing live, cell *n* those of which more than *n* - 1 eighths are live and no more than *n*. Blocks
+    /// count with the allocator's words before them and what they are rounded up by, where these are known.
+    pub cells: Vec<u64>,
+    /// Who has blocks in pages of which no more than a quarter is live, most first.
+    pub pinned: Vec<Pinned>,
+    /// All others together; its site means nothing.
+    pub others: Pinned,
+}
+
+/// What the blocks of a site keep in RAM: such pages are shared out by the bytes of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// Number of the site.
+    pub site: u32,
+    /// Its part of the pages, in bytes.
+    pub bytes: u64,
+    /// What it has live in them, with what blocks are rounded up by.
+    pub live: Amount,
 }
 
 /// A thread that allocated.

@@ -86,6 +86,7 @@ fn recording(sites: Vec<Site>) -> Recording {
         stacks: vec![vec![0, 1, 3], vec![2, 3], vec![2, 1, 3], vec![]],
         sites,
         moments: Vec::new(),
+        layouts: Vec::new(),
         sizes: Vec::new(),
         lifetimes: Vec::new(),
         lifetimes_every: 0,

@@ -60,6 +60,7 @@ pub(crate) fn empty() -> Recording {
         stacks: STACKS.iter().map(|stack| stack.to_vec()).collect(),
         sites: Vec::new(),
         moments: Vec::new(),
+        layouts: Vec::new(),
         sizes: vec![0; 65],
         lifetimes: Vec::new(),
         lifetimes_every: 0,

@@ -1,0 +1,623 @@
+//! Where the memory lies that an allocator holds, and how densely its pages are used: read from outside, from the recorder's
+//! map of live blocks, the words that glibc keeps before blocks, and the page tables.
+//!
+//! The process runs on meanwhile. What makes no sense is not believed, and blocks whose words do not fit are counted apart.
+//! Only pages in memory are read, so that reading changes nothing.
+
+mod glibc;
+mod live;
+mod pages;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+use pagewise_heaplog::recording::{Amount, Area, AreaKind, Layout};
+use pagewise_heaplog::tables::live::{KIND, NARROW};
+use pagewise_heaplog::tables::{allocator, header};
+use pagewise_model::mapping::Sharing;
+use pagewise_model::{Mapping, Name, Pid};
+use pagewise_proc::{ProcRoot, maps};
+use pagewise_sys::pagemap_scan::{Categories, Region, Request, scan};
+use pagewise_sys::remote;
+
+use crate::tables::Tables;
+use live::Raw;
+use pages::Use;
+
+/// More is not looked at: it would take seconds.
+const MOST_EXTENTS: usize = 1 << 13;
+const MOST_RUNS: usize = 1 << 22;
+/// How often mappings are read for one layout.
+const READINGS: usize = 16;
+/// Bytes of words before blocks that are read at a time, in so many pieces.
+const PIECE: u64 = 1 << 20;
+const PIECES: usize = 1000;
+/// Of chunks: what they are multiples of, and the least.
+const UNIT: u64 = 16;
+const LEAST: u64 = 32;
+/// Bits in the size before a block.
+const FLAGS: u64 = 7;
+const MAPPED: u64 = 2;
+const OTHER_ARENA: u64 = 4;
+
+/// What is known of a process from one layout to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Before {
+    /// The numbers of arenas.
+    numbers: HashMap<u64, u32>,
+}
+
+/// A process that is looked at.
+#[derive(Debug)]
+struct Process {
+    pid: u32,
+    pagemap: File,
+    page: u64,
+}
+
+impl Process {
+    /// The parts of a range that are in memory, in order of address. A page that was only read is the kernel's one page of zeros,
+    /// and none of theirs.
+    fn present(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        const REGIONS: usize = 512;
+        let (present, zero) = (Categories::PRESENT, Categories::PFNZERO);
+        let request = Request { all_of: present, report: zero, ..Request::default() };
+        let mut regions = [Region::default(); REGIONS];
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let down = |at: u64| at - at % self.page;
+        let end = range.end.checked_next_multiple_of(self.page).unwrap_or(range.end);
+        let mut at = down(range.start);
+        while at < end {
+            let scan = scan(&self.pagemap, at..end, &request, &mut regions)?;
+            for region in regions.iter().take(scan.regions) {
+                if region.categories.contains(zero) {
+                    continue;
+                }
+                match runs.last_mut() {
+                    Some(last) if last.end == region.start => last.end = region.end,
+                    _ => runs.push(region.start..region.end),
+                }
+            }
+            if runs.len() > MOST_RUNS {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+            at = scan.walk_end.max(at + self.page);
+        }
+        Ok(runs)
+    }
+
+    /// Bytes, where all of their pages are in memory.
+    fn read<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
+        let end = address.checked_add(N as u64)?;
+        let runs = self.present(address..end).ok()?;
+        let is_there = matches!(runs.as_slice(), [run] if run.start <= address && end <= run.end);
+        is_there.then(|| *remote::read_each::<N>(self.pid, &[address]).ok()?.first()?).flatten()
+    }
+
+    fn word(&self, address: u64) -> Option<u64> {
+        self.read::<8>(address).map(u64::from_ne_bytes)
+    }
+}
+
+/// A heap, or a mapping with blocks in it.
+#[derive(Clone, Debug)]
+struct Extent {
+    range: Range<u64>,
+    /// Which of the areas.
+    area: usize,
+    /// What of it is in memory.
+    runs: Vec<Range<u64>>,
+    /// Behind the last block that was met.
+    last: u64,
+}
+
+impl Extent {
+    fn resident(&self) -> u64 {
+        self.runs.iter().map(|run| run.end - run.start).sum()
+    }
+
+    /// How many bytes of a range are in memory.
+    fn resident_in(&self, range: &Range<u64>) -> u64 {
+        let first = self.runs.partition_point(|run| run.end <= range.start);
+        let runs = self.runs[first..].iter().take_while(|run| run.start < range.end);
+        runs.map(|run| run.end.min(range.end) - run.start.max(range.start)).sum()
+    }
+}
+
+/// What is added up in an area.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    kind: AreaKind,
+    number: u32,
+    parts: u32,
+    held: u64,
+    resident: u64,
+    /// Bytes and blocks; of samples, those that they stand for.
+    live: (f64, f64),
+    /// Bytes of resident pages in which something is live.
+    used: u64,
+    gap: u64,
+    top: Option<u64>,
+    threads: Option<u64>,
+}
+
+/// A layout that is being read.
+struct Looking<'a> {
+    process: &'a Process,
+    root: &'a ProcRoot,
+    mappings: Vec<Mapping>,
+    /// How often these may be read again.
+    readings: usize,
+    before: &'a mut Before,
+    arenas: Vec<glibc::Arena>,
+    sums: Vec<Sum>,
+    /// In order of address.
+    extents: Vec<Extent>,
+    /// Where the sum of blocks with mappings of their own is, and of mappings.
+    alone: Option<usize>,
+    others: Option<usize>,
+    /// Sizes of blocks whose room says too little.
+    sizes: HashMap<u64, u64>,
+    every: u64,
+    uses: Use,
+    unclear: u64,
+}
+
+/// Reads the layout; none where it cannot be read: the kernel is too old, or the process is gone.
+pub(crate) fn read(
+    root: &ProcRoot,
+    pid: Pid,
+    tables: &Tables,
+    attached: bool,
+    before: &mut Before,
+) -> Option<Layout> {
+    let is_glibc = tables.head(header::ALLOCATOR).ok()? == allocator::GLIBC;
+    let map = tables.head(header::LIVE_MAP).ok()?;
+    let every = tables.head(header::EVERY_BYTES).ok()?;
+    let is_narrow = map & KIND == NARROW;
+    if map == 0 || is_narrow != is_glibc {
+        return None;
+    }
+    let process = Process {
+        pid: pid.0,
+        pagemap: File::open(root.file(pid, "pagemap")).ok()?,
+        page: rustix::param::page_size() as u64,
+    };
+    let mut looking = Looking {
+        process: &process,
+        root,
+        mappings: Vec::new(),
+        readings: READINGS,
+        before,
+        arenas: Vec::new(),
+        sums: Vec::new(),
+        extents: Vec::new(),
+        alone: None,
+        others: None,
+        sizes: live::sizes(&process, tables.head(header::LIVE_SIZES).ok()?),
+        every,
+        uses: Use::new(process.page),
+        unclear: 0,
+    };
+    looking.read_mappings()?;
+    if is_glibc {
+        looking.sums.push(Sum::default());
+        looking.find_arenas()?;
+    }
+    let all_known = !attached && every == 0;
+    live::each(&process, map & !KIND, is_narrow, |blocks| looking.take(blocks, is_narrow))?;
+    looking.close();
+    looking.tops(all_known);
+    Some(looking.finish(all_known, attached))
+}
+
+/// Whether an allocator may have made a mapping.
+fn is_memory(mapping: &Mapping) -> bool {
+    mapping.inode == 0
+        && mapping.sharing == Sharing::Private
+        && mapping.prot.write
+        && (mapping.name.is_empty() || mapping.name.as_bytes().starts_with(b"[anon:"))
+}
+
+impl Looking<'_> {
+    fn read_mappings(&mut self) -> Option<()> {
+        let parsed = maps::parse(&self.root.read(Pid(self.process.pid), "maps").ok()?);
+        self.readings -= 1;
+        self.mappings = parsed.mappings;
+        parsed.torn.is_none().then_some(())
+    }
+
+    /// Adds heaps of glibc's arenas that were not there before, and what others have become longer by.
+    fn find_arenas(&mut self) -> Option<()> {
+        let heap = Name::new(b"[heap]");
+        let main: Vec<Range<u64>> = self
+            .mappings
+            .iter()
+            .filter(|mapping| mapping.name == heap)
+            .map(|mapping| mapping.range.start..mapping.range.end)
+            .collect();
+        for range in main {
+            let start = range.start;
+            self.extend(0, range, start)?;
+        }
+        let heaps = glibc::heaps(self.process, &self.mappings)?;
+        let mut new: Vec<u64> = heaps.iter().map(|heap| heap.arena).collect();
+        new.sort_unstable();
+        for arena in new {
+            let numbers = &mut self.before.numbers;
+            let next = u32::try_from(numbers.len()).unwrap_or(u32::MAX).saturating_add(1);
+            numbers.entry(arena).or_insert(next);
+        }
+        for heap in &heaps {
+            let number = self.before.numbers.get(&heap.arena).copied().unwrap_or_default();
+            let known = self.arenas.iter().find(|arena| arena.address == heap.arena);
+            let area = known.map(|arena| arena.area).unwrap_or_else(|| {
+                let kind = AreaKind::Arena;
+                self.sums.push(Sum { kind, number, ..Sum::default() });
+                let area = self.sums.len() - 1;
+                self.arenas.push(glibc::Arena { address: heap.arena, area });
+                area
+            });
+            self.extend(area, heap.range.clone(), heap.first)?;
+        }
+        Some(())
+    }
+
+    /// The program runs on: heaps have grown, and pages were touched, since they were looked at.
+    fn renew(&mut self, blocks: &[Raw], is_narrow: bool) -> Option<()> {
+        let [first, .., last] = blocks else { return Some(()) };
+        let is_new = |block: &Raw| self.extent(block.address).is_none();
+        if is_narrow && self.readings > 0 && blocks.iter().any(is_new) {
+            self.read_mappings()?;
+            self.find_arenas()?;
+        }
+        for extent in &mut self.extents {
+            if extent.range.start <= last.address && first.address < extent.range.end {
+                let before = extent.resident();
+                extent.runs = self.process.present(extent.range.clone()).ok()?;
+                let sum = &mut self.sums[extent.area];
+                sum.resident =
+                    sum.resident.saturating_sub(before).saturating_add(extent.resident());
+            }
+        }
+        Some(())
+    }
+
+    /// Adds a range to an area. Blocks begin behind `first`.
+    fn extend(&mut self, area: usize, range: Range<u64>, first: u64) -> Option<()> {
+        if self.extents.len() >= MOST_EXTENTS || range.is_empty() {
+            return None;
+        }
+        if let Some(known) = self.extents.iter_mut().find(|it| it.range.start == range.start) {
+            // What is given back meanwhile was there when it was looked at first.
+            let more = range.end.saturating_sub(known.range.end);
+            let behind = known.range.end..known.range.end + more;
+            let runs = self.process.present(behind.clone()).ok()?;
+            let sum = &mut self.sums[known.area];
+            sum.held = sum.held.saturating_add(more);
+            let resident: u64 = runs.iter().map(|run| run.end - run.start).sum();
+            sum.resident = sum.resident.saturating_add(resident);
+            known.runs.extend(runs);
+            known.range.end = behind.end;
+            return Some(());
+        }
+        let runs = self.process.present(range.clone()).ok()?;
+        let extent = Extent { range, area, runs, last: first };
+        let sum = &mut self.sums[area];
+        sum.parts += 1;
+        sum.held = sum.held.saturating_add(extent.range.end - extent.range.start);
+        sum.resident = sum.resident.saturating_add(extent.resident());
+        let at = self.extents.partition_point(|it| it.range.start < extent.range.start);
+        // A page that is open may be of one that moves up.
+        self.uses.moved(at);
+        self.extents.insert(at, extent);
+        Some(())
+    }
+
+    fn extent(&self, address: u64) -> Option<usize> {
+        let at = self.extents.partition_point(|it| it.range.start <= address).checked_sub(1)?;
+        self.extents[at].range.contains(&address).then_some(at)
+    }
+
+    fn mapping(&self, address: u64) -> Option<Range<u64>> {
+        let at = self.mappings.partition_point(|it| it.range.start <= address).checked_sub(1)?;
+        let mapping = &self.mappings[at];
+        let is_it = mapping.range.contains(address)
+            && (is_memory(mapping) || mapping.name == Name::new(b"[heap]"));
+        is_it.then_some(mapping.range.start..mapping.range.end)
+    }
+
+    /// Takes blocks that lie behind those before, in order of address.
+    fn take(&mut self, blocks: &[Raw], is_narrow: bool) {
+        if self.renew(blocks, is_narrow).is_none() {
+            self.unclear += blocks.len() as u64;
+            return;
+        }
+        if !is_narrow {
+            for block in blocks {
+                match self.extent_or_new(block.address) {
+                    Some(at) => {
+                        let range = block.address..block.address.saturating_add(block.size);
+                        self.add(at, range, block, block.size);
+                    }
+                    None => self.unclear += 1,
+                }
+            }
+            return;
+        }
+        let mut ready: Vec<Raw> = Vec::new();
+        for block in blocks {
+            match self.extent(block.address) {
+                Some(_) => ready.push(*block),
+                None if self.takes_alone(block) => {}
+                None => ready.push(*block),
+            }
+        }
+        self.take_chunks(&ready);
+    }
+
+    /// For allocators of which nothing else is known: the mapping that a block is in.
+    fn extent_or_new(&mut self, address: u64) -> Option<usize> {
+        if let Some(at) = self.extent(address) {
+            return Some(at);
+        }
+        let range = self.mapping(address)?;
+        let others = *self.others.get_or_insert_with(|| {
+            self.sums.push(Sum { kind: AreaKind::Mappings, ..Sum::default() });
+            self.sums.len() - 1
+        });
+        let start = range.start;
+        self.extend(others, range, start)?;
+        self.extent(address)
+    }
+
+    /// Whether a block outside of all heaps is done with: it has a mapping of its own, or nothing is known of it. One of the first
+    /// arena, which could not grow, is not: what it is in now belongs to that arena.
+    fn takes_alone(&mut self, block: &Raw) -> bool {
+        let Some(chunk) = block.address.checked_sub(UNIT) else { return true };
+        let words =
+            self.mapping(chunk).and_then(|range| Some((range, self.process.read::<16>(chunk)?)));
+        let Some((range, words)) = words else {
+            self.unclear += 1;
+            return true;
+        };
+        let (before, head) = words.split_at(8);
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+        let (before, head) = (word(before), word(head));
+        let size = head & !FLAGS;
+        let end = chunk.checked_add(size).filter(|end| *end <= range.end && size >= LEAST);
+        let start = chunk.checked_sub(before).filter(|start| *start >= range.start);
+        match (head & (MAPPED | OTHER_ARENA), end, start) {
+            (MAPPED, Some(end), Some(start)) => {
+                let resident = self.process.present(start..end).unwrap_or_default();
+                let alone = *self.alone.get_or_insert_with(|| {
+                    self.sums.push(Sum { kind: AreaKind::Mapped, ..Sum::default() });
+                    self.sums.len() - 1
+                });
+                let live = self.size(block, size - UNIT);
+                let weight = self.weight(live);
+                let sum = &mut self.sums[alone];
+                sum.parts += 1;
+                sum.held = sum.held.saturating_add(end - start);
+                let resident: u64 = resident.iter().map(|run| run.end - run.start).sum();
+                sum.resident = sum.resident.saturating_add(resident);
+                sum.live = (sum.live.0 + real(live) * weight, sum.live.1 + weight);
+                true
+            }
+            (0, Some(_), _) => {
+                let start = range.start;
+                if self.extend(0, range, start).is_none() {
+                    self.unclear += 1;
+                    return true;
+                }
+                false
+            }
+            _ => {
+                self.unclear += 1;
+                true
+            }
+        }
+    }
+
+    /// Takes blocks in heaps of glibc's: the words before them say how long they are.
+    fn take_chunks(&mut self, blocks: &[Raw]) {
+        let page = self.process.page;
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut first = 0;
+        let mut bytes = 0;
+        for (number, block) in blocks.iter().enumerate() {
+            let head = block.address - 8;
+            let start = head - head % page;
+            let is_same = ranges.last().is_some_and(|last| start < last.end);
+            if is_same {
+                continue;
+            }
+            if bytes >= PIECE || ranges.len() >= PIECES {
+                self.take_some(&blocks[first..number], &ranges);
+                (first, bytes) = (number, 0);
+                ranges.clear();
+            }
+            let is_there = self
+                .extent(block.address)
+                .is_some_and(|at| self.extents[at].resident_in(&(start..start + page)) > 0);
+            if !is_there {
+                // It is swapped out, or came since: reading it would bring it in.
+                continue;
+            }
+            bytes += page;
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end += page,
+                _ => ranges.push(start..start + page),
+            }
+        }
+        self.take_some(&blocks[first..], &ranges);
+    }
+
+    /// Takes blocks whose words lie in some ranges, or nowhere that can be read.
+    fn take_some(&mut self, blocks: &[Raw], ranges: &[Range<u64>]) {
+        let length: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+        let got = match remote::read(self.process.pid, ranges, &mut bytes) {
+            Ok(got) if !ranges.is_empty() => got,
+            _ => 0,
+        };
+        bytes.truncate(got);
+        let mut rest = ranges.iter();
+        let mut range = rest.next();
+        let mut behind = 0;
+        for block in blocks {
+            let head = block.address - 8;
+            while let Some(it) = range.filter(|it| it.end <= head) {
+                behind += it.end - it.start;
+                range = rest.next();
+            }
+            let place = range.filter(|it| it.contains(&head)).map(|it| behind + head - it.start);
+            let place = place.and_then(|place| usize::try_from(place).ok());
+            let word = place.and_then(|at| bytes.get(at..)?.first_chunk());
+            match word.map(|word| u64::from_ne_bytes(*word)) {
+                Some(word) => self.chunk(block, word),
+                None => self.unclear += 1,
+            }
+        }
+    }
+
+    /// Takes a block of a heap, with the word before it.
+    fn chunk(&mut self, block: &Raw, word: u64) {
+        let Some(at) = self.extent(block.address) else {
+            self.unclear += 1;
+            return;
+        };
+        let (size, extent) = (word & !FLAGS, &self.extents[at]);
+        let end = (block.address - UNIT).checked_add(size);
+        let fits = size >= LEAST
+            && size.is_multiple_of(UNIT)
+            && word & MAPPED == 0
+            && end.is_some_and(|end| end <= extent.range.end)
+            && block.address - 8 >= extent.last;
+        if !fits {
+            self.unclear += 1;
+            return;
+        }
+        let live = self.size(block, size - 8);
+        let start = block.address - 8;
+        self.add(at, start..start + size, block, live);
+    }
+
+    /// How many bytes were asked for of a room of so many.
+    fn size(&self, block: &Raw, room: u64) -> u64 {
+        match block.slack {
+            Some(slack) => room.saturating_sub(slack.into()),
+            None => self.sizes.get(&block.address).copied().unwrap_or(room).min(room),
+        }
+    }
+
+    /// For how many blocks one of this size stands.
+    fn weight(&self, size: u64) -> f64 {
+        if self.every == 0 {
+            return 1.0;
+        }
+        let probability = -(-real(size.max(1)) / real(self.every)).exp_m1();
+        probability.max(f64::MIN_POSITIVE).recip()
+    }
+
+    /// Adds a block: what nobody else may have of an extent, and what was asked for.
+    fn add(&mut self, at: usize, range: Range<u64>, block: &Raw, live: u64) {
+        let weight = self.weight(live);
+        let extent = &mut self.extents[at];
+        let range = range.start..range.end.min(extent.range.end);
+        let sum = &mut self.sums[extent.area];
+        sum.live = (sum.live.0 + real(live) * weight, sum.live.1 + weight);
+        sum.gap = sum.gap.max(range.start.saturating_sub(extent.last));
+        extent.last = extent.last.max(range.end);
+        let used = self.uses.add(&self.extents, at, &range, block.site);
+        self.sums[self.extents[used.extent].area].used += used.bytes;
+        self.sums[self.extents[at].area].used += used.whole;
+    }
+
+    /// The last page is done with.
+    fn close(&mut self) {
+        let used = self.uses.close(&self.extents);
+        if let Some(extent) = self.extents.get(used.extent) {
+            self.sums[extent.area].used += used.bytes;
+        }
+    }
+
+    /// Finds what is behind the last chunks, and who allocates where.
+    fn tops(&mut self, all_known: bool) {
+        let mut states: Vec<(usize, glibc::State)> = Vec::new();
+        let arenas = &self.arenas;
+        for arena in arenas {
+            states.extend(glibc::state(self.process, arena.address).map(|it| (arena.area, it)));
+        }
+        // They are in a ring with the first one, which lies in the C library.
+        let is_arena = |at: u64| arenas.iter().any(|arena| arena.address == at);
+        let main = states.iter().map(|(_, state)| state.next).find(|next| !is_arena(*next));
+        states.extend(main.and_then(|at| glibc::state(self.process, at)).map(|it| (0, it)));
+        for (area, state) in &states {
+            let held = self.extents.iter().filter(|it| it.area == *area);
+            let ends = held.map(|it| it.range.clone());
+            if let Some(top) = glibc::top(self.process, state.top, ends) {
+                let sum = &mut self.sums[*area];
+                sum.top = Some(top);
+                sum.threads = Some(state.threads).filter(|_| state.system <= sum.held);
+            }
+        }
+        let first = self.extents.iter().rfind(|it| it.area == 0 && self.sums[0].parts == 1);
+        if let (Some(main), true, Some(None)) =
+            (first, all_known, self.sums.first().map(|sum| sum.top))
+            && self.sums[0].kind == AreaKind::Main
+        {
+            self.sums[0].top = glibc::walk(self.process, main.last..main.range.end);
+        }
+    }
+
+    fn finish(self, all_known: bool, attached: bool) -> Layout {
+        let page = self.process.page;
+        let mut areas: Vec<Area> = self
+            .sums
+            .iter()
+            .filter(|sum| sum.held > 0)
+            .map(|sum| Area {
+                kind: sum.kind,
+                number: sum.number,
+                parts: sum.parts,
+                held: sum.held,
+                resident: Some(sum.resident)
+                    .filter(|_| self.every == 0 || sum.kind != AreaKind::Mapped),
+                live: (!attached)
+                    .then_some(Amount { bytes: whole(sum.live.0), blocks: whole(sum.live.1) }),
+                empty: (all_known && sum.kind != AreaKind::Mapped)
+                    .then(|| sum.resident.saturating_sub(sum.used)),
+                top: sum.top,
+                gap: Some(sum.gap).filter(|_| all_known && sum.kind != AreaKind::Mapped),
+                threads: sum.threads,
+            })
+            .collect();
+        let order = |kind| match kind {
+            AreaKind::Main => 0,
+            AreaKind::Arena => 1,
+            AreaKind::Mappings => 2,
+            AreaKind::Mapped => 3,
+        };
+        areas.sort_by_key(|area| (order(area.kind), area.number));
+        let empty: u64 = areas.iter().filter_map(|area| area.empty).sum();
+        let pages = all_known.then(|| self.uses.finish(empty / page));
+        Layout { time_ns: 0, areas, pages, unclear: self.unclear }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sums of samples are no more exact")]
+fn real(number: u64) -> f64 {
+    number as f64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "sums of sizes are not below 0, and above 2^64 become the end of the range"
+)]
+fn whole(number: f64) -> u64 {
+    number.round() as u64
+}

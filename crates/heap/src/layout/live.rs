@@ -1,0 +1,137 @@
+//! The recorder's map of live blocks, read from outside.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use pagewise_heaplog::tables::live::{
+    HALF, LEAF, ODD, SITE_BITS, SITE_SHIFT, SIZE_BITS, SLACK, SPACE,
+};
+use pagewise_sys::remote;
+
+use super::Process;
+
+/// A block as the map has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Raw {
+    pub(super) address: u64,
+    pub(super) site: u32,
+    /// How much smaller it is than its room; none where that is kept elsewhere.
+    pub(super) slack: Option<u8>,
+    /// How long it is, of an allocator whose rooms are not known.
+    pub(super) size: u64,
+}
+
+/// No map has more that is worth the time: bytes of cells.
+const MOST: u64 = 4 << 30;
+/// Bytes that are read at a time.
+const PIECE: u64 = 1 << 20;
+
+/// The sizes that cells have no room for. It may grow meanwhile, and is then not there: then it has none.
+pub(super) fn sizes(process: &Process, told: u64) -> HashMap<u64, u64> {
+    /// More large blocks than this no process has.
+    const MOST: u32 = 24;
+    let (table, bits) = (told & !0x3f, u32::try_from(told & 0x3f).unwrap_or(u32::MAX));
+    if table == 0 || bits > MOST {
+        return HashMap::new();
+    }
+    let mut sizes = HashMap::new();
+    let _ = each_piece(process, table..table.saturating_add(16 << bits), |_, bytes| {
+        for entry in bytes.chunks_exact(16) {
+            let (address, size) = entry.split_at(8);
+            let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+            if word(address) != 0 {
+                sizes.insert(word(address), word(size));
+            }
+        }
+    });
+    sizes
+}
+
+/// Hands on what of a range is in memory, with where it begins, piece by piece.
+fn each_piece(
+    process: &Process,
+    range: Range<u64>,
+    mut take: impl FnMut(u64, &[u8]),
+) -> Option<()> {
+    let mut bytes = Vec::new();
+    for run in process.present(range.clone()).ok()? {
+        let run = run.start.max(range.start)..run.end.min(range.end);
+        let mut at = run.start;
+        while at < run.end {
+            let piece = at..run.end.min(at.saturating_add(PIECE));
+            bytes.resize(usize::try_from(piece.end - piece.start).ok()?, 0);
+            let got = remote::read(process.pid, std::slice::from_ref(&piece), &mut bytes).ok()?;
+            take(at, bytes.get(..got)?);
+            at = piece.end;
+        }
+    }
+    Some(())
+}
+
+/// Hands on all blocks in order of address, those of a leaf at a time. None where the map cannot be read, or makes no sense.
+pub(super) fn each(
+    process: &Process,
+    map: u64,
+    is_narrow: bool,
+    mut take: impl FnMut(&[Raw]),
+) -> Option<()> {
+    let count = 1_u64 << (SPACE - LEAF);
+    let mut leaves: Vec<(u64, u64)> = Vec::new();
+    each_piece(process, map..map.checked_add(count * 8)?, |at, bytes| {
+        for (number, word) in ((at - map) / 8..).zip(bytes.chunks_exact(8)) {
+            let leaf = word.try_into().map_or(0, u64::from_ne_bytes);
+            if leaf != 0 {
+                leaves.push((number, leaf));
+            }
+        }
+    })?;
+    let (shift, width) = if is_narrow { (5, 4) } else { (4, 8) };
+    let mut blocks = Vec::new();
+    let mut read = 0;
+    for (number, leaf) in leaves {
+        let range = leaf..leaf.checked_add((1 << (LEAF - shift)) * width)?;
+        blocks.clear();
+        each_piece(process, range, |at, bytes| {
+            read += bytes.len() as u64;
+            let first = (number << LEAF) + (((at - leaf) / width) << shift);
+            if is_narrow {
+                let places = (first..).step_by(32);
+                blocks.extend(
+                    places.zip(bytes.chunks_exact(4)).filter_map(|(at, it)| narrow(at, it)),
+                );
+            } else {
+                let places = (first..).step_by(16);
+                blocks
+                    .extend(places.zip(bytes.chunks_exact(8)).filter_map(|(at, it)| wide(at, it)));
+            }
+        })?;
+        if read > MOST {
+            return None;
+        }
+        take(&blocks);
+    }
+    Some(())
+}
+
+fn narrow(at: u64, cell: &[u8]) -> Option<Raw> {
+    let cell = cell.try_into().map_or(0, u32::from_ne_bytes);
+    let site = (cell >> SITE_SHIFT & ((1 << SITE_BITS) - 1)).checked_sub(1)?;
+    let slack = cell & SLACK;
+    Some(Raw {
+        address: if cell & ODD == 0 { at } else { at + 16 },
+        site,
+        slack: if slack == SLACK { None } else { u8::try_from(slack).ok() },
+        size: 0,
+    })
+}
+
+fn wide(at: u64, cell: &[u8]) -> Option<Raw> {
+    let cell = cell.try_into().map_or(0, u64::from_ne_bytes);
+    let site = ((cell & !HALF) >> (SIZE_BITS + 1)).checked_sub(1)?;
+    Some(Raw {
+        address: if cell & HALF == 0 { at } else { at + 8 },
+        site: u32::try_from(site).ok()?,
+        slack: None,
+        size: cell & ((1 << SIZE_BITS) - 1),
+    })
+}

@@ -1,0 +1,202 @@
+//! How much of each page is live, and of whom.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use pagewise_heaplog::recording::{Amount, Pages, Pinned};
+
+use super::Extent;
+
+/// So many sites are named.
+const SITES: usize = 20;
+/// Cells of pages that are sparsely used: of which no more than a quarter is live.
+const SPARSE: u64 = 2;
+
+/// Adds up blocks that come in order of address.
+#[derive(Debug)]
+pub(super) struct Use {
+    page: u64,
+    cells: [u64; 9],
+    pinned: HashMap<u32, Pinned>,
+    /// The page that may have more blocks, and in which extent it is.
+    open: Option<(u64, usize)>,
+    /// What is live in it.
+    bytes: u64,
+    sites: Vec<(u32, Amount)>,
+}
+
+/// Bytes of resident pages that are done with and have something live in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Used {
+    /// Bytes of the page before, and the extent that it is in.
+    pub(super) bytes: u64,
+    pub(super) extent: usize,
+    /// Bytes of pages that a block has for itself.
+    pub(super) whole: u64,
+}
+
+impl Use {
+    pub(super) fn new(page: u64) -> Use {
+        Use { page, cells: [0; 9], pinned: HashMap::new(), open: None, bytes: 0, sites: Vec::new() }
+    }
+
+    /// An extent was added before which others keep their numbers.
+    pub(super) fn moved(&mut self, at: usize) {
+        if let Some((_, extent)) = &mut self.open
+            && *extent >= at
+        {
+            *extent += 1;
+        }
+    }
+
+    /// Adds a block of an extent; what is done with by then.
+    pub(super) fn add(
+        &mut self,
+        extents: &[Extent],
+        at: usize,
+        range: &Range<u64>,
+        site: u32,
+    ) -> Used {
+        if range.is_empty() {
+            return Used::default();
+        }
+        let page = self.page;
+        let (first, last) = (range.start - range.start % page, (range.end - 1) / page * page);
+        let mut used = Used::default();
+        if self.open != Some((first, at)) {
+            used = self.close(extents);
+            self.open = Some((first, at));
+        }
+        self.part(site, range.end.min(first + page) - range.start, 1);
+        if last > first {
+            // Of pages between the first and the last a block has all.
+            let whole = extents[at].resident_in(&(first + page..last));
+            self.cells[8] += whole / page;
+            let before = self.close(extents);
+            // Whichever of both was of this extent.
+            if used.bytes == 0 {
+                used = before;
+            } else {
+                used.whole = before.bytes;
+            }
+            used.whole += whole;
+            self.open = Some((last, at));
+            self.part(site, range.end - last, 0);
+        }
+        used
+    }
+
+    fn part(&mut self, site: u32, bytes: u64, blocks: u64) {
+        self.bytes += bytes;
+        match self.sites.last_mut() {
+            Some((last, sum)) if *last == site => {
+                sum.bytes += bytes;
+                sum.blocks += blocks;
+            }
+            _ => self.sites.push((site, Amount { bytes, blocks })),
+        }
+    }
+
+    /// The open page has no more blocks.
+    pub(super) fn close(&mut self, extents: &[Extent]) -> Used {
+        let sites = std::mem::take(&mut self.sites);
+        let bytes = std::mem::take(&mut self.bytes);
+        let Some((at, extent)) = self.open.take() else { return Used::default() };
+        let page = self.page;
+        let is_resident =
+            extents.get(extent).is_some_and(|it| it.resident_in(&(at..at + page)) > 0);
+        if !is_resident || bytes == 0 {
+            return Used::default();
+        }
+        let cell = (bytes.min(page) * 8).div_ceil(page);
+        if let Some(count) = usize::try_from(cell).ok().and_then(|cell| self.cells.get_mut(cell)) {
+            *count += 1;
+        }
+        if cell <= SPARSE {
+            let mut left = page;
+            for (number, (site, live)) in sites.iter().enumerate() {
+                let is_last = number + 1 == sites.len();
+                let part = if is_last { left } else { (page * live.bytes / bytes).min(left) };
+                left -= part;
+                let sum = self.pinned.entry(*site).or_default();
+                sum.site = *site;
+                plus(sum, part, *live);
+            }
+        }
+        Used { bytes: page, extent, whole: 0 }
+    }
+
+    /// The cells and who keeps pages, with so many pages that have nothing live.
+    pub(super) fn finish(mut self, empty: u64) -> Pages {
+        self.cells[0] = empty;
+        let mut pinned: Vec<Pinned> = self.pinned.into_values().collect();
+        pinned.sort_unstable_by_key(|it| (Reverse(it.bytes), it.site));
+        let mut others = Pinned::default();
+        for it in pinned.iter().skip(SITES) {
+            plus(&mut others, it.bytes, it.live);
+        }
+        pinned.truncate(SITES);
+        Pages { cells: self.cells, pinned, others }
+    }
+}
+
+fn plus(sum: &mut Pinned, bytes: u64, live: Amount) {
+    sum.bytes = sum.bytes.saturating_add(bytes);
+    sum.live.bytes = sum.live.bytes.saturating_add(live.bytes);
+    sum.live.blocks = sum.live.blocks.saturating_add(live.blocks);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    fn extent(range: Range<u64>, runs: Vec<Range<u64>>) -> Extent {
+        Extent { last: range.start, range, area: 0, runs }
+    }
+
+    #[test]
+    fn pages_are_counted_by_how_much_of_them_is_live() {
+        let end = 20 * PAGE;
+        let extents = [extent(0..end, vec![0..10 * PAGE, 11 * PAGE..end])];
+        let mut uses = Use::new(PAGE);
+        let mut used = Vec::new();
+        let mut add = |range: Range<u64>, site| used.push(uses.add(&extents, 0, &range, site));
+        // A page with two blocks of a sixteenth in all, of one site and another.
+        add(16..16 + 64, 1);
+        add(1024..1024 + 192, 2);
+        // From the middle of one to the middle of another that has no RAM, and one more there.
+        add(5 * PAGE + 2048..10 * PAGE + 2048, 3);
+        add(10 * PAGE + 3000..10 * PAGE + 3010, 3);
+        // A whole one.
+        add(12 * PAGE..13 * PAGE, 4);
+        used.push(uses.close(&extents));
+        let bytes: u64 = used.iter().map(|it| it.bytes + it.whole).sum();
+        let pages = uses.finish(7);
+        // 0; 5 by a half; 6 to 9 whole, and 12.
+        assert_eq!(pages.cells, [7, 1, 0, 0, 1, 0, 0, 0, 5]);
+        assert_eq!(bytes, 7 * PAGE);
+        let live = |bytes, blocks| Amount { bytes, blocks };
+        assert_eq!(
+            pages.pinned,
+            [
+                Pinned { site: 2, bytes: PAGE * 3 / 4, live: live(192, 1) },
+                Pinned { site: 1, bytes: PAGE / 4, live: live(64, 1) },
+            ]
+        );
+        assert_eq!(pages.others, Pinned::default());
+    }
+
+    #[test]
+    fn what_overlaps_fills_no_page_twice() {
+        let extents = [extent(0..PAGE, std::iter::once(0..PAGE).collect())];
+        let mut uses = Use::new(PAGE);
+        for _ in 0..3 {
+            uses.add(&extents, 0, &(0..4000), 1);
+        }
+        uses.close(&extents);
+        assert_eq!(uses.finish(0).cells[8], 1);
+    }
+}
