@@ -4,6 +4,7 @@ mod advice;
 mod diff;
 pub(crate) mod frames;
 mod histograms;
+mod layout;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -82,7 +83,7 @@ pub enum Direction {
     BottomUp,
 }
 
-/// A recording as a report: `recording`, `totals`, `findings`, `peak`, `timeline`, `leaks`, `places`, `sites`, `sizes`,
+/// A recording as a report: `recording`, `totals`, `findings`, `peak`, `timeline`, `layouts`, `arenas`, `page_use`, `pinned`, `leaks`, `places`, `sites`, `sizes`,
 /// `lifetimes`, `threads` and `libraries`.
 pub fn report(recording: &Recording, options: &Options) -> Report {
     let sites = Sites::of(recording);
@@ -94,6 +95,7 @@ pub fn report(recording: &Recording, options: &Options) -> Report {
     ];
     blocks.extend(time_line::chart(recording).map(Block::Chart));
     blocks.extend(time_line::tables(recording, options).map(Block::Table));
+    blocks.extend(layout::blocks(&sites, options));
     blocks.push(Block::Facts(peak(&sites, options)));
     blocks.extend(tree::blocks(&sites, options));
     blocks.extend(tables::leaks(&sites, options));

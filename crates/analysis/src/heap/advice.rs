@@ -1,9 +1,10 @@
 //! What stands out in a recording, and what to do: each rule looks for one thing, and speaks only where the numbers do.
 
-use pagewise_model::heap::{Amount, Ending, Moment, Recording, Site};
+use pagewise_model::heap::{Amount, Ending, Layout, Moment, Recording, Site};
 use pagewise_model::report::{Fact, Finding, Severity, Value};
 
 use super::frames::Sites;
+use super::layout::{self, Sums};
 use super::{real, share, text};
 use crate::explain::fact;
 
@@ -160,30 +161,88 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     evidence.push(bytes("unused_at_end", "unused at the end", free(last).unwrap_or(0)));
     let threads = recording.threads.len() as u64;
     evidence.push(fact("threads", "threads", Value::Count(threads), ""));
+    // What is known of another time says nothing of this one.
+    let layout = layout::worst(recording)
+        .filter(|layout| real(Sums::of(recording, layout).held) >= real(held) * 0.5);
+    let place = layout.and_then(layout::where_unused);
     let mut claim =
         vec![text("Live "), Value::Bytes(worst.live.bytes), text(", held "), Value::Bytes(held)];
     if let Some(resident) = resident {
         claim.extend([text(", resident "), Value::Bytes(resident)]);
     }
-    claim.push(text(if lasts {
-        ": fragmentation, or memory that is kept for later."
-    } else {
-        ": fragmentation, or memory that was kept for later. At the end it had been given back."
+    claim.push(text(match &place {
+        Some(place) => format!(": fragmentation, {place}."),
+        None => ": fragmentation, or memory that is kept for later.".to_owned(),
     }));
-    let mut advice = "With glibc, malloc_trim(0) gives back what is free in whole pages: if that helps, lower \
-         MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_. If it does not, long-lived blocks lie between short-lived ones: \
-         keep them apart, in a pool of each kind."
-        .to_owned();
-    if threads > 2 {
-        advice.push_str(" Each thread may have an arena of its own: try MALLOC_ARENA_MAX=2.");
+    if !lasts {
+        claim.push(text(" At the end it had been given back."));
+    }
+    let mut advice = vec![text(
+        "With glibc, malloc_trim(0) gives back what is free in whole pages: if that helps, lower MALLOC_TRIM_THRESHOLD_ and \
+         MALLOC_MMAP_THRESHOLD_. If it does not, long-lived blocks lie between short-lived ones: keep them apart, in a pool of \
+         each kind.",
+    )];
+    let is_many = layout.map_or(threads > 2, |layout| layout::arenas_of(layout) > 2);
+    if let Some((facts, words)) = layout.and_then(|layout| lies(sites, layout)) {
+        evidence.extend(facts);
+        advice = words;
+    }
+    if is_many {
+        advice.push(text(
+            " Each thread may have an arena of its own: try MALLOC_ARENA_MAX=2 (M_ARENA_MAX).",
+        ));
     }
     Some(Finding {
         id: "held-unused",
         severity: if lasts { Severity::Warning } else { Severity::Note },
         claim,
         evidence,
-        next_step: vec![text(advice)],
+        next_step: advice,
     })
+}
+
+/// Of what kind the pages are that are held and not used, and what helps; none where that is not known.
+fn lies(sites: &Sites<'_>, layout: &Layout) -> Option<(Vec<Fact>, Vec<Value>)> {
+    let sums = Sums::of(sites.recording, layout);
+    let (empty, sparse) = (sums.empty.ok()?.0, sums.sparse.ok()?.0);
+    let pinned = layout::pins_most(sites, layout);
+    let mut facts = vec![
+        bytes("empty", "in empty pages", empty),
+        bytes("sparse", "in pages at most a quarter live", sparse),
+    ];
+    if let Some((place, _)) = &pinned {
+        facts.push(fact("kept_by", "most of these kept in", place.clone(), ""));
+    }
+    let mut words = Vec::new();
+    // What is less than a fifth of the other is not what to begin with.
+    if empty > 0 && empty >= sparse / 5 {
+        words.extend([
+            Value::Bytes(empty),
+            text(
+                " are in pages without a live block: malloc_trim(0) gives them back, and a lower MALLOC_TRIM_THRESHOLD_ \
+                 (M_TRIM_THRESHOLD) those at the end of an arena by itself.",
+            ),
+        ]);
+    }
+    if sparse > 0 && sparse >= empty / 5 {
+        words.extend([
+            text(if words.is_empty() { "" } else { " " }),
+            Value::Bytes(sparse),
+            text(" are in pages of which at most a quarter is live, and stay as long as those blocks do"),
+        ]);
+        if let Some((place, bytes)) = pinned {
+            words.extend([
+                text(": most of them, "),
+                Value::Bytes(bytes),
+                text(", by what was allocated in "),
+                place,
+                text(". Keep such blocks apart from short-lived ones, in a pool of their own."),
+            ]);
+        } else {
+            words.push(text("."));
+        }
+    }
+    (!words.is_empty()).then_some((facts, words))
 }
 
 /// Memory that was asked for and never touched.

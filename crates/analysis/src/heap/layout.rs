@@ -1,0 +1,454 @@
+//! Where the memory lies that the allocator holds, how full its pages are, and whose blocks keep pages that are nearly empty.
+
+use std::fmt::Write as _;
+
+use pagewise_model::heap::{Amount, Area, AreaKind, Layout, Pages, Recording};
+use pagewise_model::report::{
+    Audience, Block, Cells, Column, Facts, Gaps, Label, Shape, Table, Value,
+};
+use pagewise_model::{Absent, Bytes, Reading};
+
+use super::frames::Sites;
+use super::{At, Options, meant, real, share, table, text};
+use crate::blocks::{facts_of, first, for_programs};
+
+/// Cells of pages of which no more than a quarter is live, but something.
+const SPARSE: std::ops::RangeInclusive<usize> = 1..=2;
+
+/// Sums over what an allocator holds.
+#[derive(Clone, Debug)]
+pub(super) struct Sums {
+    pub(super) held: u64,
+    pub(super) live: Reading<Amount>,
+    pub(super) resident: Reading<Bytes>,
+    pub(super) empty: Reading<Bytes>,
+    pub(super) sparse: Reading<Bytes>,
+}
+
+impl Sums {
+    pub(super) fn of(recording: &Recording, layout: &Layout) -> Sums {
+        // Blocks with mappings of their own have no empty pages that could be told.
+        let parts = || layout.areas.iter().filter(|area| area.kind != AreaKind::Mapped);
+        let resident = layout.areas.iter().map(|area| area.resident.clone());
+        let live: Reading<Vec<Amount>> =
+            layout.areas.iter().map(|area| area.live.clone()).collect();
+        Sums {
+            held: layout.areas.iter().fold(0, |sum, area| area.held.0.saturating_add(sum)),
+            live: live.map(|all| {
+                all.iter().fold(Amount::default(), |sum, it| Amount {
+                    bytes: sum.bytes.saturating_add(it.bytes),
+                    blocks: sum.blocks.saturating_add(it.blocks),
+                })
+            }),
+            resident: add(resident),
+            empty: add(parts().map(|area| area.empty.clone())),
+            sparse: layout.pages.as_ref().map(|it| sparse(recording, it)).map_err(Clone::clone),
+        }
+    }
+
+    /// What is held and not live.
+    fn unused(&self) -> Option<u64> {
+        self.live.as_ref().ok().map(|live| self.held.saturating_sub(live.bytes))
+    }
+}
+
+fn add(mut all: impl Iterator<Item = Reading<Bytes>>) -> Reading<Bytes> {
+    all.try_fold(Bytes(0), |sum, it| Ok(Bytes(sum.0.saturating_add(it?.0))))
+}
+
+/// Bytes of pages of which no more than a quarter is live, but something.
+fn sparse(recording: &Recording, pages: &Pages) -> Bytes {
+    let cells = pages.cells.get(SPARSE).unwrap_or_default();
+    let count = cells.iter().fold(0_u64, |sum, cell| sum.saturating_add(*cell));
+    Bytes(count.saturating_mul(recording.page_size.bytes()))
+}
+
+/// The layout in which most was held and not live; where that is not known, in which most was held.
+pub(super) fn worst(recording: &Recording) -> Option<&Layout> {
+    let by = |layout: &&Layout| {
+        let sums = Sums::of(recording, layout);
+        (sums.unused(), sums.held)
+    };
+    // One that was taken while much changed says less than one that is whole.
+    let is_whole = |layout: &&Layout| {
+        let blocks = Sums::of(recording, layout).live.map_or(0, |live| live.blocks);
+        layout.unclear <= blocks / 50
+    };
+    let all = || recording.layouts.iter().filter(|layout| !layout.areas.is_empty());
+    all().filter(is_whole).max_by_key(by).or_else(|| all().max_by_key(by))
+}
+
+/// The layout that is asked for.
+fn chosen<'a>(recording: &'a Recording, options: &Options) -> Option<&'a Layout> {
+    let mut all = recording.layouts.iter().filter(|layout| !layout.areas.is_empty());
+    match options.at {
+        At::Peak => worst(recording),
+        At::End => all.next_back(),
+        At::Time(time) => all.rfind(|layout| layout.time_ns <= time),
+    }
+}
+
+/// What an area is called.
+fn words(kind: AreaKind) -> String {
+    match kind {
+        AreaKind::Main => "main arena (brk)".to_owned(),
+        AreaKind::Arena(number) => format!("arena {number}"),
+        AreaKind::Mapped => "mappings of their own".to_owned(),
+        AreaKind::Mappings => "mappings with blocks".to_owned(),
+    }
+}
+
+/// The areas that together have nine tenths of what is held and not live, in words: `arenas 1-8`.
+pub(super) fn where_unused(layout: &Layout) -> Option<String> {
+    let unused =
+        |area: &Area| area.live.as_ref().ok().map(|live| area.held.0.saturating_sub(live.bytes));
+    let mut all: Vec<(u64, AreaKind)> =
+        layout.areas.iter().filter_map(|area| Some((unused(area)?, area.kind))).collect();
+    all.sort_by_key(|(unused, _)| std::cmp::Reverse(*unused));
+    let sum = all.iter().fold(0_u64, |sum, (unused, _)| sum.saturating_add(*unused));
+    let (mut so_far, mut most) = (0_u64, Vec::new());
+    for (unused, kind) in all {
+        if real(so_far) >= real(sum) * 0.9 || unused == 0 {
+            break;
+        }
+        so_far = so_far.saturating_add(unused);
+        most.push(kind);
+    }
+    let mut parts = Vec::new();
+    if most.contains(&AreaKind::Main) {
+        parts.push("the main arena (brk)".to_owned());
+    }
+    let mut numbers: Vec<u32> = most
+        .iter()
+        .filter_map(|kind| if let AreaKind::Arena(number) = kind { Some(*number) } else { None })
+        .collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    if !numbers.is_empty() {
+        let word = if numbers.len() == 1 { "arena" } else { "arenas" };
+        parts.push(format!("{word} {}", runs(&numbers)));
+    }
+    if most.contains(&AreaKind::Mapped) {
+        parts.push("blocks with mappings of their own".to_owned());
+    }
+    if most.contains(&AreaKind::Mappings) {
+        parts.push("mappings with blocks in them".to_owned());
+    }
+    (!parts.is_empty()).then(|| parts.join(" and "))
+}
+
+/// How many arenas there are.
+pub(super) fn arenas_of(layout: &Layout) -> usize {
+    let is_arena = |area: &&Area| matches!(area.kind, AreaKind::Main | AreaKind::Arena(_));
+    layout.areas.iter().filter(is_arena).count()
+}
+
+/// Numbers in order, as runs: `1-3, 5`.
+fn runs(numbers: &[u32]) -> String {
+    /// More runs than this say no more.
+    const MOST: usize = 8;
+    let mut ends: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match ends.last_mut() {
+            Some(last) if last.1.checked_add(1) == Some(*number) => last.1 = *number,
+            _ => ends.push((*number, *number)),
+        }
+    }
+    let mut words = String::new();
+    for (at, (first, last)) in ends.iter().take(MOST).enumerate() {
+        let comma = if at == 0 { "" } else { ", " };
+        let _ = match first == last {
+            true => write!(words, "{comma}{first}"),
+            false => write!(words, "{comma}{first}-{last}"),
+        };
+    }
+    if ends.len() > MOST {
+        words.push_str(" ..");
+    }
+    words
+}
+
+/// Who keeps most of the sparsely used pages, and how much of them.
+pub(super) fn pins_most(sites: &Sites<'_>, layout: &Layout) -> Option<(Value, u64)> {
+    let pages = layout.pages.as_ref().ok()?;
+    let bytes = |at: usize| {
+        let of_site = pages.pinned.iter().filter(|it| it.site as usize == at);
+        of_site.fold(0_u64, |sum, it| sum.saturating_add(it.bytes))
+    };
+    let mut sums: std::collections::HashMap<super::frames::Place, u64> = Default::default();
+    for (at, site) in sites.recording.sites.iter().enumerate() {
+        let bytes = bytes(at);
+        if bytes > 0 {
+            let sum = sums.entry(sites.place(site)).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+    let (place, bytes) =
+        sums.into_iter().max_by_key(|(place, sum)| (*sum, std::cmp::Reverse(*place)))?;
+    Some((Value::Name(sites.words(place)), bytes))
+}
+
+/// `layouts`, and of the one that is shown `arenas`, `page_use` and `pinned`.
+pub(super) fn blocks(sites: &Sites<'_>, options: &Options) -> Vec<Block> {
+    let recording = sites.recording;
+    let mut blocks = vec![Block::Table(all(recording))];
+    let Some(layout) = chosen(recording, options) else {
+        let absent = Absent::NotCollected("where the allocator's memory lay then".into());
+        let facts = vec![meant("time", "AT", Value::Absent(absent))];
+        let facts = facts_of("layout", "", Shape::List, facts);
+        blocks.push(Block::Facts(Facts { audience: Audience::Programs, ..facts }));
+        return blocks;
+    };
+    blocks.push(Block::Facts(summary(recording, layout)));
+    blocks.push(Block::Table(arenas(recording, layout, options)));
+    match &layout.pages {
+        Ok(pages) => {
+            blocks.extend(page_use(recording, pages).map(Block::Table));
+            blocks.push(Block::Table(pinned(sites, pages, options)));
+        }
+        Err(_) => blocks.push(Block::Table(Table {
+            audience: Audience::Programs,
+            ..table("pinned", "", Audience::Programs, Vec::new())
+        })),
+    }
+    blocks
+}
+
+/// Sums over each layout, for programs.
+fn all(recording: &Recording) -> Table {
+    let rows: Vec<(&Layout, Sums)> =
+        recording.layouts.iter().map(|it| (it, Sums::of(recording, it))).collect();
+    let values = |key, label, pick: &dyn Fn(&(&Layout, Sums)) -> Value| {
+        Column::new(key, label, Cells::Values(rows.iter().map(pick).collect()))
+    };
+    let bytes = |key, label, pick: &dyn Fn(&Sums) -> Reading<Bytes>| {
+        Column::bytes(key, label, rows.iter().map(|row| pick(&row.1)))
+    };
+    let columns = vec![
+        values("time", "AT", &|row| Value::Seconds(row.0.time_ns)),
+        bytes("live", "LIVE", &|it| {
+            it.live.as_ref().map(|it| Bytes(it.bytes)).map_err(Clone::clone)
+        }),
+        bytes("held", "HELD", &|it| Ok(Bytes(it.held))),
+        bytes("resident", "RESIDENT", &|it| it.resident.clone()),
+        bytes("empty", "EMPTY", &|it| it.empty.clone()),
+        bytes("sparse", "SPARSE", &|it| it.sparse.clone()),
+        values("areas", "AREAS", &|row| Value::Count(row.0.areas.len() as u64)),
+        values("unclear", "UNCLEAR", &|row| Value::Count(row.0.unclear)),
+    ];
+    table("layouts", "", Audience::Programs, columns)
+}
+
+/// Sums over the layout that is shown, for programs.
+fn summary(recording: &Recording, layout: &Layout) -> Facts {
+    let sums = Sums::of(recording, layout);
+    let bytes =
+        |key, label, it: Reading<Bytes>| meant(key, label, Value::of(it, |it| Value::Bytes(it.0)));
+    let facts = vec![
+        meant("time", "AT", Value::Seconds(layout.time_ns)),
+        bytes("live", "LIVE", sums.live.map(|it| Bytes(it.bytes))),
+        bytes("held", "HELD", Ok(Bytes(sums.held))),
+        bytes("resident", "RESIDENT", sums.resident),
+        bytes("empty", "EMPTY", sums.empty),
+        bytes("sparse", "SPARSE", sums.sparse),
+        meant("unclear", "UNCLEAR", Value::Count(layout.unclear)),
+    ];
+    let facts = facts_of("layout", "", Shape::List, facts);
+    Facts { audience: Audience::Programs, ..facts }
+}
+
+fn at(layout: &Layout) -> String {
+    format!("{:.3} s after the beginning", real(layout.time_ns) / 1e9)
+}
+
+fn arenas(recording: &Recording, layout: &Layout, options: &Options) -> Table {
+    let mut order: Vec<&Area> = layout.areas.iter().collect();
+    // In the order of numbers, unless not all are shown.
+    if options.limit.is_some_and(|limit| order.len() > limit) {
+        order.sort_by_key(|area| std::cmp::Reverse(area.held));
+    }
+    let (shown, mut note) = first(&order, options.limit, "--top");
+    if layout.unclear > 0 {
+        let words = format!("{} blocks could not be placed.", layout.unclear);
+        note = if note.is_empty() { words.into() } else { format!("{note} {words}").into() };
+    }
+    let estimated = recording.every_bytes.is_some();
+    let bytes = |key, label: &'static str, pick: &dyn Fn(&Area) -> Reading<Bytes>| {
+        Column::bytes(key, label, shown.iter().map(|area| pick(area)))
+    };
+    let values = |key, label: &'static str, pick: &dyn Fn(&Area) -> Value| {
+        Column::new(key, label, Cells::Values(shown.iter().map(|area| pick(area)).collect()))
+    };
+    let live = |pick: fn(&Amount) -> u64, value: fn(u64) -> Value| {
+        move |area: &Area| Value::of(area.live.as_ref().map(pick).map_err(Clone::clone), value)
+    };
+    let kind = |area: &Area| match area.kind {
+        AreaKind::Main => "main",
+        AreaKind::Arena(_) => "arena",
+        AreaKind::Mapped => "mapped",
+        AreaKind::Mappings => "mappings",
+    };
+    let number = |area: &Area| match area.kind {
+        AreaKind::Arena(number) => Value::Count(number.into()),
+        _ => Value::None,
+    };
+    let mut columns = vec![
+        values(
+            "live",
+            if estimated { "≈ LIVE" } else { "LIVE" },
+            &live(|it| it.bytes, Value::Bytes),
+        ),
+        values(
+            "blocks",
+            if estimated { "≈ BLOCKS" } else { "BLOCKS" },
+            &live(|it| it.blocks, Value::Count),
+        ),
+        bytes("held", "HELD", &|area| Ok(area.held)),
+        bytes("resident", "RESIDENT", &|area| area.resident.clone()),
+        bytes("empty", "EMPTY", &|area| area.empty.clone()),
+        bytes("gap", "LONGEST GAP", &|area| area.gap.clone()),
+        bytes("top", "TOP", &|area| area.top.clone()),
+        values("threads", "THREADS", &|area| Value::of(area.threads.clone(), Value::Count)),
+        values("parts", "PARTS", &|area| Value::Count(area.parts.into())),
+        for_programs(Column::new(
+            "kind",
+            "KIND",
+            Cells::Labels(shown.iter().map(|area| Label::from(kind(area))).collect()),
+        )),
+        for_programs(values("number", "NUMBER", &number)),
+        Column {
+            audience: Audience::People,
+            ..values("area", "AREA", &|area| text(words(area.kind)))
+        },
+    ];
+    let is_unknown = |column: &Column| {
+        matches!(&column.gaps, Gaps::Some(rows) if rows.len() == shown.len())
+            || matches!(&column.cells, Cells::Values(all) if all.iter().all(|it| matches!(it, Value::Absent(_))))
+    };
+    for column in &mut columns {
+        // What is never known needs no column of marks.
+        if is_unknown(column) && column.audience == Audience::Everyone {
+            column.audience = Audience::Programs;
+        }
+    }
+    let title = format!("Where malloc's memory lay, {}", at(layout));
+    Table { title: title.into(), note, ..table("arenas", "", Audience::Everyone, columns) }
+}
+
+/// Pages by how much of them is live, for people and for programs.
+fn page_use(recording: &Recording, pages: &Pages) -> [Table; 2] {
+    let page = recording.page_size.bytes();
+    let all = pages.cells.iter().fold(0_u64, |sum, cell| sum.saturating_add(*cell));
+    let most = pages.cells.iter().copied().max().unwrap_or(0);
+    let rows: Vec<(f64, f64, u64)> = pages
+        .cells
+        .iter()
+        .enumerate()
+        .map(|(at, count)| (real(at.saturating_sub(1) as u64) / 8.0, real(at as u64) / 8.0, *count))
+        .collect();
+    let make = |audience| {
+        let cells = |pick: &dyn Fn(&(f64, f64, u64)) -> Value| {
+            Cells::Values(rows.iter().map(pick).collect())
+        };
+        let bar = |row: &(f64, f64, u64)| match most {
+            0 => Value::None,
+            most => Value::Bar(real(row.2) / real(most)),
+        };
+        let columns = vec![
+            Column::new("above", "LIVE ABOVE", cells(&|row| Value::Share(row.0))),
+            Column::new("to", "TO", cells(&|row| Value::Share(row.1))),
+            Column::new("pages", "PAGES", Cells::Counts(rows.iter().map(|row| row.2).collect())),
+            Column::new(
+                "bytes",
+                "BYTES",
+                Cells::Bytes(rows.iter().map(|row| row.2.saturating_mul(page)).collect()),
+            ),
+            Column::new("share", "SHARE", cells(&|row| share(row.2, all))),
+            Column { audience: Audience::People, ..Column::new("bar", "", cells(&bar)) },
+        ];
+        table(
+            "page_use",
+            "Resident pages of the heap by how much of them is live",
+            audience,
+            columns,
+        )
+    };
+    let people = if all == 0 { Audience::Programs } else { Audience::People };
+    let mut shown = make(people);
+    shown.key = "page_use_shown".into();
+    if all == 0 {
+        shown.columns.clear();
+    }
+    [shown, make(Audience::Programs)]
+}
+
+/// Whose blocks keep pages of which no more than a quarter is live.
+fn pinned(sites: &Sites<'_>, pages: &Pages, options: &Options) -> Table {
+    let (shown, mut note) = first(&pages.pinned, options.limit, "--top");
+    let recording = sites.recording;
+    let all = sparse(recording, pages).0;
+    let hidden: u64 = pages.pinned[shown.len()..].iter().map(|it| it.bytes).sum();
+    let others = pages.others.bytes.saturating_add(hidden);
+    if others > 0 && note.is_empty() {
+        note = "Call stacks that keep less are left out.".into();
+    }
+    let bytes = |key, label, pick: fn(&pagewise_model::heap::Pinned) -> u64| {
+        Column::new(key, label, Cells::Bytes(shown.iter().map(pick).collect()))
+    };
+    let site = |at: u32| recording.sites.get(at as usize);
+    let columns = vec![
+        bytes("pages", "KEPT", |it| it.bytes),
+        Column::new(
+            "share",
+            "SHARE",
+            Cells::Values(shown.iter().map(|it| share(it.bytes, all)).collect()),
+        ),
+        bytes("live", "LIVE IN THEM", |it| it.live.bytes),
+        Column::new(
+            "blocks",
+            "BLOCKS",
+            Cells::Counts(shown.iter().map(|it| it.live.blocks).collect()),
+        ),
+        for_programs(Column::new(
+            "stack",
+            "CALL STACK",
+            Cells::Values(
+                shown
+                    .iter()
+                    .map(|it| site(it.site).map_or(Value::None, |site| sites.stack_value(site)))
+                    .collect(),
+            ),
+        )),
+        Column {
+            audience: Audience::People,
+            ..Column::new(
+                "where",
+                "ALLOCATED IN ← CALLED BY",
+                Cells::Names(
+                    shown
+                        .iter()
+                        .map(|it| {
+                            site(it.site)
+                                .map_or_else(|| sites.words(None), |it| sites.stack_words(it))
+                        })
+                        .collect(),
+                ),
+            )
+        },
+    ];
+    let audience = if shown.is_empty() { Audience::Programs } else { Audience::Everyone };
+    let title = "Who keeps pages of which at most a quarter is live";
+    Table { note, ..table("pinned", title, audience, columns) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_a_row_are_said_once() {
+        assert_eq!(runs(&[1, 2, 3, 5, 7, 8]), "1-3, 5, 7-8");
+        assert_eq!(runs(&[4]), "4");
+        assert_eq!(runs(&[u32::MAX - 1, u32::MAX]), "4294967294-4294967295");
+    }
+}
