@@ -1866,6 +1866,42 @@ fields! {
         "swap" "bytes" ""
             "What was swapped out (VmSwap)."
             "";
+        "empty" "bytes" ""
+            "Resident pages of the allocator in which nothing is live."
+            "malloc_trim(0) gives most of it back. What the allocator keeps for itself there counts as nothing, and neither do blocks with mappings of their own.";
+        "sparse" "bytes" ""
+            "Resident pages of the allocator in which something is live, but no more than a quarter of the page."
+            "They stay as long as these blocks do: malloc cannot move them.";
+        "unclear" "count" ""
+            "Blocks whose place could not be made out, since the program ran on while they were looked at, or since they are swapped out."
+            "They are in no sum of arenas.";
+        "areas" "count" ""
+            "Parts of what the allocator holds that are told apart: arenas and the like."
+            "";
+        "area" "text" ""
+            "A part of what the allocator holds: one of glibc's arenas, numbered as they were first met; mappings of large blocks; or, of other allocators, mappings with blocks in them."
+            "";
+        "parts" "count" ""
+            "Heaps or mappings that it is made of."
+            "A heap of an arena of glibc's has at most 64 MiB.";
+        "gap" "bytes" ""
+            "The longest run of bytes without a live block between two blocks, or before the first."
+            "What is behind the last one is not in it: see top.";
+        "top" "bytes" ""
+            "The last chunk of an arena, which is free: what glibc gives back by itself once it is longer than M_TRIM_THRESHOLD."
+            "Known of glibc only, and where the arena did not change just then.";
+        "number" "count" ""
+            "The arena's number, in the order in which they were first met."
+            "";
+        "above" "share" ""
+            "More than this share of a page is live."
+            "";
+        "pages" "count" ""
+            "Resident pages of the allocator of which so much is live."
+            "Blocks with mappings of their own have none here.";
+        "kept" "bytes" ""
+            "Resident pages that blocks of a call stack keep, of which no more than a quarter is live."
+            "A page of several call stacks is shared out by the bytes that each has in it.";
         "has_tree" "flag" ""
             "Whether it was taken down then what each call stack had: --at shows it."
             "";

@@ -138,18 +138,21 @@ fn time(moment: &Moment) -> Value {
 /// Memory that the allocator holds and nobody uses.
 fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    // What is held is compared with what was asked for of `malloc` only.
-    let free = |moment: &Moment| {
-        let held = moment.held.as_ref().ok()?.0;
-        held.checked_sub(moment.live.bytes)
+    // What is held is compared with what was asked for of `malloc` only. It was read a little later: what is live at the next moment
+    // may have been live by then.
+    let moments = &recording.moments;
+    let free = |at: usize| {
+        let held = moments[at].held.as_ref().ok()?.0;
+        let next = moments.get(at + 1).map_or(0, |next| next.live.bytes);
+        held.checked_sub(moments[at].live.bytes.max(next))
     };
-    let worst = recording.moments.iter().max_by_key(|moment| free(moment))?;
-    let unused = free(worst)?;
+    let at = (0..moments.len()).max_by_key(|at| free(*at))?;
+    let (worst, unused) = (&moments[at], free(at)?);
     let held = worst.held.as_ref().ok()?.0;
-    if unused < LARGE || real(held) < real(worst.live.bytes) * 1.5 {
+    if unused < LARGE || real(unused) * 3.0 < real(held) {
         return None;
     }
-    let last = recording.moments.iter().rfind(|moment| moment.held.is_ok())?;
+    let last = moments.iter().rposition(|moment| moment.held.is_ok())?;
     let lasts = free(last).is_some_and(|unused| unused >= LARGE);
     let mut evidence = vec![
         fact("time", "at", time(worst), ""),

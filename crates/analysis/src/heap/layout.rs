@@ -397,7 +397,7 @@ fn pinned(sites: &Sites<'_>, pages: &Pages, options: &Options) -> Table {
     };
     let site = |at: u32| recording.sites.get(at as usize);
     let columns = vec![
-        bytes("pages", "KEPT", |it| it.bytes),
+        bytes("kept", "KEPT", |it| it.bytes),
         Column::new(
             "share",
             "SHARE",
