@@ -138,6 +138,9 @@ fn time(moment: &Moment) -> Value {
 /// Memory that the allocator holds and nobody uses.
 fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
+    if recording.moments.iter().all(|moment| moment.held.is_err()) {
+        return resident(sites);
+    }
     // What is held is compared with what was asked for of `malloc` only. It was read a little later: what is live at the next moment
     // may have been live by then.
     let moments = &recording.moments;
@@ -204,6 +207,40 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
+/// The same of an allocator of which it is only known which mappings have blocks in them: what is resident there and not live.
+fn resident(sites: &Sites<'_>) -> Option<Finding> {
+    let recording = sites.recording;
+    let layout = layout::worst(recording)?;
+    let sums = Sums::of(recording, layout);
+    let (live, resident) = (sums.live.ok()?.bytes, sums.resident.ok()?.0);
+    let unused = resident.saturating_sub(live);
+    if unused < LARGE || real(unused) * 3.0 < real(resident) {
+        return None;
+    }
+    let (facts, advice) = lies(sites, layout)?;
+    let mut evidence = vec![
+        fact("time", "at", Value::Nanos(layout.time_ns), ""),
+        bytes("live", "live", live),
+        bytes("resident", "resident", resident),
+    ];
+    evidence.extend(facts);
+    Some(Finding {
+        id: "held-unused",
+        severity: Severity::Warning,
+        claim: vec![
+            text("Live "),
+            Value::Bytes(live),
+            text(", resident "),
+            Value::Bytes(resident),
+            text(
+                " in mappings with blocks in them: fragmentation, or memory that is kept for later.",
+            ),
+        ],
+        evidence,
+        next_step: advice,
+    })
+}
+
 /// Of what kind the pages are that are held and not used, and what helps; none where that is not known.
 fn lies(sites: &Sites<'_>, layout: &Layout) -> Option<(Vec<Fact>, Vec<Value>)> {
     let sums = Sums::of(sites.recording, layout);
@@ -221,10 +258,13 @@ fn lies(sites: &Sites<'_>, layout: &Layout) -> Option<(Vec<Fact>, Vec<Value>)> {
     if empty > 0 && empty >= sparse / 5 {
         words.extend([
             Value::Bytes(empty),
-            text(
+            text(if layout::arenas_of(layout) > 0 {
                 " are in pages without a live block: malloc_trim(0) gives them back, and a lower MALLOC_TRIM_THRESHOLD_ \
-                 (M_TRIM_THRESHOLD) those at the end of an arena by itself.",
-            ),
+                 (M_TRIM_THRESHOLD) those at the end of an arena by itself."
+            } else {
+                " are in pages without a live block, which the allocator keeps for later: see how soon it gives such pages back \
+                 (jemalloc's dirty_decay_ms, mimalloc's purge_delay, tcmalloc's release rate)."
+            }),
         ]);
     }
     if sparse > 0 && sparse >= empty / 5 {

@@ -1,7 +1,8 @@
 //! Reports of small recordings, whose numbers are known.
 
 use pagewise_model::heap::{
-    Amount, Ending, Kind, Moment, Recording, Resident, Site, Thread, Totals, Tree,
+    Amount, Area, AreaKind, Ending, Kind, Layout, Moment, Pages, Pinned, Recording, Resident, Site,
+    Thread, Totals, Tree,
 };
 use pagewise_model::report::{Audience, Block, Facts, Report, Value};
 use pagewise_model::traced::{Frame, Line};
@@ -40,8 +41,11 @@ fn site(stack: u32, allocated: u64, freed: u64) -> Site {
     }
 }
 
+fn absent() -> Absent {
+    Absent::NotCollected("".into())
+}
+
 fn moment(time_ns: u64, live: u64, held: Option<u64>, resident: Option<u64>) -> Moment {
-    let absent = || Absent::NotCollected("".into());
     Moment {
         time_ns,
         live: amount(live, 1),
@@ -367,6 +371,81 @@ fn memory_that_is_held_and_not_used_is_found() {
     assert_eq!(findings(&report(&recording, &Options::default())), [""; 0]);
     recording.moments = vec![moment(1, 120 * MIB, None, Some(30 * MIB))];
     assert_eq!(findings(&report(&recording, &Options::default())), ["untouched"]);
+}
+
+/// An arena with so many MiB live, held and in empty pages.
+fn arena(number: u32, live: u64, held: u64, empty: u64) -> Area {
+    Area {
+        kind: if number == 0 { AreaKind::Main } else { AreaKind::Arena(number) },
+        parts: 1,
+        held: Bytes(held * MIB),
+        resident: Ok(Bytes(held * MIB)),
+        live: Ok(amount(live * MIB, 10)),
+        empty: Ok(Bytes(empty * MIB)),
+        top: Err(absent()),
+        gap: Err(absent()),
+        threads: Ok(1),
+    }
+}
+
+fn next_steps(report: &Report, id: &str) -> String {
+    let all = report.blocks.iter().find_map(|block| match block {
+        Block::Findings(findings) => Some(&findings.list),
+        _ => None,
+    });
+    let found = all.unwrap().iter().find(|finding| finding.id == id).unwrap();
+    let words = found.claim.iter().chain(&found.next_step).map(|piece| match piece {
+        Value::Text(text) => text.to_string(),
+        Value::Name(name) => name.escaped().into_owned(),
+        Value::Bytes(bytes) => format!("{}M", bytes / MIB),
+        _ => String::new(),
+    });
+    words.collect()
+}
+
+#[test]
+fn where_memory_lies_that_is_not_live_is_said_and_what_helps() {
+    let mut recording = recording(vec![site(0, 600, 600), site(1, 600, 600)]);
+    recording.moments = vec![moment(1, 120 * MIB, Some(480 * MIB), Some(480 * MIB)); 2];
+    let pinned = |site, bytes| Pinned { site, bytes, live: amount(1, 1) };
+    let pages = |sparse: u64, pinned| {
+        let cells = vec![0, sparse * MIB / 4096, 0, 0, 0, 0, 0, 0, 30720];
+        Ok(Pages { cells, pinned, others: Pinned::default() })
+    };
+    let mut layout = Layout {
+        time_ns: 1,
+        areas: (0..4)
+            .map(|number| arena(number, 30, if number == 0 { 30 } else { 150 }, 1))
+            .collect(),
+        pages: pages(300, vec![pinned(1, 290 * MIB), pinned(0, 10 * MIB), pinned(99, MIB)]),
+        unclear: 0,
+    };
+    recording.layouts = vec![layout.clone()];
+    let said = next_steps(&report(&recording, &Options::default()), "held-unused");
+    assert!(said.contains("fragmentation, arenas 1-3."), "{said}");
+    assert!(said.contains("300M are in pages of which at most a quarter"), "{said}");
+    assert!(said.contains("290M, by what was allocated in keep"), "{said}");
+    assert!(said.contains("MALLOC_ARENA_MAX"), "{said}");
+    assert!(!said.contains("malloc_trim"), "{said}");
+    layout.areas = vec![arena(0, 120, 480, 350)];
+    layout.pages = pages(1, vec![]);
+    recording.layouts = vec![layout.clone()];
+    let said = next_steps(&report(&recording, &Options::default()), "held-unused");
+    assert!(said.contains("the main arena (brk)") && said.contains("malloc_trim(0)"), "{said}");
+    assert!(!said.contains("MALLOC_ARENA_MAX") && !said.contains("quarter"), "{said}");
+    // Of another allocator.
+    recording.moments = vec![moment(1, 120 * MIB, None, Some(480 * MIB)); 2];
+    layout.areas[0].kind = AreaKind::Mappings;
+    recording.layouts = vec![layout.clone()];
+    let said = next_steps(&report(&recording, &Options::default()), "held-unused");
+    assert!(said.contains("dirty_decay_ms") && !said.contains("malloc_trim"), "{said}");
+    // What is not known is not said.
+    layout.pages = Err(absent());
+    layout.areas[0].live = Err(absent());
+    recording.layouts = vec![layout];
+    let report = report(&recording, &Options::default());
+    assert_eq!(findings(&report), [""; 0]);
+    assert!(matches!(fact(&report, "layout", "live"), Value::Absent(_)));
 }
 
 #[test]
