@@ -21,9 +21,10 @@ pub(crate) struct Guard {
     /// free; `end` at rate 1 and `chance` else by default
     #[arg(long, value_enum, value_name = "SIDE")]
     pub(crate) side: Option<SideArg>,
-    /// How pages are made inaccessible at best; what the kernel does not have is done by the next of these
-    #[arg(long, value_enum, value_name = "MEANS", default_value_t = MeansArg::Moves)]
-    pub(crate) means: MeansArg,
+    /// How pages are made inaccessible at best; what the kernel does not have is done by the next of these. `moves` where more
+    /// than one allocation in 100 is guarded and `marks` else by default
+    #[arg(long, value_enum, value_name = "MEANS")]
+    pub(crate) means: Option<MeansArg>,
     /// The exit code where something was found and the command ended by itself all the same
     #[arg(long, value_name = "CODE", default_value_t = 99)]
     pub(crate) error_exitcode: u8,

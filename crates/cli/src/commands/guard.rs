@@ -28,6 +28,8 @@ use crate::output::emit_beside;
 
 /// Between looks at what was heard; the command's end is seen at once, and guards are answered by a thread of its own.
 const LOOK: Duration = Duration::from_millis(50);
+/// Up to this rate much of the time may go into what is guarded.
+const OFTEN: u64 = 100;
 
 /// Runs the command, tells what is wrong with it, and passes on its exit code.
 pub(crate) fn run(args: &Guard, look: &args::Look) -> anyhow::Result<ExitCode> {
@@ -52,9 +54,12 @@ pub(crate) fn run(args: &Guard, look: &args::Look) -> anyhow::Result<ExitCode> {
         goes_on: args.then == Then::Continue,
         side,
         means: match args.means {
-            MeansArg::Moves => Means::Moves,
-            MeansArg::Marks => Means::Marks,
-            MeansArg::Mappings => Means::Mappings,
+            Some(MeansArg::Moves) => Means::Moves,
+            Some(MeansArg::Marks) => Means::Marks,
+            Some(MeansArg::Mappings) => Means::Mappings,
+            // What is guarded rarely costs little in any case, and needs no descriptor in the program.
+            None if args.rate > OFTEN => Means::Marks,
+            None => Means::Moves,
         },
         library,
     })?;
