@@ -10,13 +10,13 @@ mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pagewise_model::calls::{Ending, Recording, Stops};
+use pagewise_model::calls::{Recording, Stops};
 use pagewise_model::report::{
     Audience, Block, Cells, Column, Facts, Label, Paragraph, Report, Shape, Table, Value,
 };
 use pagewise_model::{Absent, Name, Pid};
 
-use crate::blocks::{facts_of, first, for_programs, table};
+use crate::blocks::{ended_yet, facts_of, first, for_programs, process, table};
 use crate::explain::fact;
 use replay::{Act, Phase, Played, Process, Row};
 pub(crate) use words::advice;
@@ -65,21 +65,20 @@ fn title(recording: &Recording, played: &Played<'_>) -> Vec<Value> {
 
 /// What was recorded, and how.
 fn about(recording: &Recording, played: &Played<'_>) -> Facts {
-    let command = recording.command.iter().cloned().map(Value::Name).collect();
     let stops = match recording.stops {
         Stops::MemoryCalls => "memory calls",
         Stops::EveryCall => "every system call",
     };
     let processes = u64::try_from(played.processes.len()).unwrap_or(u64::MAX);
+    let [pid, command] = process(recording.pid, &recording.command);
     facts_of(
         "recording",
         "",
         Shape::Line,
         vec![
-            fact("pid", "pid", Value::Count(recording.pid.0.into()), ""),
-            fact("command", "command", Value::List(command), "")
-                .hidden_if(recording.command.is_empty()),
-            fact("ending", "ended", ended(recording.ending), ""),
+            pid,
+            command,
+            fact("ending", "ended", ended_yet(recording.ending), ""),
             fact("seconds", "after", Value::Seconds(recording.took_ns), ""),
             fact("processes", "processes", Value::Count(processes), "").hidden_if(processes < 2),
             fact("stopped_at", "stopped at", Value::text(stops), ""),
@@ -87,14 +86,6 @@ fn about(recording: &Recording, played: &Played<'_>) -> Facts {
                 .hidden_if(recording.lost == 0),
         ],
     )
-}
-
-fn ended(ending: Option<Ending>) -> Value {
-    match ending {
-        None => Value::text("still running"),
-        Some(Ending::Exited(status)) => Value::text(format!("exit {status}")),
-        Some(Ending::Killed(signal)) => Value::text(format!("signal {signal}")),
-    }
 }
 
 /// Sums over all calls, and VIRT of the first process.
@@ -243,7 +234,7 @@ fn processes(all: &[Process], options: &Options) -> Table {
         Column::new("virt_change", "CHANGE", values(|process| Value::Change(process.virt_change))),
         Column::new("virt_otherwise", "ITSELF", values(otherwise)),
         Column::new("virt_end", "TO", values(end)),
-        Column::new("ending", "ENDED", values(|process| ended(process.ending))),
+        Column::new("ending", "ENDED", values(|process| ended_yet(process.ending))),
         for_programs(Column::new("recorded", "RECORDED", values(|p| Value::Flag(p.is_native)))),
         Column::new("program", "PROGRAM", values(|process| some_name(&process.program))),
     ];

@@ -8,7 +8,6 @@ mod places;
 mod tests;
 mod tree;
 
-use pagewise_model::calls::Ending;
 use pagewise_model::faults::{Kind, Mapped, Recording, Row, Source};
 use pagewise_model::histogram::Histogram;
 use pagewise_model::report::{
@@ -17,7 +16,7 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Name, Quadrant};
 
-use crate::blocks::{facts_of, first, for_programs, table};
+use crate::blocks::{ended_yet, facts_of, first, for_programs, process, table};
 use crate::explain::fact;
 use places::Frames;
 
@@ -88,25 +87,19 @@ fn share(part: u64, of: u64) -> Value {
 
 /// What was recorded, and how.
 fn about(recording: &Recording) -> Facts {
-    let command = recording.command.iter().cloned().map(Value::Name).collect();
     let source = match recording.source {
         Source::Tracepoints => "tracepoints",
         Source::Counters => "counters",
     };
-    let ending = match recording.ending {
-        None => "still running".to_owned(),
-        Some(Ending::Exited(status)) => format!("exit {status}"),
-        Some(Ending::Killed(signal)) => format!("signal {signal}"),
-    };
+    let [pid, command] = process(recording.pid, &recording.command);
     facts_of(
         "recording",
         "",
         Shape::Line,
         vec![
-            fact("pid", "pid", Value::Count(recording.pid.0.into()), ""),
-            fact("command", "command", Value::List(command), "")
-                .hidden_if(recording.command.is_empty()),
-            fact("ending", "ended", Value::text(ending), ""),
+            pid,
+            command,
+            fact("ending", "ended", ended_yet(recording.ending), ""),
             fact("seconds", "after", Value::Seconds(recording.took_ns), ""),
             fact("source", "source", Value::text(source), "").for_programs(),
             fact("every", "each of", Value::Count(recording.every), "")

@@ -1,6 +1,5 @@
 //! What is wrong with a program's use of its heap: each mistake with its call stacks.
 
-use pagewise_model::calls::Ending;
 use pagewise_model::guard::{Access, Bug, Call, Guarded, Kind, Means};
 use pagewise_model::report::{
     Audience, Block, Cells, Column, Facts, Paragraph, Report, Shape, Table, Value,
@@ -8,7 +7,7 @@ use pagewise_model::report::{
 use pagewise_model::traced::Frame;
 use pagewise_model::{Name, Reading};
 
-use crate::blocks::{facts_of, table};
+use crate::blocks::{ended, facts_of, process, table};
 use crate::explain::fact;
 use crate::heap::frames::{full, name};
 
@@ -143,7 +142,7 @@ fn parts(bug: &Bug) -> Vec<(String, &Reading<Vec<Frame>>)> {
 }
 
 fn about(guarded: &Guarded) -> Facts {
-    let command = guarded.command.iter().cloned().map(Value::Name).collect();
+    let [pid, command] = process(guarded.pid, &guarded.command);
     let means = Value::of(guarded.means.clone(), |means| {
         Value::text(match means {
             Means::Moves => "moves",
@@ -151,10 +150,6 @@ fn about(guarded: &Guarded) -> Facts {
             Means::Mappings => "mappings",
         })
     });
-    let ending = match guarded.ending {
-        Ending::Exited(status) => format!("exit {status}"),
-        Ending::Killed(signal) => format!("signal {signal}"),
-    };
     // Of those that do not end in order nothing is known.
     let told = |value: Value| {
         if guarded.told > 0 {
@@ -171,8 +166,8 @@ fn about(guarded: &Guarded) -> Facts {
         "",
         Shape::Line,
         vec![
-            fact("pid", "pid", Value::Count(guarded.pid.0.into()), ""),
-            fact("command", "command", Value::List(command), ""),
+            pid,
+            command,
             fact("bugs", "bugs", Value::Count(guarded.bugs.len() as u64), meaning("bugs")),
             fact("rate", "one in", Value::Count(guarded.rate), meaning("rate")),
             fact("guarded", "guarded", told(Value::Count(guarded.guarded)), meaning("guarded")),
@@ -189,7 +184,7 @@ fn about(guarded: &Guarded) -> Facts {
                 .hidden_if(guarded.processes < 2),
             fact("told", "told", Value::Count(guarded.told), meaning("told")).hidden_if(true),
             fact("seconds", "after", Value::Seconds(guarded.took_ns), ""),
-            fact("ending", "ended", Value::text(ending), ""),
+            fact("ending", "ended", ended(guarded.ending), ""),
         ],
     )
 }

@@ -17,7 +17,7 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Name, fields};
 
-use crate::blocks::{self, facts_of};
+use crate::blocks::{self, facts_of, process};
 use crate::explain::fact;
 use frames::Sites;
 
@@ -174,16 +174,15 @@ fn ending(recording: &Recording) -> String {
 
 /// What was recorded, and how.
 fn about(recording: &Recording) -> Facts {
-    let command = recording.command.iter().cloned().map(Value::Name).collect();
     let sampled = recording.every_bytes;
+    let [pid, command] = process(recording.pid, &recording.command);
     facts_of(
         "recording",
         "",
         Shape::Line,
         vec![
-            fact("pid", "pid", Value::Count(recording.pid.0.into()), ""),
-            fact("command", "command", Value::List(command), "")
-                .hidden_if(recording.command.is_empty()),
+            pid,
+            command,
             fact("program", "program", Value::Name(recording.program.clone()), "").for_programs(),
             fact("allocator", "malloc", Value::Name(recording.allocator.clone()), "")
                 .hidden_if(recording.allocator.is_empty()),

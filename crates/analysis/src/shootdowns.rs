@@ -8,7 +8,6 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use pagewise_model::calls::Ending;
 use pagewise_model::report::{
     Audience, Axis, Bar, Bars, Block, Fact, Facts, Findings, Paragraph, Report, Scale, Shape, Unit,
     Value,
@@ -17,7 +16,7 @@ use pagewise_model::shootdowns::{Around, Recording, Site};
 use pagewise_model::traced::{Counted, Frame, Profile};
 use pagewise_model::{Absent, Name, Reading};
 
-use crate::blocks::facts_of;
+use crate::blocks::{ended, facts_of, process};
 use crate::explain::{fact, meaning};
 use causes::Cause;
 
@@ -226,7 +225,6 @@ fn title(recording: &Recording) -> Vec<Value> {
 }
 
 fn about(recording: &Recording) -> Facts {
-    let command = recording.command.iter().cloned().map(Value::Name).collect();
     let text = |text: &str| Value::text(text.to_owned());
     let tracepoints = recording.tracepoints.iter().map(|name| text(name)).collect();
     let missing = recording.missing.iter().map(|(name, why)| {
@@ -236,22 +234,17 @@ fn about(recording: &Recording) -> Facts {
         ])
     });
     let scope = if recording.pid.is_some() { "process" } else { "machine" };
-    let ending = match recording.ending {
-        None => Value::None,
-        Some(Ending::Exited(status)) => Value::text(format!("exit {status}")),
-        Some(Ending::Killed(signal)) => Value::text(format!("signal {signal}")),
-    };
+    let ending = recording.ending.map_or(Value::None, ended);
     let stacks = if recording.cut.is_some() { "unwind tables" } else { "frame pointers" };
-    let pid = recording.pid.map_or(Value::None, |pid| Value::Count(pid.0.into()));
+    let [pid, command] = process(recording.pid, &recording.command);
     facts_of(
         "recording",
         "",
         Shape::Line,
         vec![
             fact("scope", "scope", Value::text(scope), "").for_programs(),
-            fact("pid", "pid", pid, "").hidden_if(recording.pid.is_none()),
-            fact("command", "command", Value::List(command), "")
-                .hidden_if(recording.command.is_empty()),
+            pid,
+            command,
             fact("ending", "ended", ending, "").hidden_if(recording.ending.is_none()),
             fact("seconds", "for", Value::Seconds(recording.took_ns), ""),
             fact("lost", "EVENTS LOST", Value::Count(recording.lost), "")

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use pagewise_model::calls::Ending;
 use pagewise_model::report::{
     Audience, Block, Cells, Column, Facts, Label, Paragraph, Report, Shape, Table, Value,
 };
@@ -10,7 +9,7 @@ use pagewise_model::traced::Frame;
 use pagewise_model::watched::{Access, Ended, Held, Hit, Known, Watched};
 use pagewise_model::{Name, Reading};
 
-use crate::blocks::{facts_of, for_programs, table};
+use crate::blocks::{self, facts_of, for_programs, process, table};
 use crate::explain::fact;
 use crate::filter::{Bound, Datum, Error, Filter, Kind};
 use crate::heap::frames::passes_on;
@@ -148,7 +147,7 @@ fn words_of(frame: &Frame) -> Value {
 }
 
 fn about(watched: &Watched) -> Facts {
-    let command = watched.command.iter().cloned().map(Value::Name).collect();
+    let [pid, command] = process(watched.pid, &watched.command);
     let mapping = match &watched.mapping {
         Some((name, _)) if name.as_bytes().is_empty() => Value::text("anonymous memory"),
         Some((name, _)) => Value::Name(name.clone()),
@@ -170,9 +169,8 @@ fn about(watched: &Watched) -> Facts {
         "",
         Shape::Line,
         vec![
-            fact("pid", "pid", count(watched.pid.0.into()), ""),
-            fact("command", "command", Value::List(command), "")
-                .hidden_if(watched.command.is_empty()),
+            pid,
+            command,
             fact("symbol", "symbol", watched.symbol.clone().map_or(Value::None, Value::Name), "")
                 .hidden_if(true),
             fact("address", "address", Value::Address(watched.address), ""),
@@ -240,8 +238,7 @@ fn meaning(column: &str) -> &'static str {
 fn ended(ended: Ended) -> Value {
     match ended {
         Ended::Process(None) => Value::text("with the process"),
-        Ended::Process(Some(Ending::Exited(status))) => Value::text(format!("exit {status}")),
-        Ended::Process(Some(Ending::Killed(signal))) => Value::text(format!("signal {signal}")),
+        Ended::Process(Some(ending)) => blocks::ended(ending),
         Ended::Executed => Value::text("with another program"),
         Ended::Enough => Value::text("enough hits"),
         Ended::Time => Value::text("time is up"),

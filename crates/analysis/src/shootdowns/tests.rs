@@ -1,5 +1,6 @@
 //! Recordings whose report is known.
 
+use pagewise_model::calls::Ending;
 use pagewise_model::histogram::Histogram;
 use pagewise_model::report::{Block, Report, Table, Value};
 use pagewise_model::shootdowns::{Call, Caller, Cpu, Process, Recording, Site};
