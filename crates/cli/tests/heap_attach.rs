@@ -200,6 +200,36 @@ fn a_program_whose_collector_is_killed_runs_on() {
     busy.end();
 }
 
+#[test]
+fn what_nobody_put_right_is_put_right_by_who_attaches_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = Busy::start(2);
+    let mut recording = begin(&busy, &file);
+    let pid = recording.id();
+    // A second recording is told of the first.
+    let output = attach(&busy, &folder.path().join("second.pwh"), &["--for", "10ms"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("another recording"), "{output:?}");
+    assert!(is_hooked(busy.child.id()));
+    // Who waits for its end is killed before it.
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let guardian = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+    kill_process(guardian, Signal::KILL).unwrap();
+    recording.kill().unwrap();
+    recording.wait().unwrap();
+    busy.ask();
+    assert!(is_hooked(busy.child.id()));
+    let file = folder.path().join("next.pwh");
+    let recording = begin(&busy, &file);
+    wait_until(|| std::fs::metadata(&file).is_ok_and(|it| it.len() > 500));
+    interrupt(&recording);
+    let output = recording.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(!is_hooked(busy.child.id()));
+    assert!(by_function(&report(&file)).contains_key("some"));
+    busy.end();
+}
+
 /// `plugged`, which loads and unloads two libraries that are built here.
 fn plugged(folder: &Path, more: &[&str]) -> Busy {
     let library = |name: &str, size: u32| {
