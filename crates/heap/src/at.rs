@@ -40,7 +40,14 @@ pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<Held> {
     let map = tables.head(header::LIVE_MAP).ok()?;
     let mapping = mappings.iter().find(|mapping| mapping.range.contains(address))?.range;
     let process = Process { pid: pid.0 };
-    let found = process.find(map & !KIND, map & KIND == NARROW, mapping, address)?;
+    let is_narrow = map & KIND == NARROW;
+    let found = process.find(map & !KIND, is_narrow, mapping, address);
+    // Small blocks of other allocators that begin between multiples of 16 are in the other half of the table.
+    let other = || {
+        let other = (map & !KIND).checked_add(8 << (SPACE - LEAF))?;
+        process.find(other, false, mapping, address)
+    };
+    let found = found.or_else(|| if is_narrow { None } else { other() })?;
     let path = fs::read_link(root.file(pid, "exe")).ok()?.into_os_string().into_vec();
     let new = tables.news(&path).ok()?;
     let recording = Recording {

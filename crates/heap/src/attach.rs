@@ -17,6 +17,7 @@ use std::slice;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use pagewise_heaplog::tables::named::{self, row};
 use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
 use pagewise_model::{Mapping, Name, Pid};
 use pagewise_proc::{ProcRoot, maps, variables};
@@ -116,6 +117,17 @@ struct Process {
     root: ProcRoot,
     memory: File,
     vdso: Range<u64>,
+}
+
+/// The beginning of a function that is to jump somewhere; an error where that is too far.
+fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<Entry> {
+    let distance = to.wrapping_sub(at.wrapping_add(JUMP as u64)).cast_signed();
+    let far = |_| io::Error::new(io::ErrorKind::InvalidData, "a function is too far away");
+    let mut after = [0xe9; JUMP];
+    after[1..].copy_from_slice(&i32::try_from(distance).map_err(far)?.to_le_bytes());
+    let mut first = [0; JUMP];
+    first.copy_from_slice(&before.to_le_bytes()[..JUMP]);
+    Ok(Entry { at, length, before: first, after })
 }
 
 impl Attached {
@@ -550,18 +562,20 @@ impl Process {
             if at == 0 || length == 0 || wanted >> index & 1 == 0 {
                 continue;
             }
-            let bytes = head(hooks::BEFORE + index)?.to_le_bytes();
-            let mut before = [0; JUMP];
-            before.copy_from_slice(&bytes[..JUMP]);
             let to = near.wrapping_add((index * hooks::STRIDE) as u64);
-            let distance = to.wrapping_sub(at.wrapping_add(JUMP as u64)).cast_signed();
-            let Ok(distance) = i32::try_from(distance) else {
-                let far = io::Error::new(io::ErrorKind::InvalidData, "a function is too far away");
-                return if index < hooks::FAMILY { Err(far) } else { continue };
-            };
-            let mut after = [0xe9; JUMP];
-            after[1..].copy_from_slice(&distance.to_le_bytes());
-            entries.push(Entry { at, length, before, after });
+            match entry(at, length, head(hooks::BEFORE + index)?, to) {
+                Ok(entry) => entries.push(entry),
+                Err(far) if index < hooks::FAMILY => return Err(far),
+                Err(_) => {}
+            }
+        }
+        let count = usize::try_from(head(named::COUNT)?).unwrap_or(0).min(named::MOST);
+        for number in 0..count {
+            let word = |word| head(named::ROWS + number * row::WORDS + word);
+            let (at, length) = (word(row::AT)?, word(row::LENGTH)?);
+            if at != 0 && length != 0 {
+                entries.push(entry(at, length, word(row::BEFORE)?, word(row::PLACE)?)?);
+            }
         }
         Ok(entries)
     }

@@ -4,12 +4,12 @@
 //! program: whatever ends it, its tables stay until they are read here a last time.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -24,11 +24,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::error::Error;
-use crate::hook::{self, Why};
+use crate::hook::{self, Hooked, LeftOut, Why};
 use crate::layout;
 use crate::library::Library;
 use crate::meeting::Meeting;
 use crate::memory;
+use crate::names::Nameless;
 use crate::tables::{State, Tables};
 
 /// What is wanted of a recording.
@@ -71,6 +72,8 @@ pub struct Collector {
     refused: usize,
     without_tables: Vec<u32>,
     not_hooked: Vec<(Vec<u8>, Why)>,
+    left_out: Vec<LeftOut>,
+    nameless: Vec<Nameless>,
 }
 
 /// A recording that has ended.
@@ -167,6 +170,8 @@ impl Collector {
             refused: 0,
             without_tables: Vec::new(),
             not_hooked: Vec::new(),
+            left_out: Vec::new(),
+            nameless: Vec::new(),
         })
     }
 
@@ -241,6 +246,16 @@ impl Collector {
     /// Programs with a `malloc` of their own that could not be recorded, and why.
     pub fn not_hooked(&self) -> &[(Vec<u8>, Why)] {
         &self.not_hooked
+    }
+
+    /// Allocators of programs that are not recorded, while others of the same program are.
+    pub fn left_out(&self) -> &[LeftOut] {
+        &self.left_out
+    }
+
+    /// Allocators that programs have and whose functions have no names.
+    pub fn nameless(&self) -> &[Nameless] {
+        &self.nameless
     }
 
     /// Greets who asks for it, and looks at those whose time has come. How long until the next look.
@@ -320,27 +335,31 @@ impl Collector {
         }
         let path = if is_first { self.request.file.clone() } else { self.beside(pid) };
         let unread = |source| Error::Tables { pid, source };
-        let recorded = match Recorded::begin(pid, parent, path, file, &self.root, self.attaches) {
+        let begun = Recorded::begin(pid, parent, path, file, &self.root, self.attaches);
+        let recorded = match begun {
             // Some other program that found the socket does not end what is recorded.
             Err(_) if !is_first => {
                 self.refused += 1;
                 return Ok(None);
             }
-            recorded => recorded.map_err(unread)??,
-        };
-        let answered = match hook::answer(&recorded.tables, pid, &self.root, self.attaches) {
-            Err(_) if !is_first => {
-                let _ = fs::remove_file(&recorded.path);
-                self.refused += 1;
+            Ok(Err(Unrecorded::NotHooked(program, why))) => {
+                self.not_hooked.push((program, why));
+                let _ = (&*stream).write_all(&[greeting::NO]);
                 return Ok(None);
             }
-            answered => answered.map_err(unread)?,
+            Ok(Err(Unrecorded::File(error))) => return Err(error),
+            recorded => recorded.map_err(unread)?.ok(),
         };
-        if let Err(why) = answered {
-            let _ = fs::remove_file(&recorded.path);
-            self.not_hooked.push((recorded.program, why));
-            let _ = (&*stream).write_all(&[greeting::NO]);
-            return Ok(None);
+        let Some((recorded, hooked)) = recorded else { return Ok(None) };
+        for left_out in hooked.left_out {
+            if !self.left_out.contains(&left_out) {
+                self.left_out.push(left_out);
+            }
+        }
+        for nameless in hooked.nameless {
+            if !self.nameless.contains(&nameless) {
+                self.nameless.push(nameless);
+            }
         }
         // Others may want to know whether we live.
         if let Some(us) = Identity::of(&self.root, std::process::id()) {
@@ -494,6 +513,8 @@ struct Recorded {
     pid: u32,
     path: PathBuf,
     program: Vec<u8>,
+    /// Whether an `operator new` of the allocator's is recorded.
+    has_new: bool,
     tables: Tables,
     writer: Writer<BufWriter<File>>,
     began: Instant,
@@ -570,7 +591,7 @@ struct Highest {
 }
 
 impl Recorded {
-    /// Begins; the outer result is of the tables, the inner one of the file.
+    /// Begins; the outer result is of the tables.
     fn begin(
         pid: u32,
         parent: u32,
@@ -578,11 +599,15 @@ impl Recorded {
         file: File,
         root: &ProcRoot,
         attached: bool,
-    ) -> io::Result<Result<Recorded, Error>> {
+    ) -> io::Result<Result<(Recorded, Hooked), Unrecorded>> {
         let tables = Tables::open(file)?;
         let program = fs::read_link(root.file(Pid(pid), "exe"))
             .map(|path| path.into_os_string().into_vec())
             .unwrap_or_default();
+        let hooked = match hook::answer(&tables, pid, root, attached)? {
+            Ok(hooked) => hooked,
+            Err(why) => return Ok(Err(Unrecorded::NotHooked(program, why))),
+        };
         let command = root.read(Pid(pid), "cmdline").unwrap_or_default();
         let command = command.strip_suffix(b"\0").unwrap_or(&command);
         let begin = Begin {
@@ -593,23 +618,21 @@ impl Recorded {
             every_bytes: tables.head(header::EVERY_BYTES)?,
             command: command.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect(),
             program: program.clone(),
-            allocator: match tables.allocator()? {
-                name if name.is_empty() => program.clone(),
-                name => name,
-            },
+            allocator: allocator(&tables, &program, &hooked)?,
             lifetimes_every: u32::try_from(tables.head(header::LIFETIMES_EVERY)?).unwrap_or(0),
             attached,
         };
         let create = || Writer::create(BufWriter::new(File::create(&path)?), &begin);
         let writer = match create() {
             Ok(writer) => writer,
-            Err(source) => return Ok(Err(Error::File { path, source })),
+            Err(source) => return Ok(Err(Unrecorded::File(Error::File { path, source }))),
         };
         let now = Instant::now();
-        Ok(Ok(Recorded {
+        let recorded = Recorded {
             pid,
             path,
             program,
+            has_new: hooked.has_new,
             tables,
             writer,
             began: now,
@@ -624,7 +647,8 @@ impl Recorded {
             became_another: false,
             attached,
             layouts: Layouts::begin(now),
-        }))
+        };
+        Ok(Ok((recorded, hooked)))
     }
 
     fn error(&self, source: io::Error) -> Error {
@@ -747,7 +771,7 @@ impl Recorded {
         }
         let (allocated, peak, live) = (state.all_allocated(), state.counts.peak, state.all_live());
         self.counts(state, time)?;
-        let Recorded { pid, path, writer, became_another, .. } = self;
+        let Recorded { pid, path, writer, has_new, became_another, .. } = self;
         let bytes = writer.written();
         let end = || -> io::Result<()> {
             let file = writer.end(&End { time_ns: nanoseconds(time), how })?;
@@ -757,7 +781,7 @@ impl Recorded {
         let bytes = fs::metadata(&path).map_or(bytes, |file| file.len());
         let without_memory = trouble == tables::trouble::MEMORY;
         let without_calls = trouble == tables::trouble::CALLS;
-        let without_new = own_new != 0;
+        let without_new = own_new != 0 && !has_new;
         let nothing = Finished::nothing(pid, path, bytes, how);
         Ok(Finished {
             allocated,
@@ -775,6 +799,30 @@ impl Recorded {
 /// Which file a process executes.
 fn executable(root: &ProcRoot, pid: u32) -> Option<(u64, u64)> {
     fs::metadata(root.file(Pid(pid), "exe")).ok().map(|file| (file.dev(), file.ino()))
+}
+
+/// Why a process is not recorded.
+enum Unrecorded {
+    /// Its `malloc` cannot be hooked: the program, and why.
+    NotHooked(Vec<u8>, Why),
+    File(Error),
+}
+
+/// What allocates: the file that has `malloc`, and allocators under other names.
+fn allocator(tables: &Tables, program: &[u8], hooked: &Hooked) -> io::Result<Vec<u8>> {
+    let mut allocator = tables.allocator()?;
+    if allocator.is_empty() {
+        allocator = program.to_vec();
+    }
+    let real = |path: &[u8]| fs::canonicalize(OsStr::from_bytes(path)).ok();
+    let usual = real(&allocator);
+    for (name, file) in &hooked.allocators {
+        // What its malloc is has been said; the loader may have found it by a link.
+        if usual.is_none() || real(file.as_bytes()) != usual {
+            allocator.extend([b", ", name.as_bytes(), b" of ", file.as_bytes()].concat());
+        }
+    }
+    Ok(allocator)
 }
 
 pub(crate) fn nanoseconds(time: Duration) -> u64 {

@@ -5,14 +5,16 @@ use std::io;
 use std::slice;
 
 use iced_x86::{
-    BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, FlowControl, Instruction,
-    InstructionBlock,
+    BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, FlowControl, IcedError,
+    Instruction, InstructionBlock, MemoryOperand, Register,
 };
 use pagewise_heaplog::tables::hooks;
-use pagewise_model::Pid;
-use pagewise_proc::ProcRoot;
+use pagewise_heaplog::tables::named::{self, row};
+use pagewise_model::{Mapping, Name, Pid};
+use pagewise_proc::{ProcRoot, maps};
 use pagewise_sys::remote;
 
+use crate::names::{self, Allocator, Found, Nameless};
 use crate::tables::Tables;
 
 /// Bytes of a jump.
@@ -36,6 +38,41 @@ pub enum Why {
     Strange,
     /// Threads run already.
     Threads,
+    /// No memory near it is free for its first instructions.
+    NoRoom,
+    /// There are more functions than the recorder has room for.
+    Many,
+}
+
+/// An allocator that is not recorded, while others of the program are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The file that it is in.
+    pub file: Name,
+    /// The function that is in the way.
+    pub function: String,
+    /// Why.
+    pub why: Why,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LeftOut { file, function, why } = self;
+        let function = pagewise_model::name::escape(function.as_bytes());
+        let why = why.to_string().replace("its malloc", &format!("its {function}"));
+        write!(f, "what the allocator of {} gives is not recorded: {why}", file.escaped())
+    }
+}
+
+/// What is hooked besides `malloc` and its family, and what is not.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Hooked {
+    /// Which allocators: a name of each, and its file.
+    pub allocators: Vec<(String, Name)>,
+    /// Whether an `operator new` is among them.
+    pub has_new: bool,
+    pub left_out: Vec<LeftOut>,
+    pub nameless: Vec<Nameless>,
 }
 
 impl fmt::Display for Why {
@@ -47,6 +84,8 @@ impl fmt::Display for Why {
             Why::Loops => "its malloc jumps back to its first instructions",
             Why::Strange => "its malloc begins with instructions that cannot be moved",
             Why::Threads => "it had threads before its recorder was ready",
+            Why::NoRoom => "no memory near its malloc is free",
+            Why::Many => "it has too many functions",
         })
     }
 }
@@ -60,7 +99,7 @@ struct Moved {
     code: Vec<u8>,
 }
 
-/// Answers a recorder that asks for hooks; one that asks for none is left alone.
+/// Answers a recorder: functions that it asks for are hooked, and those of allocators under other names.
 ///
 /// # Errors
 /// Where the tables cannot be read or written.
@@ -69,7 +108,178 @@ pub(crate) fn answer(
     pid: u32,
     root: &ProcRoot,
     attached: bool,
-) -> io::Result<Result<(), Why>> {
+) -> io::Result<Result<Hooked, Why>> {
+    let threads = std::fs::read_dir(root.file(Pid(pid), "task"));
+    let has_threads = !attached && threads.map_or(0, Iterator::count) > 1;
+    if let Err(why) = asked(tables, pid, has_threads)? {
+        return Ok(Err(why));
+    }
+    if tables.head(named::READY)? != 0 {
+        return ready(tables, pid, root).map(|()| Ok(Hooked::default()));
+    }
+    let mut taken = Vec::new();
+    for index in 0..hooks::FUNCTIONS {
+        taken.push(tables.head(hooks::AT + index)?);
+    }
+    let names = names::find(root, Pid(pid));
+    let mut hooked = Hooked { nameless: names.nameless, ..Hooked::default() };
+    let mut rooms = Rooms::new(root, pid);
+    let mut count = 0;
+    for mut allocator in names.allocators {
+        allocator.functions.retain(|function| !taken.contains(&function.at));
+        if allocator.functions.is_empty() {
+            continue;
+        }
+        let file = allocator.file.clone();
+        let first = allocator.functions.first().map(|it| it.name.clone()).unwrap_or_default();
+        let left_out = |(function, why)| LeftOut { file, function, why };
+        let rows = if has_threads {
+            Err((first, Why::Threads))
+        } else if count + allocator.functions.len() > named::MOST {
+            Err((first, Why::Many))
+        } else {
+            rows(pid, &allocator, &mut rooms, tables.head(named::ENTRY)?, count)
+        };
+        match rows.map_err(left_out) {
+            Ok(rows) => {
+                for row in rows {
+                    tables.answer(named::ROWS + count * row::WORDS, &row)?;
+                    count += 1;
+                }
+                taken.extend(allocator.functions.iter().map(|it| it.at));
+                hooked.has_new |= allocator.has_new;
+                hooked.allocators.push((allocator.name, allocator.file));
+            }
+            Err(left_out) => hooked.left_out.push(left_out),
+        }
+    }
+    let made: Vec<u64> = rooms.made.iter().flatten().copied().collect();
+    tables.answer(named::ROOMS, &made)?;
+    tables.answer(named::ROOM_COUNT, &[rooms.made.len() as u64])?;
+    tables.answer(named::COUNT, &[count as u64])?;
+    Ok(Ok(hooked))
+}
+
+/// Functions that are hooked already stay so, but for those whose files are gone.
+fn ready(tables: &Tables, pid: u32, root: &ProcRoot) -> io::Result<()> {
+    let names = names::find(root, Pid(pid));
+    let is_there = |at: u64| {
+        names.allocators.iter().any(|it| it.functions.iter().any(|function| function.at == at))
+    };
+    let count = usize::try_from(tables.head(named::COUNT)?).unwrap_or(0).min(named::MOST);
+    for number in 0..count {
+        let at = named::ROWS + number * row::WORDS + row::AT;
+        if !is_there(tables.head(at)?) {
+            tables.answer(at, &[0])?;
+        }
+    }
+    Ok(())
+}
+
+/// The rows of an allocator's functions, or the function that cannot be hooked.
+fn rows(
+    pid: u32,
+    allocator: &Allocator,
+    rooms: &mut Rooms,
+    entry: u64,
+    first: usize,
+) -> Result<Vec<[u64; row::WORDS]>, (String, Why)> {
+    let name = || allocator.name.clone();
+    let length = allocator.functions.len() * named::STRIDE;
+    let room = rooms.near(allocator.start, length as u64).ok_or_else(|| (name(), Why::NoRoom))?;
+    let mut rows = Vec::new();
+    for (number, function) in (first..).zip(&allocator.functions) {
+        let place = room + (rows.len() * named::STRIDE) as u64;
+        let row = row_of(pid, function, place, entry, number);
+        rows.push(row.map_err(|why| (function.name.clone(), why))?);
+    }
+    rooms.take(room, length as u64);
+    Ok(rows)
+}
+
+fn row_of(
+    pid: u32,
+    function: &Found,
+    place: u64,
+    entry: u64,
+    number: usize,
+) -> Result<[u64; row::WORDS], Why> {
+    let mut code = read(pid, function.at)?;
+    let before = code.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    // What lies behind it is not its own, but for what fills up.
+    let size = usize::try_from(function.size).unwrap_or(usize::MAX);
+    if size != 0 {
+        code.truncate(size.max(2 * JUMP));
+    }
+    let moved = moved(&code, function.at, place + named::MOVED as u64)?;
+    if moved.code.len() > named::STRIDE - named::MOVED {
+        return Err(Why::Strange);
+    }
+    let number = u32::try_from(number).map_err(|_| Why::Many)?;
+    let mut part = [0xcc; named::STRIDE];
+    // `mov r11d, number`, `jmp [rip]`, and where to.
+    let head = [&[0x41, 0xbb], &number.to_le_bytes()[..], &[0xff, 0x25, 0, 0, 0, 0]].concat();
+    let head = [head, entry.to_le_bytes().to_vec()].concat();
+    part[..head.len()].copy_from_slice(&head);
+    part[named::MOVED..][..moved.code.len()].copy_from_slice(&moved.code);
+    let mut row = [0; row::WORDS];
+    row[row::AT] = function.at;
+    row[row::LENGTH] = moved.length as u64;
+    row[row::ROLE] = function.role;
+    row[row::INSTEAD] = function.instead;
+    row[row::PLACE] = place;
+    row[row::BEFORE] = before;
+    for (to, word) in row[row::CODE..].iter_mut().zip(part.as_chunks::<8>().0) {
+        *to = u64::from_ne_bytes(*word);
+    }
+    Ok(row)
+}
+
+/// Memory that is free near code, for the recorder to map.
+#[derive(Debug)]
+struct Rooms {
+    /// What is mapped.
+    used: Vec<(u64, u64)>,
+    /// Where rooms begin, and how many bytes they have.
+    made: Vec<[u64; 2]>,
+}
+
+impl Rooms {
+    fn new(root: &ProcRoot, pid: u32) -> Rooms {
+        let text = root.read(Pid(pid), "maps").unwrap_or_default();
+        let range = |it: &Mapping| (it.range.start, it.range.end);
+        let used = maps::parse(&text).mappings.iter().map(range).collect();
+        Rooms { used, made: Vec::new() }
+    }
+
+    /// Where so many bytes are free that jumps of 32 bits reach from `address`.
+    fn near(&self, address: u64, length: u64) -> Option<u64> {
+        const STEP: u64 = 1 << 20;
+        const FARTHEST: u64 = 1 << 30;
+        /// No program has memory below, and the kernel forbids it (`vm.mmap_min_addr`).
+        const LOWEST: u64 = 1 << 16;
+        let is_free = |at: u64| {
+            at >= LOWEST && self.used.iter().all(|&(start, end)| at + length <= start || at >= end)
+        };
+        let base = address & !(STEP - 1);
+        if self.made.len() == named::MOST_ROOMS || self.used.is_empty() {
+            return None;
+        }
+        (1..FARTHEST / STEP).find_map(|step| {
+            let both = [base.checked_sub(step * STEP), base.checked_add(step * STEP)];
+            both.into_iter().flatten().find(|at| is_free(*at))
+        })
+    }
+
+    fn take(&mut self, at: u64, length: u64) {
+        let length = length.next_multiple_of(rustix::param::page_size() as u64);
+        self.used.push((at, at + length));
+        self.made.push([at, length]);
+    }
+}
+
+/// Answers what the recorder asks for itself.
+fn asked(tables: &Tables, pid: u32, has_threads: bool) -> io::Result<Result<(), Why>> {
     let near = tables.head(hooks::NEAR)?;
     if near == 0 {
         return Ok(Ok(()));
@@ -78,8 +288,7 @@ pub(crate) fn answer(
     if tables.head(hooks::READY)? != 0 {
         return Ok(Ok(()));
     }
-    let threads = std::fs::read_dir(root.file(Pid(pid), "task"));
-    if !attached && threads.map_or(0, Iterator::count) > 1 {
+    if has_threads {
         return Ok(Err(Why::Threads));
     }
     let mut lengths = [0; hooks::FUNCTIONS];
@@ -140,6 +349,12 @@ fn moved(code: &[u8], at: u64, place: u64) -> Result<Moved, Why> {
                 ends = true;
                 covered.push(instruction);
             }
+            // It is the last, and returns behind what was moved.
+            FlowControl::Call | FlowControl::IndirectCall if length + instruction.len() >= JUMP => {
+                ends = true;
+                let behind = instruction.next_ip();
+                covered.extend(call(&instruction, behind)?);
+            }
             FlowControl::Call | FlowControl::IndirectCall => return Err(Why::Calls),
             _ => return Err(Why::Strange),
         }
@@ -168,6 +383,35 @@ fn moved(code: &[u8], at: u64, place: u64) -> Result<Moved, Why> {
         return Err(Why::Strange);
     }
     Ok(Moved { length, code })
+}
+
+/// A call that returns to another place: the address is put on the stack, and the function jumped to.
+fn call(call: &Instruction, back: u64) -> Result<[Instruction; 4], Why> {
+    let halves = [back & u64::from(u32::MAX), back >> 32].map(|it| u32::try_from(it).unwrap_or(0));
+    let stack = |displacement| MemoryOperand::with_base_displ(Register::RSP, displacement);
+    let to = match call.flow_control() {
+        FlowControl::Call => {
+            Instruction::with_branch(Code::Jmp_rel32_64, call.near_branch_target())
+        }
+        // It would not find what lies on the stack.
+        _ if call.code() != Code::Call_rm64 || call.memory_base() == Register::RSP => {
+            return Err(Why::Calls);
+        }
+        _ => {
+            let mut to = *call;
+            to.set_code(Code::Jmp_rm64);
+            Ok(to)
+        }
+    };
+    let moved = || -> Result<[Instruction; 4], IcedError> {
+        Ok([
+            Instruction::with2(Code::Lea_r64_m, Register::RSP, stack(-8))?,
+            Instruction::with2(Code::Mov_rm32_imm32, stack(0), halves[0])?,
+            Instruction::with2(Code::Mov_rm32_imm32, stack(4), halves[1])?,
+            to?,
+        ])
+    };
+    moved().map_err(|_| Why::Strange)
 }
 
 /// What compilers put between functions.
@@ -219,12 +463,33 @@ mod tests {
     }
 
     #[test]
+    fn calls_return_behind_what_was_moved() {
+        // sub rsp, 8; call +0x100; add rsp, 8; ret
+        let code = [0x48, 0x83, 0xec, 8, 0xe8, 0, 1, 0, 0, 0x48, 0x83, 0xc4, 8, 0xc3];
+        let moved = moved(&code, AT, PLACE).unwrap();
+        assert_eq!(moved.length, 9);
+        let instructions: Vec<Instruction> =
+            Decoder::with_ip(64, &moved.code, PLACE, DecoderOptions::NONE).into_iter().collect();
+        let text: Vec<String> = instructions.iter().map(ToString::to_string).collect();
+        let expected = [
+            "sub $8,%rsp",
+            "lea -8(%rsp),%rsp",
+            "movl $0x400009,(%rsp)",
+            "movl $0,4(%rsp)",
+            "jmp 0x0000000000400109",
+        ];
+        assert_eq!(text, expected);
+    }
+
+    #[test]
     fn what_cannot_be_moved_is_refused() {
         let refused = |code: &[u8]| moved(code, AT, PLACE).unwrap_err();
         // ret, and another function behind.
         assert_eq!(refused(&[0xc3, 0x55, 0x48, 0x89, 0xe5, 0xc3]), Why::Short);
-        // call
-        assert_eq!(refused(&[0xe8, 0, 0, 0, 0, 0xc3]), Why::Calls);
+        // call rax; call rax; ret
+        assert_eq!(refused(&[0xff, 0xd0, 0xff, 0xd0, 0xc3, 0xc3]), Why::Calls);
+        // call [rsp + 0x1000]
+        assert_eq!(refused(&[0xff, 0x94, 0x24, 0, 0x10, 0, 0, 0xc3]), Why::Calls);
         // push rbp; mov rbp, rsp; mov rax, rdi; jmp back to the second
         assert_eq!(refused(&[0x55, 0x48, 0x89, 0xe5, 0x48, 0x89, 0xf8, 0xeb, 0xf8]), Why::Loops);
         // The end of what can be read.

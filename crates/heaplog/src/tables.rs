@@ -55,7 +55,7 @@ impl Table {
 }
 
 /// Words of [`header`].
-pub const HEADER: Table = Table { at: 0, entry: 8, room: 8 << 10 };
+pub const HEADER: Table = Table { at: 0, entry: 8, room: 24 << 10 };
 /// Slots of threads, words of [`thread`].
 pub const THREADS: Table = Table::behind(HEADER, 2 << 10, 8 << 10);
 /// Files of code, words of [`module`].
@@ -225,6 +225,90 @@ pub mod collector {
     pub const NAMESPACE: usize = 1034;
 }
 
+/// Words of the header by which functions are hooked that allocate under other names than `malloc`'s family, or under these without
+/// that other files see them.
+///
+/// Who looks on finds them by the symbols of the program's files, says what they do and where near them memory is free, and
+/// moves their first instructions there, as for [`hooks`]. The recorder maps this memory.
+pub mod named {
+    /// Where the recorder's code is that they jump to.
+    pub const ENTRY: usize = 1200;
+    /// 1 where functions are hooked already; the rows then say which.
+    pub const READY: usize = 1201;
+    /// Answered: how many rows there are.
+    pub const COUNT: usize = 1202;
+    /// Answered: how many rooms there are.
+    pub const ROOM_COUNT: usize = 1203;
+    /// Answered: where rooms begin and how many bytes they have, in turn.
+    pub const ROOMS: usize = 5000;
+    /// How many rooms there may be.
+    pub const MOST_ROOMS: usize = 32;
+    /// Rows: words of [`row`].
+    pub const ROWS: usize = 8192;
+    /// How many there may be.
+    pub const MOST: usize = 384;
+    /// Bytes of each function's part of a room.
+    pub const STRIDE: usize = super::hooks::STRIDE;
+    /// Where the moved instructions begin in it; before them is a jump to [`ENTRY`] with the row's number in `r11`.
+    pub const MOVED: usize = 32;
+
+    /// Numbers of the words of a row.
+    pub mod row {
+        /// Where the function is; 0 where the row is not used.
+        pub const AT: usize = 0;
+        /// How many bytes of it were moved.
+        pub const LENGTH: usize = 1;
+        /// What it does: [`super::role`].
+        pub const ROLE: usize = 2;
+        /// The function to call instead, which returns 0 where this one throws; 0 for none.
+        pub const INSTEAD: usize = 3;
+        /// Where its part of a room is.
+        pub const PLACE: usize = 4;
+        /// The first 8 bytes of the function, as they were.
+        pub const BEFORE: usize = 5;
+        /// What goes there.
+        pub const CODE: usize = 8;
+        /// Words of all that.
+        pub const WORDS: usize = CODE + super::STRIDE / 8;
+    }
+
+    /// What functions do: a number, and above it the numbers of their arguments.
+    pub mod role {
+        /// Returns a block of `argument(0)` bytes, or of the product with `argument(1)`.
+        pub const ALLOCATES: u64 = 1;
+        /// Writes where a block of `argument(0)` bytes is to where the first argument points, and returns 0.
+        pub const ALLOCATES_INTO: u64 = 2;
+        /// Has the block that is its `argument(2)` be `argument(0)` bytes long, or the product with `argument(1)`, here or elsewhere.
+        pub const RESIZES: u64 = 3;
+        /// As [`RESIZES`], but where it fails, the block is freed.
+        pub const RESIZES_OR_FREES: u64 = 4;
+        /// Has the block that is its first argument be as long as the second says and up to the third more, where it is, and returns
+        /// how long it is then.
+        pub const RESIZES_IN_PLACE: u64 = 5;
+        /// Frees the block that is its `argument(2)`.
+        pub const FREES: u64 = 6;
+        /// Returns a text in a block that is just as long.
+        pub const COPIES_TEXT: u64 = 7;
+        /// No argument.
+        pub const NONE: u64 = 7;
+
+        /// What a function does, with numbers of arguments: of the size, of what to multiply it by, of the block.
+        pub const fn new(what: u64, size: u64, times: u64, block: u64) -> u64 {
+            what | size << 8 | times << 16 | block << 24
+        }
+
+        /// A number of an argument: of the size (0), of what to multiply it by (1), of the block (2).
+        pub const fn argument(role: u64, which: u32) -> u64 {
+            role >> (8 + 8 * which) & 7
+        }
+
+        /// The number of what it does.
+        pub const fn what(role: u64) -> u64 {
+            role & 0xff
+        }
+    }
+}
+
 /// Bytes that a thread may take and give back before it tells the others, while several run.
 pub const CREDIT: u64 = 64 << 10;
 
@@ -330,6 +414,8 @@ pub mod allocator {
     pub const LIBRARY: u64 = 2;
     /// The program itself.
     pub const PROGRAM: u64 = 3;
+    /// Several: one of these, and others under names of their own ([`super::named`]).
+    pub const SEVERAL: u64 = 4;
 }
 
 /// The map of live blocks, in the process's own memory: a table of 2^20 addresses of leaves, each for 128 MiB of addresses.
@@ -344,7 +430,7 @@ pub mod live {
     /// has ([`SLACK`]), [`TIMED`], the site's number plus 1 from [`SITE_SHIFT`] on ([`SITE_BITS`]), and [`ODD`].
     pub const NARROW: u64 = 1;
     /// A leaf has 8 bytes for each 16 bytes of addresses: the size ([`SIZE_BITS`]), a bit, the site's number plus 1, and in the
-    /// highest bit whether it begins 8 bytes behind.
+    /// highest bit whether it begins 8 bytes behind. Leaves with these are found in a second table behind the first.
     pub const WIDE: u64 = 2;
     /// How much smaller a block is than its room; all of these bits: see [`super::header::LIVE_SIZES`].
     pub const SLACK: u32 = 0x1f;
@@ -408,6 +494,9 @@ const _: () = {
     assert!(CHUNKS.at.is_multiple_of(64 << 10), "chunks are aligned to pages");
     assert!(THREADS.at.is_multiple_of(64 << 10), "so are slots");
     assert!(SITES.room < 1 << live::SITE_BITS, "a cell has room for each site");
+    assert!(hooks::CODE + hooks::CODE_WORDS <= named::ROOMS, "words of the header are apart");
+    assert!(named::ROOMS + 2 * named::MOST_ROOMS <= named::ROWS, "so are these");
+    assert!(named::ROWS + named::MOST * named::row::WORDS <= HEADER.room, "and all have room");
 };
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::guard;
 use crate::inline;
 use crate::kernel::{self, File};
 use crate::modules;
+use crate::named;
 use crate::others::{self, Other};
 use crate::real::{self, Whose};
 use crate::shared::{self, head};
@@ -116,6 +117,7 @@ fn leave_child() {
     if WAS_ATTACHED.load(Ordering::Relaxed) != 0 {
         // Where that is refused the jumps lead back.
         let _ = inline::unpatch();
+        let _ = named::unpatch();
     }
 }
 
@@ -279,7 +281,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     };
     set(header::ALLOCATOR, whose);
     set(header::OWN_NEW, u64::from(!is_glibc && real::has_own_new()));
-    let prepared = prepare(is_glibc);
+    let prepared = prepare();
     if prepared.is_none() {
         set(header::TROUBLE, trouble::MEMORY);
     }
@@ -296,6 +298,7 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         STARTED => inline::ask(&functions, None, false)?,
         _ => inline::tell(0),
     }
+    named::ask();
     attach::tell(IS_RUNNING.swap(0, Ordering::Relaxed) != 0);
     head(header::MAGIC).store(MAGIC, Ordering::Release);
     connection.send(&hello(), &tables).ok()?;
@@ -308,13 +311,29 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     if how != 0 {
         real::replace(inline::take(&functions)?);
     }
+    let was_named = named::are_some();
+    named::take()?;
+    let is_named = named::are_some();
+    let is_usual = is_glibc && !is_named;
+    if is_named {
+        set(header::ALLOCATOR, allocator::SEVERAL);
+        IS_GLIBC.store(0, Ordering::Relaxed);
+        // In a child of `fork` they are.
+        if how == 0 && !is_glibc && !was_named {
+            real::replace(inline::surround(&functions));
+        }
+    }
+    if live::begin(is_usual).is_none() {
+        set(header::TROUBLE, trouble::MEMORY);
+        return None;
+    }
     sampling::begin(every);
     // Of samples nobody could tell where blocks are.
     log::begin(if every == 0 { least } else { 0 });
     let alive = ALIVE.load(Ordering::Relaxed);
     // SAFETY: the word is in memory that is never unmapped.
     unsafe { &*alive }.store(1, Ordering::Relaxed);
-    let mut targets = enter::every(is_glibc && every == 0 && !log::is_on());
+    let mut targets = enter::every(is_usual && every == 0 && !log::is_on());
     if every != 0 {
         targets[Function::Malloc as usize] = enter::sampled_malloc as *mut ();
         if !real::may_be_boot() {
@@ -322,11 +341,18 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         }
         set_own::<{ Own::Left as usize }>(0);
     }
+    if is_named {
+        targets = named::gated(targets, real::targets());
+    }
     set_stage(Stage::Records);
     enter::aim(targets);
-    // In children of `fork` the jumps are there.
-    if TO_HOOK.swap(0, Ordering::Relaxed) == STARTED {
+    // In children of `fork` the jumps are there, and where the program ran already, who looks on puts them there.
+    let way = TO_HOOK.swap(0, Ordering::Relaxed);
+    if way == STARTED {
         inline::patch()?;
+    }
+    if way != ATTACHED && !was_named {
+        named::patch()?;
     }
     Some(())
 }
@@ -374,9 +400,8 @@ fn hello() -> [u8; 16] {
     hello
 }
 
-fn prepare(is_glibc: bool) -> Option<()> {
+fn prepare() -> Option<()> {
     ALIVE.store(kernel::memory(size_of::<AtomicU64>()).ok()?.cast(), Ordering::Relaxed);
-    live::begin(is_glibc)?;
     threads::begin()?;
     tree::begin();
     let malloc = real::MALLOC.load(Ordering::Relaxed).addr() as u64;
@@ -405,7 +430,7 @@ pub(crate) fn mapped(address: u64) -> Option<u64> {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { real::glibc_mapped(address) } else { None }
 }
 
-/// How much to ask for: blocks of other allocators are to lie 16 bytes apart. What is recorded is what the program asked for.
+/// How much to ask for where objects are guarded.
 #[inline(always)]
 pub(crate) fn size(size: usize) -> usize {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { size } else { size.max(16) }

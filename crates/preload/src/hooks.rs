@@ -31,7 +31,7 @@ pub(crate) fn at(stack: u64, frame: u64) -> At {
 // Hooks are made twice. With `USUAL` every call is recorded and the allocator is the C library's; without, both is asked.
 
 #[inline(always)]
-fn note<const USUAL: bool>(block: *mut c_void, size: usize, stack: u64, frame: u64) {
+pub(crate) fn note<const USUAL: bool>(block: *mut c_void, size: usize, stack: u64, frame: u64) {
     if block.is_null() {
         return;
     }
@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn malloc<const USUAL: bool>(
     stack: u64,
     frame: u64,
 ) -> *mut c_void {
-    let block = real::malloc(if USUAL { size } else { begin::size(size) });
+    let block = real::malloc(size);
     note::<USUAL>(block, size, stack, frame);
     block
 }
@@ -70,6 +70,16 @@ pub(crate) unsafe extern "C" fn free<const USUAL: bool>(block: *mut c_void) {
     if block.is_null() {
         return;
     }
+    freed::<USUAL>(block);
+    if real::may_be_boot() && real::is_boot(block) {
+        return;
+    }
+    real::free(block);
+}
+
+/// Counts that a block is to be freed.
+#[inline(always)]
+pub(crate) fn freed<const USUAL: bool>(block: *mut c_void) {
     if let Some(entered) = threads::enter() {
         let thread = entered.thread();
         let address = block.addr() as u64;
@@ -79,10 +89,6 @@ pub(crate) unsafe extern "C" fn free<const USUAL: bool>(block: *mut c_void) {
         }
         threads::leave(entered);
     }
-    if real::may_be_boot() && real::is_boot(block) {
-        return;
-    }
-    real::free(block);
 }
 
 #[cold]
@@ -99,8 +105,8 @@ pub(crate) unsafe extern "C" fn one(
     which: usize,
 ) -> *mut c_void {
     let block = match which {
-        VALLOC => real::valloc(begin::size(size)),
-        _ => real::pvalloc(begin::size(size)),
+        VALLOC => real::valloc(size),
+        _ => real::pvalloc(size),
     };
     note::<false>(block, size, stack, frame);
     block
@@ -114,20 +120,13 @@ pub(crate) unsafe extern "C" fn two(
     which: usize,
 ) -> *mut c_void {
     let (block, size) = match which {
-        CALLOC => {
-            // Where it does not overflow, it is as much as is asked for at once.
-            let both = first.checked_mul(second);
-            let block = match both.filter(|&both| begin::size(both) != both) {
-                Some(both) => real::calloc(1, begin::size(both)),
-                None => real::calloc(first, second),
-            };
-            (block, both.unwrap_or(0))
-        }
+        // Where it overflows, there is no block.
+        CALLOC => (real::calloc(first, second), first.checked_mul(second).unwrap_or(0)),
         REALLOC => {
             return realloc(std::ptr::with_exposed_provenance_mut(first), second, stack, frame);
         }
-        MEMALIGN => (real::memalign(first, begin::size(second)), second),
-        _ => (real::aligned_alloc(first, begin::size(second)), second),
+        MEMALIGN => (real::memalign(first, second), second),
+        _ => (real::aligned_alloc(first, second), second),
     };
     note::<false>(block, size, stack, frame);
     block
@@ -140,7 +139,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
     stack: u64,
     frame: u64,
 ) -> i32 {
-    let result = real::posix_memalign(to, align, begin::size(size));
+    let result = real::posix_memalign(to, align, size);
     if result == 0 {
         // SAFETY: the call has succeeded, so the pointer was written.
         let block = unsafe { to.read() };
@@ -150,13 +149,50 @@ pub(crate) unsafe extern "C" fn posix_memalign(
 }
 
 fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
-    if old.is_null() {
-        let block = real::realloc(old, begin::size(size));
-        note::<false>(block, size, stack, frame);
-        return block;
-    }
     if real::may_be_boot() && real::is_boot(old) {
         return begin::from_boot(old, size);
+    }
+    resize(old, stack, frame, || {
+        let new = real::realloc(old, size);
+        (new, Outcome::usual(new, size))
+    })
+}
+
+/// What became of a block that was to have another size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Outcome {
+    /// It has so many bytes, where it was or elsewhere.
+    Resized(usize),
+    /// It is freed.
+    Freed,
+    /// It is as it was.
+    Kept,
+}
+
+impl Outcome {
+    /// As the C library's function has it.
+    pub(crate) fn usual(new: *mut c_void, size: usize) -> Outcome {
+        match (new.is_null(), size) {
+            (false, _) => Outcome::Resized(size),
+            (true, 0) => Outcome::Freed,
+            (true, _) => Outcome::Kept,
+        }
+    }
+}
+
+/// Has the allocator give a block another size, which is counted as a free and an allocation; null for no block yet.
+pub(crate) fn resize(
+    old: *mut c_void,
+    stack: u64,
+    frame: u64,
+    call: impl FnOnce() -> (*mut c_void, Outcome),
+) -> *mut c_void {
+    if old.is_null() {
+        let (new, outcome) = call();
+        if let Outcome::Resized(size) = outcome {
+            note::<false>(new, size, stack, frame);
+        }
+        return new;
     }
     let address = old.addr() as u64;
     // The block may be another's before the call returns: it is taken out before.
@@ -165,22 +201,19 @@ fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void
         threads::leave(entered);
         known
     });
-    let new = real::realloc(old, if size == 0 { 0 } else { begin::size(size) });
+    let (new, outcome) = call();
     let Some(entered) = threads::enter() else { return new };
     let thread = entered.thread();
-    if new.is_null() && size != 0 {
-        // The old block is as it was.
-        if let Some(block) = known {
-            thread.put_back(address, block);
+    match (outcome, known) {
+        (Outcome::Kept, Some(block)) => thread.put_back(address, block),
+        (Outcome::Kept, None) => {}
+        (Outcome::Freed | Outcome::Resized(_), Some(block)) => {
+            thread.freed::<false>(address, block);
         }
-    } else {
-        match known {
-            Some(block) => thread.freed::<false>(address, block),
-            None => unknown(),
-        }
-        if !new.is_null() {
-            record::<false>(thread, new, size, stack, frame);
-        }
+        (Outcome::Freed | Outcome::Resized(_), None) => unknown(),
+    }
+    if let Outcome::Resized(size) = outcome {
+        record::<false>(thread, new, size, stack, frame);
     }
     threads::leave(entered);
     new

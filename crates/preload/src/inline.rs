@@ -116,6 +116,7 @@ macro_rules! table {
         ]
     };
 }
+pub(crate) use table;
 
 /// Asks for hooks at these functions, null where there is none; of the others only where the program runs already, and of
 /// those for mappings only if they are wanted. None where there is no room near them.
@@ -227,6 +228,14 @@ pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIO
     Some(all)
 }
 
+/// The same functions, so called that what they call is not the program's: they may be hooked under other names.
+pub(crate) fn surround(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
+    for (to, function) in MOVED.iter().zip(functions) {
+        to.store(*function, Relaxed);
+    }
+    again(functions)
+}
+
 /// The functions behind, where they were hooked before.
 fn again(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
     let table = table!(behind);
@@ -241,39 +250,45 @@ const JUMP: usize = 5;
 
 /// Has the functions begin with jumps to the page near them. Nobody else may run.
 pub(crate) fn patch() -> Option<()> {
-    for (index, known) in KNOWN.iter().enumerate() {
-        if let Some((at, jump)) = jump(index, known) {
-            write(at, jump)?;
-        }
-    }
-    Some(())
+    hooked().try_for_each(|(at, to, _)| hook(at, to))
 }
 
 /// Has functions begin as they did. Nobody else may run.
 pub(crate) fn unpatch() -> Option<()> {
-    for (index, known) in KNOWN.iter().enumerate() {
-        let Some((at, jump)) = jump(index, known) else { continue };
-        let code: *const [u8; JUMP] = std::ptr::with_exposed_provenance(at as usize);
-        // SAFETY: the function is at least as long.
-        if unsafe { code.read() } == jump {
-            let before = known[BEFORE].load(Relaxed).to_le_bytes();
-            write(at, *before.first_chunk()?)?;
-        }
-    }
-    Some(())
+    hooked().try_for_each(|(at, to, before)| unhook(at, to, before))
 }
 
-/// Where a function is and what it begins with while it is hooked, if it can be.
-fn jump(index: usize, known: &[AtomicU64; 3]) -> Option<(u64, [u8; JUMP])> {
-    let at = known[AT].load(Relaxed);
-    if at == 0 || known[LENGTH].load(Relaxed) == 0 {
-        return None;
-    }
-    let to = NEAR.load(Relaxed) + (index * hooks::STRIDE) as u64;
+/// Functions that are hooked: where they are, where they jump to, and what they begin with else.
+fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
+    let near = NEAR.load(Relaxed);
+    KNOWN.iter().enumerate().filter_map(move |(index, known)| {
+        let [at, length, before] = [AT, LENGTH, BEFORE].map(|word| known[word].load(Relaxed));
+        let to = near + (index * hooks::STRIDE) as u64;
+        (at != 0 && length != 0).then_some((at, to, before))
+    })
+}
+
+/// A jump at one address to another; none where that is too far.
+fn jump_to(at: u64, to: u64) -> Option<[u8; JUMP]> {
     let distance = to.wrapping_sub(at + JUMP as u64).cast_signed();
     let mut jump = [0xe9; JUMP];
     jump[1..].copy_from_slice(&i32::try_from(distance).ok()?.to_le_bytes());
-    Some((at, jump))
+    Some(jump)
+}
+
+/// Has a function begin with a jump, the bytes of which were moved. Nobody else may run.
+pub(crate) fn hook(at: u64, to: u64) -> Option<()> {
+    write(at, jump_to(at, to)?)
+}
+
+/// Has a function begin as it did, if it begins with that jump. Nobody else may run.
+pub(crate) fn unhook(at: u64, to: u64, before: u64) -> Option<()> {
+    let code: *const [u8; JUMP] = std::ptr::with_exposed_provenance(at as usize);
+    // SAFETY: the function is at least as long.
+    if unsafe { code.read() } == jump_to(at, to)? {
+        write(at, *before.to_le_bytes().first_chunk()?)?;
+    }
+    Some(())
 }
 
 fn write(at: u64, bytes: [u8; JUMP]) -> Option<()> {

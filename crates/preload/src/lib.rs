@@ -20,6 +20,7 @@
 //!  mappings the program's own mmap and kin, where that is asked for
 //!  pools   blocks of pagewise's own allocators, where that is asked for
 //!  inline  jumps at the entry of functions that nobody else lets us stand before
+//!  named   allocators under other names than malloc's
 //!  attach  a program that runs already
 //!  begin   what happens at the first call, after fork, and how a collector is greeted
 //! ```
@@ -50,6 +51,7 @@ mod log;
 mod map;
 mod mappings;
 mod modules;
+mod named;
 mod others;
 mod peak;
 mod pools;

@@ -40,13 +40,34 @@ pub(crate) fn is_on() -> bool {
     MEAN.load(Relaxed) != 0
 }
 
+/// Whether a block must be looked at as it is freed: where samples are taken, most are none.
+#[inline(always)]
+pub(crate) fn may_be_one(address: u64) -> bool {
+    !is_on() || filter(address).load(Relaxed) != 0
+}
+
+/// Whether a block of so many bytes must be looked at as it is allocated. Where samples are taken and it is none, it is counted
+/// down.
+#[inline(always)]
+pub(crate) fn is_due(size: usize) -> bool {
+    if !is_on() {
+        return true;
+    }
+    let left = own::<{ Own::Left as usize }>().wrapping_sub(size as u64);
+    let is_due = left.cast_signed() < 0;
+    if !is_due {
+        set_own::<{ Own::Left as usize }>(left);
+    }
+    is_due
+}
+
 fn filter(address: u64) -> &'static AtomicU8 {
     &FILTER[(address >> 4) as usize & 0xffff]
 }
 
 /// `malloc`, where the bytes that were left are used up.
 pub(crate) unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
-    let block = real::malloc(begin::size(size));
+    let block = real::malloc(size);
     if let Some(entered) = threads::enter() {
         let thread = entered.thread();
         // The stub has counted it down already.

@@ -85,6 +85,89 @@ pub fn functions(file: &File, names: &[&str]) -> Vec<Function> {
     names.iter().filter_map(of_name).collect()
 }
 
+/// A function of a file, and who may call it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The function.
+    pub function: Function,
+    /// Whether other files can: the dynamic linker finds it by its name.
+    pub exported: bool,
+}
+
+/// What the symbol tables of a file say of functions whose names are wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Functions {
+    /// The functions; one that both tables have is in it twice.
+    pub seen: Vec<Seen>,
+    /// Whether there is a table of all symbols (`.symtab`), and not only of those that other files use.
+    pub complete: bool,
+}
+
+/// No longer name of a function is looked at, its final zero included.
+const LONGEST: usize = 256;
+
+/// Functions that a file defines whose names are `wanted`, by one reading of its tables. None of a file that is broken or no ELF
+/// file of 64 bits.
+pub fn functions_where(file: &File, wanted: &dyn Fn(&[u8]) -> bool) -> Functions {
+    let cache = ReadCache::new(file);
+    let data = Pieces(&cache, LARGEST);
+    if !matches!(data.read_bytes_at(0, 5), Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64])) {
+        return Functions::default();
+    }
+    all_functions(data, wanted).unwrap_or_default()
+}
+
+fn all_functions(
+    data: Pieces<'_>,
+    wanted: &dyn Fn(&[u8]) -> bool,
+) -> object::read::Result<Functions> {
+    let header = elf::FileHeader64::<Endianness>::parse(data)?;
+    let endian = header.endian()?;
+    let loads = loads(header, endian, data)?;
+    let sections = header.sections(endian, data)?;
+    let mut functions = Functions::default();
+    for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+        let table = sections.iter().find(|section| section.sh_type(endian) == kind);
+        if table.is_none_or(|table| table.sh_size(endian) > LARGEST) {
+            continue;
+        }
+        let table = sections.symbols(endian, data, kind)?;
+        functions.complete |= kind == elf::SHT_SYMTAB;
+        // All names at once: one by one they would each be a read of the file.
+        let Ok(names) = sections.section(table.string_section()) else { continue };
+        if names.sh_size(endian) > LARGEST {
+            continue;
+        }
+        let names = names.data(endian, data)?;
+        for symbol in table.iter() {
+            let is_defined = ![elf::SHN_UNDEF, elf::SHN_ABS].contains(&symbol.st_shndx(endian));
+            if symbol.st_type() != elf::STT_FUNC || !is_defined {
+                continue;
+            }
+            let at = usize::try_from(symbol.st_name(endian)).unwrap_or(usize::MAX);
+            let Some(name) = names.get(at..).map(|rest| &rest[..rest.len().min(LONGEST)]) else {
+                continue;
+            };
+            let Some(end) = memchr::memchr(0, name) else { continue };
+            let name = &name[..end];
+            if !wanted(name) {
+                continue;
+            }
+            let value = symbol.st_value(endian);
+            let load = loads
+                .iter()
+                .find(|load| value.checked_sub(load.address).is_some_and(|at| at < load.size));
+            if let Some(load) = load {
+                let name = String::from_utf8_lossy(name).into_owned();
+                let offset = (value - load.address).saturating_add(load.offset);
+                let function = Function { name, offset, size: symbol.st_size(endian) };
+                functions.seen.push(Seen { function, exported: kind == elf::SHT_DYNSYM });
+            }
+        }
+    }
+    Ok(functions)
+}
+
 /// The first mapping of each file.
 fn files(mappings: &[Mapping]) -> impl Iterator<Item = &Mapping> {
     let mut seen = HashSet::new();
@@ -135,7 +218,7 @@ fn of_file(
 }
 
 /// The file of a mapping: by its mapping, which takes a capability, else by its name where that is still the same file.
-fn open(root: &ProcRoot, pid: Pid, first: &Mapping) -> Option<File> {
+pub fn open(root: &ProcRoot, pid: Pid, first: &Mapping) -> Option<File> {
     let mapped = root.file(pid, "map_files").join(first.range.to_string());
     root::open(&mapped).ok().or_else(|| {
         let path = Path::new(std::ffi::OsStr::from_bytes(first.path()));
@@ -168,6 +251,20 @@ struct Symbol {
     thread_local: bool,
 }
 
+fn loads<'d, H: FileHeader<Endian = Endianness>>(
+    header: &H,
+    endian: Endianness,
+    data: Pieces<'d>,
+) -> object::read::Result<Vec<Load>> {
+    let loads = header.program_headers(endian, data)?.iter();
+    let loads = loads.filter(|it| it.p_type(endian) == elf::PT_LOAD).map(|it| Load {
+        offset: it.p_offset(endian).into(),
+        size: it.p_filesz(endian).into(),
+        address: it.p_vaddr(endian).into(),
+    });
+    Ok(loads.collect())
+}
+
 fn symbols<'d, H: FileHeader<Endian = Endianness>>(
     data: Pieces<'d>,
     name: &[u8],
@@ -175,12 +272,7 @@ fn symbols<'d, H: FileHeader<Endian = Endianness>>(
 ) -> object::read::Result<(Vec<Load>, Vec<Symbol>)> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
-    let loads = header.program_headers(endian, data)?.iter();
-    let loads = loads.filter(|it| it.p_type(endian) == elf::PT_LOAD).map(|it| Load {
-        offset: it.p_offset(endian).into(),
-        size: it.p_filesz(endian).into(),
-        address: it.p_vaddr(endian).into(),
-    });
+    let loads = loads(header, endian, data)?;
     let sections = header.sections(endian, data)?;
     let mut found = Vec::new();
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
@@ -203,5 +295,5 @@ fn symbols<'d, H: FileHeader<Endian = Endianness>>(
             }
         }
     }
-    Ok((loads.collect(), found))
+    Ok((loads, found))
 }

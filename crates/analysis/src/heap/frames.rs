@@ -64,6 +64,8 @@ const BEGINNINGS: &[&str] = &[
     "<alloc::raw_vec::",
     "std::alloc::",
     "__rustc::",
+    "<tikv_jemallocator::Jemalloc as ",
+    "<mimalloc::MiMalloc as ",
 ];
 
 pub(crate) fn passes_on(frame: &Frame) -> bool {

@@ -76,21 +76,23 @@ pub(super) fn each(
     mut take: impl FnMut(&[Raw]),
 ) -> Option<()> {
     let count = 1_u64 << (SPACE - LEAF);
+    // Wide cells have leaves of their own for blocks that begin between multiples of 16, in the table's second half.
+    let entries = if is_narrow { count } else { 2 * count };
     let mut leaves: Vec<(u64, u64)> = Vec::new();
-    each_piece(process, map..map.checked_add(count * 8)?, |at, bytes| {
+    each_piece(process, map..map.checked_add(entries * 8)?, |at, bytes| {
         for (number, word) in ((at - map) / 8..).zip(bytes.chunks_exact(8)) {
             let leaf = word.try_into().map_or(0, u64::from_ne_bytes);
             if leaf != 0 {
-                leaves.push((number, leaf));
+                leaves.push((number % count, leaf));
             }
         }
     })?;
+    leaves.sort_by_key(|&(number, _)| number);
     let (shift, width) = if is_narrow { (5, 4) } else { (4, 8) };
     let mut blocks = Vec::new();
     let mut read = 0;
-    for (number, leaf) in leaves {
+    for (index, &(number, leaf)) in leaves.iter().enumerate() {
         let range = leaf..leaf.checked_add((1 << (LEAF - shift)) * width)?;
-        blocks.clear();
         each_piece(process, range, |at, bytes| {
             read += bytes.len() as u64;
             let first = (number << LEAF) + (((at - leaf) / width) << shift);
@@ -108,7 +110,11 @@ pub(super) fn each(
         if read > MOST {
             return None;
         }
-        take(&blocks);
+        if leaves.get(index + 1).is_none_or(|&(next, _)| next != number) {
+            blocks.sort_by_key(|block: &Raw| block.address);
+            take(&blocks);
+            blocks.clear();
+        }
     }
     Some(())
 }

@@ -11,7 +11,7 @@ use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, stat};
 use pagewise_sys::interrupt::Interrupts;
 
-use super::record::{tell, the_library, usual_name};
+use super::record::{tell, tell_not_recorded, the_library, usual_name};
 use super::release::Guardian;
 use crate::args::heap::HeapAttach;
 
@@ -80,6 +80,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         false => Ending::Replaced,
     };
     let (greeted, refused) = collector.greeted();
+    tell_not_recorded(&collector);
     tell(&collector.finish(how)?, greeted, refused, &[], false);
     Ok(())
 }

@@ -62,6 +62,7 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     let (greeted, refused) = collector.greeted();
     let not_hooked = collector.not_hooked().to_vec();
     tell_without_tables(collector.without_tables());
+    tell_not_recorded(&collector);
     let told = !collector.without_tables().is_empty();
     let finished = collector.finish(how(outcome.ending))?;
     tell(&finished, greeted, refused, &not_hooked, told);
@@ -193,6 +194,17 @@ fn tell_without_tables(processes: &[u32]) {
             "pagewise: process {pid} was not recorded: its limits (ulimit -v, ulimit -f) leave no room for the recorder's \
              tables, 1 GiB of addresses of which little is used"
         );
+    }
+}
+
+/// Says on standard error which allocators of the programs are not recorded.
+#[expect(clippy::print_stderr, reason = "standard output is the command's")]
+pub(super) fn tell_not_recorded(collector: &Collector) {
+    for left_out in collector.left_out() {
+        eprintln!("pagewise: {left_out}");
+    }
+    for nameless in collector.nameless() {
+        eprintln!("pagewise: {nameless}");
     }
 }
 

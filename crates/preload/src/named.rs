@@ -1,0 +1,298 @@
+//! Functions that allocate under names of their own, as many programs have jemalloc or mimalloc in them: hooked at their entry.
+//!
+//! Who looks on finds them, says what each does ([`role`]) and which of its instructions a jump would cover ([`named`]). All come to
+//! one place here, with their number:
+//!
+//! ```text
+//!  mi_malloc:  jmp part         its part of a room near it:  mov r11d, number; jmp entry  -> called, or on to `moved` where
+//!  behind:     ...              moved:  the first instructions, jmp behind                   this thread is within a call
+//! ```
+//!
+//! What these functions call while they work is none of the program's calls: [`Own::Within`] says so, to them and to `malloc`
+//! and its family ([`gated`]).
+
+use std::arch::naked_asm;
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use pagewise_heaplog::tables::named::{self, MOST, role, row};
+
+use crate::enter::{FUNCTIONS, Own, own, set_own};
+use crate::hooks::{self, Outcome};
+use crate::inline;
+use crate::kernel;
+use crate::sampling;
+use crate::shared::head;
+
+/// Where each function's own code goes on.
+static MOVED: [AtomicPtr<()>; MOST] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST];
+/// The words of each row up to [`row::CODE`].
+static ROWS: [[AtomicU64; row::CODE]; MOST] =
+    [const { [const { AtomicU64::new(0) }; row::CODE] }; MOST];
+/// How many there are. They stay: threads may be within moved code.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Where `malloc` and its family go on, in a call of the program's and within another.
+static HOOKS: [AtomicPtr<()>; FUNCTIONS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
+static BEHIND: [AtomicPtr<()>; FUNCTIONS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
+
+/// A function's arguments, as far as they are in registers.
+type Arguments = [usize; 6];
+type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
+
+/// What the function is to return, or 1 where it is to be called after all.
+#[repr(C)]
+struct Answer {
+    value: usize,
+    goes_on: usize,
+}
+
+/// What a hooked function jumps to; its number is in `r11`.
+#[unsafe(naked)]
+unsafe extern "C" fn entry() {
+    naked_asm!(
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "cmp qword ptr fs:[rax + {within}], 0",
+        "jne 3f",
+        // Seven words keep the stack aligned for the call.
+        "push r9", "push r8", "push rcx", "push rdx", "push rsi", "push rdi", "push r11",
+        "lea rdi, [rsp + 8]",
+        "lea rsi, [rsp + 56]",
+        "mov rdx, rbp",
+        "mov rcx, r11",
+        "call {called}",
+        "pop r11",
+        "test rdx, rdx",
+        "jne 2f",
+        "add rsp, 48",
+        "ret",
+        "2:",
+        "pop rdi", "pop rsi", "pop rdx", "pop rcx", "pop r8", "pop r9",
+        "3:",
+        "lea rax, [rip + {moved}]",
+        "jmp qword ptr [rax + 8 * r11]",
+        within = const Own::Within as usize, called = sym called, moved = sym MOVED,
+    )
+}
+
+/// `malloc` or another of its family.
+#[unsafe(naked)]
+unsafe extern "C" fn gate<const FUNCTION: usize>() {
+    naked_asm!(
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "cmp qword ptr fs:[rax + {within}], 0",
+        "jne 2f",
+        "jmp qword ptr [rip + {hooks} + 8 * {function}]",
+        "2:",
+        "jmp qword ptr [rip + {behind} + 8 * {function}]",
+        within = const Own::Within as usize, hooks = sym HOOKS, behind = sym BEHIND, function = const FUNCTION,
+    )
+}
+
+/// Has `malloc` and its family record only what is not within a call of these functions.
+pub(crate) fn gated(
+    hooks: [*mut (); FUNCTIONS],
+    behind: [*mut (); FUNCTIONS],
+) -> [*mut (); FUNCTIONS] {
+    for (to, from) in HOOKS.iter().zip(hooks).chain(BEHIND.iter().zip(behind)) {
+        to.store(from, Relaxed);
+    }
+    inline::table!(gate)
+}
+
+/// Whether there are any.
+pub(crate) fn are_some() -> bool {
+    COUNT.load(Relaxed) != 0
+}
+
+/// Asks for them.
+pub(crate) fn ask() {
+    head(named::ENTRY).store((entry as *const ()).addr() as u64, Relaxed);
+    let count = COUNT.load(Relaxed);
+    head(named::READY).store(u64::from(count != 0), Relaxed);
+    head(named::COUNT).store(count as u64, Relaxed);
+    for (number, words) in ROWS.iter().enumerate().take(count) {
+        for (word, value) in words.iter().enumerate() {
+            self::word(number, word).store(value.load(Relaxed), Relaxed);
+        }
+    }
+}
+
+/// A word of a row, as it was answered.
+fn word(number: usize, word: usize) -> &'static AtomicU64 {
+    head(named::ROWS + number * row::WORDS + word)
+}
+
+/// Makes the moved code ready, as it was answered. None where there is no room for it.
+pub(crate) fn take() -> Option<()> {
+    if are_some() {
+        return Some(());
+    }
+    let count = usize::try_from(head(named::COUNT).load(Relaxed)).unwrap_or(0).min(MOST);
+    let rooms = usize::try_from(head(named::ROOM_COUNT).load(Relaxed)).unwrap_or(0);
+    let room = |number: usize| {
+        let word = |at| head(named::ROOMS + 2 * number + at).load(Relaxed);
+        (word(0), word(1) as usize)
+    };
+    let rooms = rooms.min(named::MOST_ROOMS);
+    for number in 0..rooms {
+        let (at, length) = room(number);
+        kernel::memory_at(at, length).ok()?;
+    }
+    for number in 0..count {
+        let place = word(number, row::PLACE).load(Relaxed);
+        let length = named::STRIDE as u64;
+        let is_in_room = (0..rooms).map(room).any(|(at, room)| {
+            place >= at && place.saturating_add(length) <= at.saturating_add(room as u64)
+        });
+        if !is_in_room {
+            return None;
+        }
+        for index in 0..named::STRIDE / 8 {
+            let code = word(number, row::CODE + index).load(Relaxed);
+            let to = std::ptr::with_exposed_provenance_mut::<u64>(place as usize + index * 8);
+            // SAFETY: the place lies in a room, as was checked, which is ours and which nobody runs yet.
+            unsafe { to.write_volatile(code) };
+        }
+        for (index, to) in ROWS[number].iter().enumerate() {
+            to.store(word(number, index).load(Relaxed), Relaxed);
+        }
+        let moved = place as usize + named::MOVED;
+        MOVED[number].store(std::ptr::with_exposed_provenance_mut(moved), Relaxed);
+    }
+    for number in 0..rooms {
+        let (at, length) = room(number);
+        kernel::protect_code(at, length, libc::PROT_READ | libc::PROT_EXEC).ok()?;
+    }
+    COUNT.store(count, Relaxed);
+    Some(())
+}
+
+/// Has the functions begin with jumps. Nobody else may run.
+pub(crate) fn patch() -> Option<()> {
+    hooked().try_for_each(|(at, to, _)| inline::hook(at, to))
+}
+
+/// Has the functions begin as they did. Nobody else may run.
+pub(crate) fn unpatch() -> Option<()> {
+    hooked().try_for_each(|(at, to, before)| inline::unhook(at, to, before))
+}
+
+/// Functions that are hooked: where they are, where they jump to, and what they begin with else.
+fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
+    ROWS.iter().take(COUNT.load(Relaxed)).filter_map(|words| {
+        let [at, to, before] =
+            [row::AT, row::PLACE, row::BEFORE].map(|word| words[word].load(Relaxed));
+        (at != 0).then_some((at, to, before))
+    })
+}
+
+/// Calls a function behind: what that calls is not the program's.
+#[inline(always)]
+fn call(function: *mut (), [a, b, c, d, e, f]: Arguments) -> usize {
+    set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_add(1));
+    // SAFETY: it takes no more arguments than these, all of them in registers, and returns one word.
+    let function = unsafe { std::mem::transmute::<*mut (), Function>(function) };
+    // SAFETY: the program called it with these arguments.
+    let value = unsafe { function(a, b, c, d, e, f) };
+    set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_sub(1));
+    value
+}
+
+unsafe extern "C" fn called(
+    arguments: *const Arguments,
+    stack: u64,
+    frame: u64,
+    number: usize,
+) -> Answer {
+    // One by one, as the stub has written them: the processor would wait for what is read in larger pieces.
+    let read = |at: usize| {
+        let place = arguments.cast::<usize>().wrapping_add(at);
+        // SAFETY: the stub has put the arguments there.
+        unsafe { place.read_volatile() }
+    };
+    let arguments: Arguments = std::array::from_fn(read);
+    let words = &ROWS[number % MOST];
+    let instead = words[row::INSTEAD].load(Relaxed) as usize;
+    let function = match instead {
+        0 => MOVED[number % MOST].load(Relaxed),
+        // That function throws no exception, which could not pass through here.
+        instead => std::ptr::with_exposed_provenance_mut(instead),
+    };
+    let what = words[row::ROLE].load(Relaxed);
+    let argument = |which| arguments.get(role::argument(what, which) as usize).copied();
+    // None where the product overflows: there is no such block.
+    let size = || argument(0).unwrap_or(0).checked_mul(argument(1).unwrap_or(1));
+    let block = std::ptr::with_exposed_provenance_mut::<c_void>;
+    let note = |address: usize, size: usize| {
+        if sampling::is_due(size) {
+            hooks::note::<false>(block(address), size, stack, frame);
+        }
+    };
+    let value = match role::what(what) {
+        role::ALLOCATES => {
+            let value = call(function, arguments);
+            note(value, size().unwrap_or(0));
+            value
+        }
+        role::ALLOCATES_INTO => {
+            let value = call(function, arguments);
+            if value as u32 == 0 {
+                let to: *const usize = std::ptr::with_exposed_provenance(arguments[0]);
+                // SAFETY: the call has succeeded, so the pointer was written.
+                note(unsafe { to.read() }, size().unwrap_or(0));
+            }
+            value
+        }
+        kind @ (role::RESIZES | role::RESIZES_OR_FREES) => {
+            let old = block(argument(2).unwrap_or(0));
+            let new = hooks::resize(old, stack, frame, || {
+                let new = block(call(function, arguments));
+                let outcome = match Outcome::usual(new, size().unwrap_or(usize::MAX)) {
+                    Outcome::Kept if kind == role::RESIZES_OR_FREES => Outcome::Freed,
+                    outcome => outcome,
+                };
+                (new, outcome)
+            });
+            new.expose_provenance()
+        }
+        role::RESIZES_IN_PLACE => resize_in_place(function, arguments, stack, frame),
+        role::FREES => {
+            let old = block(argument(2).unwrap_or(0));
+            if !old.is_null() && sampling::may_be_one(old.addr() as u64) {
+                hooks::freed::<false>(old);
+            }
+            call(function, arguments)
+        }
+        role::COPIES_TEXT => {
+            let value = call(function, arguments);
+            if value != 0 {
+                let text = std::ptr::with_exposed_provenance(value);
+                // SAFETY: the function returns text that ends with a zero.
+                note(value, unsafe { CStr::from_ptr(text) }.count_bytes() + 1);
+            }
+            value
+        }
+        _ => call(function, arguments),
+    };
+    let goes_on = usize::from(instead != 0 && value == 0);
+    Answer { value, goes_on }
+}
+
+/// jemalloc's `xallocx(block, size, extra, flags)`, which tells how long the block then is: less than `size` where it cannot be.
+fn resize_in_place(function: *mut (), arguments: Arguments, stack: u64, frame: u64) -> usize {
+    let [old, size, extra, ..] = arguments;
+    let mut room = 0;
+    let old = std::ptr::with_exposed_provenance_mut::<c_void>(old);
+    hooks::resize(old, stack, frame, || {
+        room = call(function, arguments);
+        let outcome = match room < size {
+            true => Outcome::Kept,
+            false => Outcome::Resized(room.min(size.saturating_add(extra))),
+        };
+        (old, outcome)
+    });
+    room
+}
