@@ -497,6 +497,7 @@ const _: () = {
     assert!(hooks::CODE + hooks::CODE_WORDS <= named::ROOMS, "words of the header are apart");
     assert!(named::ROOMS + 2 * named::MOST_ROOMS <= named::ROWS, "so are these");
     assert!(named::ROWS + named::MOST * named::row::WORDS <= HEADER.room, "and all have room");
+    assert!(hooks::BEFORE + hooks::FUNCTIONS <= named::ENTRY, "and these");
 };
 
 #[cfg(test)]

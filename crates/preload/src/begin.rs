@@ -299,7 +299,8 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         _ => inline::tell(0),
     }
     named::ask();
-    attach::tell(IS_RUNNING.swap(0, Ordering::Relaxed) != 0);
+    let is_running = IS_RUNNING.swap(0, Ordering::Relaxed) != 0;
+    attach::tell(is_running);
     head(header::MAGIC).store(MAGIC, Ordering::Release);
     connection.send(&hello(), &tables).ok()?;
     let mut answer = [0_u8];
@@ -347,11 +348,10 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     set_stage(Stage::Records);
     enter::aim(targets);
     // In children of `fork` the jumps are there, and where the program ran already, who looks on puts them there.
-    let way = TO_HOOK.swap(0, Ordering::Relaxed);
-    if way == STARTED {
+    if TO_HOOK.swap(0, Ordering::Relaxed) == STARTED {
         inline::patch()?;
     }
-    if way != ATTACHED && !was_named {
+    if !is_running && !was_named {
         named::patch()?;
     }
     Some(())

@@ -264,7 +264,8 @@ fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     KNOWN.iter().enumerate().filter_map(move |(index, known)| {
         let [at, length, before] = [AT, LENGTH, BEFORE].map(|word| known[word].load(Relaxed));
         let to = near + (index * hooks::STRIDE) as u64;
-        (at != 0 && length != 0).then_some((at, to, before))
+        // What is too far away for a jump begins as it did.
+        (at != 0 && length != 0 && jump_to(at, to).is_some()).then_some((at, to, before))
     })
 }
 
