@@ -138,8 +138,9 @@ const FIRST_LAYOUT: Duration = Duration::from_millis(100);
 const LAYOUTS: u32 = 20;
 /// It is looked at before its time where so much more is live, or unused, than at any such look: 1 part of so many.
 const MORE: u64 = 4;
-/// These looks take no more than one of so many parts of the time.
-const LAYOUT_SHARE: u32 = 20;
+/// These looks take no more than one of so many parts of the time; of samples, which are to cost next to nothing, of so many.
+const LAYOUT_SHARE: u32 = 50;
+const SAMPLED_SHARE: u32 = 200;
 /// What is less is no matter: no look before its time is for it.
 const LITTLE: u64 = 1 << 20;
 /// Trees name so many sites at most, and none of less than one of so many parts.
@@ -546,18 +547,21 @@ struct Layouts {
     /// No look is before this.
     not_before: Instant,
     taken: u32,
+    /// What part of the time looks may take: 1 of so many.
+    share: u32,
     /// The most that was live, and not live of what was held, at any look.
     most: (u64, u64),
 }
 
 impl Layouts {
-    fn begin(now: Instant) -> Layouts {
+    fn begin(now: Instant, is_sampled: bool) -> Layouts {
         Layouts {
             before: layout::Before::default(),
             next: now + FIRST_LAYOUT,
             step: FIRST_LAYOUT,
             not_before: now,
             taken: 0,
+            share: if is_sampled { SAMPLED_SHARE } else { LAYOUT_SHARE },
             most: (LITTLE, LITTLE),
         }
     }
@@ -576,7 +580,7 @@ impl Layouts {
             self.step *= 2;
         }
         self.next = now + self.step;
-        self.not_before = now + took * LAYOUT_SHARE;
+        self.not_before = now + took * self.share;
         let unused = held.unwrap_or(0).saturating_sub(live);
         self.most = (self.most.0.max(live), self.most.1.max(unused));
     }
@@ -646,7 +650,7 @@ impl Recorded {
             executable: executable(root, pid),
             became_another: false,
             attached,
-            layouts: Layouts::begin(now),
+            layouts: Layouts::begin(now, begin.every_bytes != 0),
         };
         Ok(Ok((recorded, hooked)))
     }
