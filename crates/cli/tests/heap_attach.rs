@@ -201,6 +201,27 @@ fn a_program_whose_collector_is_killed_runs_on() {
 }
 
 #[test]
+fn a_thread_that_loads_the_recorder_finds_back_without_us() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    for round in 0..60_u64 {
+        let mut busy = Busy::start(2);
+        let mut recording = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        let pid = busy.child.id().to_string();
+        recording.args(["heap", "attach", &pid, "-o"]).arg(&file);
+        recording.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut recording = recording.spawn().unwrap();
+        // Some are killed before that thread is stopped, some behind it, and most within.
+        std::thread::sleep(Duration::from_micros(2000 + 250 * round));
+        recording.kill().unwrap();
+        recording.wait().unwrap();
+        busy.ask();
+        wait_until(|| !is_hooked(busy.child.id()));
+        busy.end();
+    }
+}
+
+#[test]
 fn what_nobody_put_right_is_put_right_by_who_attaches_next() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");

@@ -596,6 +596,8 @@ impl Process {
 struct Room {
     stack: u64,
     code: u64,
+    /// Where functions' stacks begin: above is the thread's way back, for the case that we are killed.
+    top: u64,
 }
 
 impl Room {
@@ -603,10 +605,15 @@ impl Room {
         let mut map = |length, execute| {
             thread.map(length, execute).map_err(|source| process.not_stopped(source))
         };
-        let room = Room { stack: map(STACK, false)?, code: map(page_size(), true)? };
-        let written = process.memory.write_all_at(Function::CODE, room.code);
-        written.map_err(|source| process.unreadable(source))?;
-        Ok(room)
+        let (stack, code) = (map(STACK, false)?, map(page_size(), true)?);
+        let top = stack + STACK / 2;
+        let write = |bytes: &[u8], at| {
+            process.memory.write_all_at(bytes, at).map_err(|source| process.unreadable(source))
+        };
+        let way_back = thread.way_back(top).map_err(|source| process.not_stopped(source))?;
+        write(&way_back, top)?;
+        write(&Function::code(top), code)?;
+        Ok(Room { stack, code, top })
     }
 
     fn call(
@@ -616,7 +623,7 @@ impl Room {
         arguments: [u64; 3],
         idle: &mut dyn FnMut(),
     ) -> io::Result<u64> {
-        let function = Function { address, code: self.code, stack: self.stack + STACK };
+        let function = Function { address, code: self.code, stack: self.top };
         thread.run(&function, arguments, idle)
     }
 

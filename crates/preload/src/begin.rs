@@ -336,9 +336,17 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     unsafe { &*alive }.store(1, Ordering::Relaxed);
     let mut targets = enter::every(is_usual && every == 0 && !log::is_on());
     if every != 0 {
-        targets[Function::Malloc as usize] = enter::sampled_malloc as *mut ();
+        let has = |function: Function| !real::targets()[function as usize].is_null();
+        let mut aim = |function: Function, stub: unsafe extern "C" fn()| {
+            if has(function) {
+                targets[function as usize] = stub as *mut ();
+            }
+        };
+        aim(Function::Malloc, enter::sampled_malloc);
+        aim(Function::Calloc, enter::sampled_calloc);
         if !real::may_be_boot() {
-            targets[Function::Free as usize] = enter::sampled_free as *mut ();
+            aim(Function::Free, enter::sampled_free);
+            aim(Function::Realloc, enter::sampled_realloc);
         }
         set_own::<{ Own::Left as usize }>(0);
     }

@@ -200,12 +200,54 @@ pub(crate) unsafe extern "C" fn sampled_malloc() {
     )
 }
 
+/// `calloc` where samples are taken. A product that overflows is no block, and is not counted.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn sampled_calloc() {
+    naked_asm!(
+        "mov rax, rdi",
+        "mul rsi",
+        "jo 3f",
+        "mov rcx, qword ptr [rip + pw_own@GOTTPOFF]",
+        "sub qword ptr fs:[rcx + {left}], rax",
+        "js 2f",
+        "3:",
+        "jmp qword ptr [rip + {others} + 8 * {function}]",
+        "2:",
+        "mov rdx, rsp", "mov rcx, rbp", "jmp {hook}",
+        left = const Own::Left as usize, others = sym crate::real::OTHERS,
+        function = const Function::Calloc as usize, hook = sym sampling::calloc,
+    )
+}
+
+/// `realloc` where samples are taken: it goes on where neither block is one.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn sampled_realloc() {
+    naked_asm!(
+        "mov eax, edi",
+        "shr eax, {bits}",
+        "movzx eax, ax",
+        "lea rcx, [rip + {filter}]",
+        "cmp byte ptr [rcx + rax], 0",
+        "jne 2f",
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "sub qword ptr fs:[rax + {left}], rsi",
+        "js 3f",
+        "jmp qword ptr [rip + {others} + 8 * {function}]",
+        // Who comes next counts it down itself.
+        "3:", "add qword ptr fs:[rax + {left}], rsi",
+        "2:", "mov rdx, rsp", "mov rcx, rbp", "mov r8d, {hook}", "jmp {dispatch}",
+        bits = const sampling::FILTER_BITS, filter = sym sampling::FILTER,
+        left = const Own::Left as usize, others = sym crate::real::OTHERS,
+        function = const Function::Realloc as usize, hook = const hooks::REALLOC, dispatch = sym hooks::two,
+    )
+}
+
 /// `free` where samples are taken: most blocks are none.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_free() {
     naked_asm!(
         "mov eax, edi",
-        "shr eax, 4",
+        "shr eax, {bits}",
         "movzx eax, ax",
         "lea rcx, [rip + {filter}]",
         "cmp byte ptr [rcx + rax], 0",
@@ -213,6 +255,6 @@ pub(crate) unsafe extern "C" fn sampled_free() {
         "jmp qword ptr [rip + {real}]",
         "2:",
         "jmp {hook}",
-        filter = sym sampling::FILTER, real = sym crate::real::FREE, hook = sym hooks::free::<false>,
+        bits = const sampling::FILTER_BITS, filter = sym sampling::FILTER, real = sym crate::real::FREE, hook = sym hooks::free::<false>,
     )
 }

@@ -44,7 +44,7 @@ fn weak(index: usize) -> Option<*const c_void> {
 /// The functions behind, in the order of [`Function`]; two of them where stubs jump to them.
 pub(crate) static MALLOC: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) static FREE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static OTHERS: [AtomicPtr<c_void>; FUNCTIONS] =
+pub(crate) static OTHERS: [AtomicPtr<c_void>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
 
 /// Whose `malloc` it is.

@@ -23,6 +23,10 @@ use crate::threads::{self, Thread};
 /// The mean number of bytes between samples; 0 where all calls are recorded.
 static MEAN: AtomicU64 = AtomicU64::new(0);
 
+/// Bits of an address below those that [`FILTER`] goes by: what lies together shares an entry, so that programs that use memory
+/// that lies together do so with the filter.
+pub(crate) const FILTER_BITS: usize = 8;
+
 /// Whether one of the blocks may be a sample whose address has these bits: how many there are, or [`u8::MAX`] for many.
 pub(crate) static FILTER: [AtomicU8; 1 << 16] = [const { AtomicU8::new(0) }; 1 << 16];
 
@@ -62,15 +66,32 @@ pub(crate) fn is_due(size: usize) -> bool {
 }
 
 fn filter(address: u64) -> &'static AtomicU8 {
-    &FILTER[(address >> 4) as usize & 0xffff]
+    &FILTER[(address >> FILTER_BITS) as usize & 0xffff]
 }
 
 /// `malloc`, where the bytes that were left are used up.
 pub(crate) unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
     let block = real::malloc(size);
+    counted_down(block, size, stack, frame);
+    block
+}
+
+/// `calloc`, the same; the product does not overflow.
+pub(crate) unsafe extern "C" fn calloc(
+    count: usize,
+    size: usize,
+    stack: u64,
+    frame: u64,
+) -> *mut c_void {
+    let block = real::calloc(count, size);
+    counted_down(block, count.wrapping_mul(size), stack, frame);
+    block
+}
+
+/// Takes a block, if it is a sample. The stub has counted it down already.
+fn counted_down(block: *mut c_void, size: usize, stack: u64, frame: u64) {
     if let Some(entered) = threads::enter() {
         let thread = entered.thread();
-        // The stub has counted it down already.
         if !block.is_null() && is_sample(thread) {
             take(thread, block.addr() as u64, size as u64, hooks::at(stack, frame));
         }
@@ -79,7 +100,6 @@ pub(crate) unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *
         // Not to come here at once again; who begins to record later draws a number then.
         set_own::<{ Own::Left as usize }>(0);
     }
-    block
 }
 
 /// Any other function has allocated.

@@ -52,7 +52,7 @@ pub struct Place {
     pub thread_data: u64,
     /// The system call that it is in, and its first argument.
     pub call: Option<(u64, u64)>,
-    /// What a function passes on to what comes behind it, see [`Function::CODE`].
+    /// What a function passes on to what comes behind it, see [`Function::code`].
     returned: u64,
 }
 
@@ -61,18 +61,23 @@ pub struct Place {
 pub struct Function {
     /// Its address.
     pub address: u64,
-    /// Where [`Function::CODE`] is.
+    /// Where [`Function::code`] is.
     pub code: u64,
     /// Where the stack ends that it may use.
     pub stack: u64,
 }
 
 impl Function {
-    /// Code that calls the function and then the kernel (`getpid`), by which its end is known: `call *%rax; mov %rax, %rdi;
-    /// mov $39, %eax; syscall; hlt`.
-    pub const CODE: &'static [u8] =
-        &[0xff, 0xd0, 0x48, 0x89, 0xc7, 0xb8, 39, 0, 0, 0, 0x0f, 0x05, 0xf4];
-    /// Behind its system call.
+    /// Code that calls the function and then the kernel (`getpid`), by which its end is known. Where nobody waits for that any
+    /// more the thread finds back by itself, with what [`Borrowed::way_back`] has at `way_back`: `call *%rax; mov %rax,
+    /// %rdi; mov $39, %eax; syscall; movabs $way_back, %rsp; mov $15, %eax; syscall` (`rt_sigreturn`).
+    pub fn code(way_back: u64) -> Vec<u8> {
+        let call = [0xff, 0xd0, 0x48, 0x89, 0xc7, 0xb8, 39, 0, 0, 0, 0x0f, 0x05];
+        let back = [0xb8, 15, 0, 0, 0, 0x0f, 0x05, 0xf4];
+        [&call[..], &[0x48, 0xbc], &way_back.to_le_bytes(), &back].concat()
+    }
+
+    /// Behind its first system call.
     const END: u64 = 12;
 }
 
@@ -168,6 +173,20 @@ impl Borrowed {
         self.call(libc::SYS_mmap, [0, length, protection, flags, u64::MAX, 0])
     }
 
+    /// What the kernel has to find at `at`, a multiple of 64, to give the thread back what it had when it was stopped, as at the
+    /// end of a signal's handler. A system call that was interrupted begins anew, or has been interrupted if it had a time
+    /// to wait for.
+    ///
+    /// # Errors
+    /// `ESRCH` where the thread was killed, `Unsupported` on other architectures.
+    pub fn way_back(&self, at: u64) -> io::Result<Vec<u8>> {
+        let vectors = match &self.vectors {
+            Some(vectors) => vectors.clone(),
+            None => extended_state(self.tid)?,
+        };
+        self.registers.way_back(at, self.blocked, vectors)
+    }
+
     /// Unmaps memory that [`Borrowed::map`] mapped.
     ///
     /// # Errors
@@ -176,7 +195,7 @@ impl Borrowed {
         self.call(libc::SYS_munmap, [at, length, 0, 0, 0, 0]).map(drop)
     }
 
-    /// Has the thread run a function, on a stack that ends at `stack`; what it returns. [`Function::CODE`] must be at
+    /// Has the thread run a function, on a stack that ends at `stack`; what it returns. [`Function::code`] must be at
     /// `code`. All registers are then as they were. Other threads run on meanwhile, and so does `idle`, again and again.
     ///
     /// The function must be one that may be called where the thread was stopped: it takes no lock that the thread holds.

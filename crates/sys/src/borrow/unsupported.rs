@@ -48,6 +48,10 @@ impl Registers {
         *self
     }
 
+    pub(super) fn way_back(&self, _: u64, _: u64, _: Vec<u8>) -> io::Result<Vec<u8>> {
+        unsupported()
+    }
+
     pub(super) fn result(&self) -> io::Result<u64> {
         unsupported()
     }

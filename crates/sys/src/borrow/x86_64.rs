@@ -118,6 +118,67 @@ impl Registers {
         })
     }
 
+    /// A `struct ucontext` of the kernel, and the vector registers behind it, as a signal's handler has them on its stack.
+    pub(super) fn way_back(
+        &self,
+        at: u64,
+        blocked: u64,
+        mut vectors: Vec<u8>,
+    ) -> io::Result<Vec<u8>> {
+        /// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS` of `<asm/ucontext.h>`.
+        const ALL_IS_THERE: u64 = 7;
+        /// What the kernel does not take for a signal's stack: the thread keeps its own.
+        const NO_STACK: u64 = 7;
+        /// Where the vector registers are, behind the rest.
+        const VECTORS: usize = 320;
+        /// `struct _fpx_sw_bytes` in their first part: two words that say so, around what was saved.
+        const SAVED: usize = 464;
+        const MAGIC: [u32; 2] = [0x4650_5853, 0x4650_5845];
+        let length = u32::try_from(vectors.len()).map_err(|_| io::ErrorKind::InvalidData)?;
+        let too_short = || io::Error::from(io::ErrorKind::InvalidData);
+        let place = vectors.get_mut(SAVED..SAVED + 48).ok_or_else(too_short)?;
+        // There the kernel says which registers it has saved.
+        let features: Vec<u8> = place[..8].to_vec();
+        let [first, second] = MAGIC.map(u32::to_le_bytes);
+        let sizes = [(length + 4).to_le_bytes(), length.to_le_bytes()];
+        let told = [&first[..], &sizes[0], &features, &sizes[1]].concat();
+        place.fill(0);
+        place[..told.len()].copy_from_slice(&told);
+        vectors.extend(second);
+
+        let of = &self.0;
+        let (mut rax, mut rip) = (of.rax, of.rip);
+        if of.orig_rax.cast_signed() >= 0 {
+            match of.rax.cast_signed() {
+                // `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`: it begins anew.
+                -514..=-512 => {
+                    rax = of.orig_rax;
+                    rip = rip.wrapping_sub(Registers::SYSCALL.len() as u64);
+                }
+                // `ERESTART_RESTARTBLOCK`: what it has yet to wait for is lost by now.
+                -516 => rax = i64::from(-libc::EINTR).cast_unsigned(),
+                _ => {}
+            }
+        }
+        let segments = of.cs & 0xffff | (of.ss & 0xffff) << 48;
+        let words = [
+            // Of the context: flags, the next one, and a stack for signals.
+            [ALL_IS_THERE, 0, 0, NO_STACK, 0].as_slice(),
+            &[of.r8, of.r9, of.r10, of.r11, of.r12, of.r13, of.r14, of.r15, of.rdi, of.rsi],
+            &[of.rbp, of.rbx, of.rdx, rax, of.rcx, of.rsp, rip, of.eflags, segments],
+            // The last fault's: error, number, mask and address; then the vector registers, and eight words for later.
+            &[0, 0, 0, 0, at + VECTORS as u64],
+            &[0; 8],
+            &[blocked],
+        ];
+        let mut bytes: Vec<u8> =
+            words.into_iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
+        debug_assert!(bytes.len() <= VECTORS, "{}", bytes.len());
+        bytes.resize(VECTORS, 0);
+        bytes.extend(vectors);
+        Ok(bytes)
+    }
+
     /// What a system call returned.
     pub(super) fn result(&self) -> io::Result<u64> {
         /// Minus the largest error number.
