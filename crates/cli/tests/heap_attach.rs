@@ -204,15 +204,17 @@ fn a_program_whose_collector_is_killed_runs_on() {
 fn a_thread_that_loads_the_recorder_finds_back_without_us() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
-    for round in 0..60_u64 {
+    for _ in 0..20 {
         let mut busy = Busy::start(2);
         let mut recording = Command::new(env!("CARGO_BIN_EXE_pagewise"));
-        let pid = busy.child.id().to_string();
-        recording.args(["heap", "attach", &pid, "-o"]).arg(&file);
+        recording.args(["heap", "attach", &busy.pid(), "-o"]).arg(&file);
         recording.stdout(Stdio::null()).stderr(Stdio::null());
         let mut recording = recording.spawn().unwrap();
-        // Some are killed before that thread is stopped, some behind it, and most within.
-        std::thread::sleep(Duration::from_micros(2000 + 250 * round));
+        // The loader has mapped the recorder, and has yet to make it ready.
+        let maps = format!("/proc/{}/maps", busy.pid());
+        while !std::fs::read_to_string(&maps).unwrap().contains("libpagewise_preload.so") {
+            std::hint::spin_loop();
+        }
         recording.kill().unwrap();
         recording.wait().unwrap();
         busy.ask();
