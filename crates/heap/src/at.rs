@@ -6,17 +6,16 @@ use std::os::unix::ffi::OsStringExt;
 
 use pagewise_heaplog::recording::Recording;
 use pagewise_heaplog::tables::header;
-use pagewise_heaplog::tables::live::{
-    HALF, KIND, LEAF, NARROW, ODD, SITE_BITS, SITE_SHIFT, SIZE_BITS, SLACK, SPACE,
-};
+use pagewise_heaplog::tables::live::{KIND, LEAF, NARROW, SPACE};
 use pagewise_model::watched::Held;
-use pagewise_model::{AddrRange, Name, Pid};
+use pagewise_model::{AddrRange, Pid};
 use pagewise_proc::{ProcRoot, maps};
 use pagewise_sys::remote;
 use pagewise_trace::FileSymbols;
 
+use crate::layout::live::{self, Raw};
 use crate::resolve;
-use crate::tables::Tables;
+use crate::tables::{self, Tables};
 
 /// Bits in the size before a block of the C library's, and that it has a mapping of its own.
 const FLAGS: u64 = 7;
@@ -32,9 +31,7 @@ const MOST: u64 = 16 << 20;
 /// The block at an address; none where no recorder tells, where there is no block, and where it is not sure which.
 pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<Held> {
     let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
-    let is_of_recorder = |name: &Name| name.as_bytes().starts_with(b"/memfd:pagewise-heap");
-    let shared = mappings.iter().find(|mapping| is_of_recorder(&mapping.name))?;
-    let AddrRange { start, end } = shared.range;
+    let AddrRange { start, end } = tables::mapping(&mappings)?;
     let file = File::open(root.file(pid, &format!("map_files/{start:x}-{end:x}"))).ok()?;
     let mut tables = Tables::open(file).ok()?;
     let map = tables.head(header::LIVE_MAP).ok()?;
@@ -113,11 +110,9 @@ impl Process {
                 let cells = bytes.chunks_exact(usize::try_from(width).ok()?);
                 let cells: Vec<(u64, &[u8])> = (begin..end).zip(cells).collect();
                 for (at, cell) in cells.into_iter().rev() {
-                    let mut word = [0; 8];
-                    word[..cell.len()].copy_from_slice(cell);
-                    let cell = u64::from_ne_bytes(word);
-                    if cell != 0 {
-                        match self.block(at << shift, cell, is_glibc, mapping)? {
+                    if cell.iter().any(|&byte| byte != 0) {
+                        let read = if is_glibc { live::narrow } else { live::wide };
+                        match self.block(read(at << shift, cell)?, is_glibc, mapping)? {
                             // It begins behind the address.
                             found if found.start > address => continue,
                             found => {
@@ -136,21 +131,17 @@ impl Process {
     }
 
     /// The block that a cell tells of.
-    fn block(self, start: u64, cell: u64, is_glibc: bool, mapping: AddrRange) -> Option<Found> {
-        let site = |number: u64| u32::try_from(number).ok()?.checked_sub(1);
+    fn block(self, raw: Raw, is_glibc: bool, mapping: AddrRange) -> Option<Found> {
+        let Raw { address: start, site, slack, size } = raw;
         if !is_glibc {
-            let size = cell & ((1 << SIZE_BITS) - 1);
-            let site = site((cell & !HALF) >> (SIZE_BITS + 1))?;
-            let start = if cell & HALF == 0 { start } else { start + 8 };
             return Some(Found { start, size: Some(size), room: None, site });
         }
-        let site = site(cell >> SITE_SHIFT & ((1 << SITE_BITS) - 1))?;
-        // A cell is of 32 bytes, and blocks begin at multiples of 16.
-        let start = if cell & u64::from(ODD) == 0 { start } else { start + HEAD };
         let room = self.room(start, mapping)?;
-        let slack = cell & u64::from(SLACK);
         // Of blocks that have more room than that the recorder keeps the size elsewhere.
-        let size = if slack == u64::from(SLACK) { None } else { Some(room.checked_sub(slack)?) };
+        let size = match slack {
+            Some(slack) => Some(room.checked_sub(slack.into())?),
+            None => None,
+        };
         Some(Found { start, size, room: Some(room), site })
     }
 

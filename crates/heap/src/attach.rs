@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_heaplog::tables::named::{self, row};
 use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
-use pagewise_model::{Mapping, Name, Pid};
+use pagewise_model::{AddrRange, Mapping, Name, Pid};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_sys::borrow::{Borrowed, Function};
 use pagewise_sys::remote;
@@ -189,9 +189,9 @@ impl Attached {
     pub fn left_behind(pid: u32) -> Result<Option<Attached>, Refused> {
         let root = ProcRoot::live();
         let mappings = mappings(&root, pid)?;
-        let is_table = |it: &&Mapping| it.name.as_bytes().starts_with(b"/memfd:pagewise-heap");
-        let Some(tables) = mappings.iter().find(is_table) else { return Ok(None) };
-        let tables = tables.range.start;
+        let Some(AddrRange { start: tables, .. }) = crate::tables::mapping(&mappings) else {
+            return Ok(None);
+        };
         let process = Process::open(pid, &mappings)?;
         let head = |number: usize| {
             let mut word = [0; 8];

@@ -6,9 +6,8 @@
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, BufWriter, IoSliceMut, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, BufWriter, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,13 +20,12 @@ use pagewise_heaplog::writer::Writer;
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::error::Error;
 use crate::hook::{self, Hooked, LeftOut, Why};
 use crate::layout;
 use crate::library::Library;
-use crate::meeting::Meeting;
+use crate::meeting::{Meeting, receive};
 use crate::memory;
 use crate::names::Nameless;
 use crate::tables::{State, Tables};
@@ -485,16 +483,8 @@ pub(crate) fn hear(stream: &UnixStream) -> io::Result<Option<(u32, u32, File)>> 
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut hello = [0; 16];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received =
-        recvmsg(stream, &mut [IoSliceMut::new(&mut hello)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let files = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
-    let file: Option<OwnedFd> = files.flatten().next();
-    if received.bytes != hello.len() || hello[..8] != greeting::HELLO {
+    let (received, file) = receive(stream, &mut hello)?;
+    if received != hello.len() || hello[..8] != greeting::HELLO {
         return Ok(None);
     }
     let number = |at: usize| hello[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
@@ -23,12 +22,11 @@ use pagewise_proc::ProcRoot;
 use pagewise_trace::{FileSymbols, Module};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::error::Error;
 use crate::library::{Library, NAME};
-use crate::meeting::Answered;
+use crate::meeting::{Answered, receive};
 
 /// What is wanted of a guard.
 #[derive(Clone, Debug)]
@@ -184,15 +182,7 @@ fn hear(stream: &mut UnixStream) -> io::Result<(Vec<u64>, Option<OwnedFd>)> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut bytes = vec![0; 8 * (word::LENGTH + 1)];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let got = recvmsg(&*stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?.bytes;
-    let files = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
-    let file = files.flatten().next();
+    let (got, file) = receive(stream, &mut bytes)?;
     stream.read_exact(&mut bytes[got..])?;
     let words = |bytes: &[u8]| -> Vec<u64> {
         let word = |piece: &[u8]| piece.try_into().map_or(0, u64::from_ne_bytes);

@@ -5,7 +5,7 @@
 //! Only pages in memory are read, so that reading changes nothing.
 
 mod glibc;
-mod live;
+pub(crate) mod live;
 mod pages;
 
 use std::collections::HashMap;

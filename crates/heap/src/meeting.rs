@@ -2,6 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,6 +20,7 @@ use pagewise_heaplog::tables::greeting;
 use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, stat};
 use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 /// The folder, which goes with this, and the recorder's file.
 #[derive(Debug)]
@@ -99,6 +103,22 @@ impl Meeting {
         }
         vec![("LD_PRELOAD".into(), preload), (greeting::VARIABLE.into(), self.settings(words))]
     }
+}
+
+/// Receives bytes, and the file that comes with them; how many bytes came.
+pub(crate) fn receive(
+    stream: &UnixStream,
+    bytes: &mut [u8],
+) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    let files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    Ok((received.bytes, files.flatten().next()))
 }
 
 /// Whether we have started a process, or what started it.

@@ -12,6 +12,7 @@ use pagewise_heaplog::tables::{
     PLACES, RECORDS, SITES, STRINGS, THREADS, Table, header, kind, log, module, record, thread,
 };
 use pagewise_heaplog::writer::Writer;
+use pagewise_model::{AddrRange, Mapping};
 
 /// Pieces in which tables are read.
 const PIECE: usize = 1 << 20;
@@ -72,6 +73,12 @@ impl New {
         writer.nodes(&self.nodes)?;
         writer.sites(&self.sites)
     }
+}
+
+/// Where a process has mapped a recorder's tables; none where there is no recorder.
+pub(crate) fn mapping(mappings: &[Mapping]) -> Option<AddrRange> {
+    let is_it = |it: &&Mapping| it.name.as_bytes().starts_with(b"/memfd:pagewise-heap");
+    mappings.iter().find(is_it).map(|it| it.range)
 }
 
 /// What is counted now.

@@ -12,13 +12,13 @@ use super::Process;
 
 /// A block as the map has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Raw {
-    pub(super) address: u64,
-    pub(super) site: u32,
+pub(crate) struct Raw {
+    pub(crate) address: u64,
+    pub(crate) site: u32,
     /// How much smaller it is than its room; none where that is kept elsewhere.
-    pub(super) slack: Option<u8>,
+    pub(crate) slack: Option<u8>,
     /// How long it is, of an allocator whose rooms are not known.
-    pub(super) size: u64,
+    pub(crate) size: u64,
 }
 
 /// No map has more that is worth the time: bytes of cells.
@@ -119,7 +119,8 @@ pub(super) fn each(
     Some(())
 }
 
-fn narrow(at: u64, cell: &[u8]) -> Option<Raw> {
+/// What a cell of 4 bytes tells; `at` is where the addresses begin that it is for.
+pub(crate) fn narrow(at: u64, cell: &[u8]) -> Option<Raw> {
     let cell = cell.try_into().map_or(0, u32::from_ne_bytes);
     let site = (cell >> SITE_SHIFT & ((1 << SITE_BITS) - 1)).checked_sub(1)?;
     let slack = cell & SLACK;
@@ -131,7 +132,8 @@ fn narrow(at: u64, cell: &[u8]) -> Option<Raw> {
     })
 }
 
-fn wide(at: u64, cell: &[u8]) -> Option<Raw> {
+/// The same of a cell of 8 bytes.
+pub(crate) fn wide(at: u64, cell: &[u8]) -> Option<Raw> {
     let cell = cell.try_into().map_or(0, u64::from_ne_bytes);
     let site = ((cell & !HALF) >> (SIZE_BITS + 1)).checked_sub(1)?;
     Some(Raw {
