@@ -11,9 +11,7 @@ mod fixture;
 #[path = "fixture/global.rs"]
 mod global;
 
-use fixture::number;
-use fixture::recorder::report;
-use global::{Counted, allocate, compare, record};
+use global::{Counted, allocate};
 
 #[global_allocator]
 static ALLOCATOR: Counted<tikv_jemallocator::Jemalloc> = Counted(tikv_jemallocator::Jemalloc);
@@ -27,25 +25,10 @@ fn the_program() {
 
 #[test]
 fn every_call_is_counted_to_the_byte() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("heap.pwh");
-    let output = record("the_program", &file, &[]);
-    compare(&output, &file);
-    let report = report(&file);
-    let allocator = report["recording"]["allocator"].as_str().unwrap();
-    assert!(allocator.contains("_rjem_malloc of "), "{allocator}");
+    global::every_call_is_counted_to_the_byte("the_program", "_rjem_malloc of ");
 }
 
 #[test]
 fn samples_are_taken_of_it_too() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("heap.pwh");
-    let whole = folder.path().join("whole.pwh");
-    record("the_program", &whole, &[]);
-    record("the_program", &file, &["--sample", "1k"]);
-    let [whole, samples] = [whole, file].map(|file| report(&file));
-    let [all, estimated] = [&whole, &samples].map(|it| number(it, "totals.allocated_bytes"));
-    let within = number(&samples, "totals.allocated_within");
-    assert!(all.abs_diff(estimated) < 6 * within, "{all}, {estimated} within {within}");
-    assert!(within < all / 5, "{within} of {all}");
+    global::samples_are_taken("the_program");
 }
