@@ -438,12 +438,6 @@ pub(crate) fn mapped(address: u64) -> Option<u64> {
     if IS_GLIBC.load(Ordering::Relaxed) != 0 { real::glibc_mapped(address) } else { None }
 }
 
-/// How much to ask for where objects are guarded.
-#[inline(always)]
-pub(crate) fn size(size: usize) -> usize {
-    if IS_GLIBC.load(Ordering::Relaxed) != 0 { size } else { size.max(16) }
-}
-
 /// `realloc` of a block that was handed out before anything was known.
 pub(crate) fn from_boot(old: *mut c_void, size: usize) -> *mut c_void {
     let new = real::malloc(size);

@@ -320,13 +320,13 @@ fn count() {
 }
 
 unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
-    guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::malloc(begin::size(size)))
+    guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::malloc(size))
 }
 
 unsafe extern "C" fn calloc(number: usize, size: usize, stack: u64, frame: u64) -> *mut c_void {
     // Pages of guarded objects are zeros.
     let object = number.checked_mul(size).and_then(|all| guarded(all, ALIGN, stack, frame));
-    object.unwrap_or_else(|| real::calloc(number, begin::size(size)))
+    object.unwrap_or_else(|| real::calloc(number, size))
 }
 
 /// An object that is aligned, if the alignment is one.
@@ -337,7 +337,7 @@ fn aligned(align: usize, size: usize, stack: u64, frame: u64) -> Option<*mut c_v
 
 unsafe extern "C" fn memalign(align: usize, size: usize, stack: u64, frame: u64) -> *mut c_void {
     let object = aligned(align, size, stack, frame);
-    object.unwrap_or_else(|| real::memalign(align, begin::size(size)))
+    object.unwrap_or_else(|| real::memalign(align, size))
 }
 
 unsafe extern "C" fn aligned_alloc(
@@ -347,7 +347,7 @@ unsafe extern "C" fn aligned_alloc(
     frame: u64,
 ) -> *mut c_void {
     let object = aligned(align, size, stack, frame);
-    object.unwrap_or_else(|| real::aligned_alloc(align, begin::size(size)))
+    object.unwrap_or_else(|| real::aligned_alloc(align, size))
 }
 
 unsafe extern "C" fn posix_memalign(
@@ -361,7 +361,7 @@ unsafe extern "C" fn posix_memalign(
         return libc::EINVAL;
     }
     let Some(object) = aligned(align, size, stack, frame) else {
-        return real::posix_memalign(to, align, begin::size(size));
+        return real::posix_memalign(to, align, size);
     };
     // SAFETY: the caller's pointer is to be written.
     unsafe { to.write(object) };
@@ -483,8 +483,7 @@ fn is_on_stack(address: u64, stack: u64) -> bool {
 unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
     let address = old.addr();
     if old.is_null() {
-        return guarded(size, ALIGN, stack, frame)
-            .unwrap_or_else(|| real::realloc(old, begin::size(size)));
+        return guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::realloc(old, size));
     }
     if real::may_be_boot() && real::is_boot(old) {
         return begin::from_boot(old, size);
@@ -508,7 +507,7 @@ unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u
         free_guarded(id, address, stack, frame);
         return std::ptr::null_mut();
     }
-    let new = guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::malloc(begin::size(size)));
+    let new = guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::malloc(size));
     if !new.is_null() {
         // SAFETY: both are live, of at least that many bytes.
         unsafe { copy(old, new, length.min(size)) };
@@ -524,7 +523,7 @@ unsafe fn copy(from: *const c_void, to: *mut c_void, length: usize) {
 
 unsafe fn realloc_other(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
     let object = if size == 0 { None } else { guarded(size, ALIGN, stack, frame) };
-    let Some(new) = object else { return real::realloc(old, begin::size(size)) };
+    let Some(new) = object else { return real::realloc(old, size) };
     // SAFETY: the block is live.
     let length = unsafe { malloc_usable_size(old) }.min(size);
     // SAFETY: both are live, of at least that many bytes.
