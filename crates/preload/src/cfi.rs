@@ -24,34 +24,36 @@ pub(crate) enum Row {
 // The frame pointer is saved `saved` words below the frame's end; 0 where it is as it was.
 
 impl Row {
-    /// In one word.
+    /// In one word: the offset in its lower half, which is found at once; the kind, [`PLAIN`], and what is saved above it.
     pub(crate) fn pack(self) -> u32 {
         let parts = |kind: u32, offset: u16, saved: u16| {
             if offset < 1 << 15 && saved <= SAVED_MOST {
-                kind | u32::from(offset) << 4 | u32::from(saved) << 19
+                u32::from(offset) | kind << 16 | u32::from(saved) << 20
             } else {
                 0
             }
         };
         match self {
             Row::Unknown => 0,
+            Row::Stack { offset, saved } if offset > 0 && saved <= offset => {
+                parts(1, offset, saved) | if i64::from(saved) < SAVED_HERE { PLAIN } else { 0 }
+            }
             Row::Stack { offset, saved } => parts(1, offset, saved),
             Row::Frame { offset, saved } => parts(2, offset, saved),
             Row::Behind { offset, saved } => {
                 let offset = offset.wrapping_add(1 << 14);
                 if offset < 0 { 0 } else { parts(3, offset.cast_unsigned(), saved) }
             }
-            Row::Signal => 4,
-            Row::End => 5,
+            Row::Signal => 4 << 16,
+            Row::End => 5 << 16,
         }
     }
 
     /// From one word.
     #[inline(always)]
     pub(crate) fn unpack(word: u32) -> Row {
-        let offset = (word >> 4 & 0x7fff) as u16;
-        let saved = (word >> 19) as u16;
-        match word & 0xf {
+        let (offset, saved) = (word as u16, (word >> 20) as u16);
+        match word >> 16 & 7 {
             1 => Row::Stack { offset, saved },
             2 => Row::Frame { offset, saved },
             3 => Row::Behind { offset: offset.cast_signed() - (1 << 14), saved },
@@ -60,7 +62,16 @@ impl Row {
             _ => Row::Unknown,
         }
     }
+
+    /// Offset and saved of a word that is [`PLAIN`].
+    #[inline(always)]
+    pub(crate) fn unpack_plain(word: u32) -> Option<(u16, u16)> {
+        (word & PLAIN != 0).then_some((word as u16, (word >> 20) as u16))
+    }
 }
+
+/// In a row's word: what most frames are, a [`Row::Stack`] that is longer than nothing and has saved in itself what it saved.
+pub(crate) const PLAIN: u32 = 1 << 19;
 
 /// Memory of a mapped file, from which nothing outside is read.
 #[derive(Clone, Copy, Debug)]

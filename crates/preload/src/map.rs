@@ -23,12 +23,19 @@ pub(crate) struct Map {
 
 /// In place of a key that was taken out: nobody looks for it.
 const GONE: u64 = 1;
+/// Bytes of an entry.
+const SIZE: usize = size_of::<Entry>();
 /// Entries of the first table.
 const FIRST: usize = 1 << 11;
 
 #[inline(always)]
+fn mixed(key: u64) -> u64 {
+    key.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[inline(always)]
 fn hash(key: u64) -> usize {
-    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
+    (mixed(key) >> 32) as usize
 }
 
 #[inline(always)]
@@ -44,28 +51,26 @@ fn mask(entries: *mut Entry) -> usize {
     at(entries, 0).value.load(Ordering::Relaxed) as usize
 }
 
-fn length(mask: usize) -> usize {
-    (mask + 2) * size_of::<Entry>()
+/// A table as it was at one moment, for several looks. Of one that was made anew meanwhile, nothing is found.
+#[derive(Clone, Copy)]
+pub(crate) struct View {
+    entries: *mut Entry,
+    /// The mask of a hash, times the size of an entry.
+    mask: usize,
 }
 
-impl Map {
-    pub(crate) const fn new() -> Map {
-        Map { entries: AtomicPtr::new(std::ptr::null_mut()), used: AtomicUsize::new(0) }
-    }
-
+impl View {
     /// What is known of a key.
     #[inline(always)]
-    pub(crate) fn find(&self, key: u64) -> Option<u64> {
-        let entries = self.entries.load(Ordering::Acquire);
-        if entries.is_null() {
-            return None;
-        }
-        let mask = mask(entries);
-        let mut index = hash(key) & mask;
+    pub(crate) fn find(self, key: u64) -> Option<u64> {
+        const SHIFT: u32 = SIZE.trailing_zeros();
+        let mut offset = (mixed(key) >> (32 - SHIFT)) as usize;
         loop {
-            let entry = at(entries, index + 1);
+            offset &= self.mask;
+            let place = self.entries.wrapping_byte_add(SIZE + offset);
+            // SAFETY: as for `at`: the offset is that of one of the entries.
+            let entry = unsafe { &*place };
             match entry.key.load(Ordering::Acquire) {
-                0 => return None,
                 there if there == key => {
                     let value = entry.value.load(Ordering::Acquire);
                     // The table's pages may have been given back after its key was read.
@@ -74,9 +79,36 @@ impl Map {
                     }
                     return Some(value);
                 }
-                _ => index = (index + 1) & mask,
+                0 => return None,
+                _ => offset += SIZE,
             }
         }
+    }
+}
+
+fn length(mask: usize) -> usize {
+    (mask + 2) * SIZE
+}
+
+impl Map {
+    pub(crate) const fn new() -> Map {
+        Map { entries: AtomicPtr::new(std::ptr::null_mut()), used: AtomicUsize::new(0) }
+    }
+
+    /// The table as it is now; none where it has nothing.
+    #[inline(always)]
+    pub(crate) fn view(&self) -> Option<View> {
+        let entries = self.entries.load(Ordering::Acquire);
+        if entries.is_null() {
+            return None;
+        }
+        Some(View { entries, mask: mask(entries) * SIZE })
+    }
+
+    /// What is known of a key.
+    #[inline(always)]
+    pub(crate) fn find(&self, key: u64) -> Option<u64> {
+        self.view()?.find(key)
     }
 
     /// Adds a key that is not there; the caller's lock is held. None where there is no memory.

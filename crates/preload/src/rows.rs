@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 
 use pagewise_heaplog::tables::{INTERRUPTED, PLACES, header};
 
-use crate::cfi::{self, Row};
+use crate::cfi::{self, PLAIN, Row};
 use crate::lock::Lock;
-use crate::map::Map;
+use crate::map::{Map, View};
 use crate::modules;
 use crate::shared;
 
@@ -29,9 +29,47 @@ pub(crate) struct Known {
 }
 
 impl Known {
+    /// In one word. Places of ours are never plain.
+    fn pack(self) -> u64 {
+        let row = if self.place == OURS { self.row.pack() & !PLAIN } else { self.row.pack() };
+        u64::from(row) | u64::from(self.place) << 32
+    }
+
     #[inline(always)]
     fn unpack(found: u64) -> Known {
         Known { row: Row::unpack(found as u32), place: (found >> 32) as u32 }
+    }
+}
+
+/// What most frames are: plain, of the program, and met before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plain {
+    /// Bytes from the stack pointer to the frame's end, more than 0.
+    pub length: u64,
+    /// Bytes from there down to where the frame pointer is saved, at most as many; 0 where it is as it was.
+    pub saved: u64,
+    /// The number of the place.
+    pub place: u32,
+}
+
+/// All that is known now, for one look at a stack.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows(View);
+
+impl Rows {
+    /// None while nothing is known.
+    #[inline(always)]
+    pub(crate) fn now() -> Option<Rows> {
+        KNOWN.view().map(Rows)
+    }
+
+    /// What is known of a place, where that is plain; [`get`] says the same of any.
+    #[inline(always)]
+    pub(crate) fn plain(self, address: u64) -> Option<Plain> {
+        let found = self.0.find(address)?;
+        let (offset, saved) = Row::unpack_plain(found as u32)?;
+        let place = (found >> 32) as u32;
+        Some(Plain { length: u64::from(offset) * 8, saved: u64::from(saved) * 8, place })
     }
 }
 
@@ -66,9 +104,7 @@ fn learn(address: u64) -> Option<Known> {
         None => Row::Unknown,
     };
     if object.as_ref().is_some_and(is_ours) {
-        let found = u64::from(row.pack()) | u64::from(OURS) << 32;
-        KNOWN.insert(address, found)?;
-        return Some(Known::unpack(found));
+        return keep(address, Known { row, place: OURS });
     }
     let module = object.map_or(0, |object| modules::number(&object).map_or(0, |number| number + 1));
     let number = shared::head(header::PLACES).load(Ordering::Relaxed);
@@ -79,9 +115,13 @@ fn learn(address: u64) -> Option<Known> {
     to.store(address | mark, Ordering::Relaxed);
     of.store(module, Ordering::Relaxed);
     shared::head(header::PLACES).store(number + 1, Ordering::Release);
-    let found = u64::from(row.pack()) | number << 32;
-    KNOWN.insert(address, found)?;
-    Some(Known::unpack(found))
+    keep(address, Known { row, place: index as u32 })
+}
+
+/// Notes what is known of an address; the lock is held.
+fn keep(address: u64, known: Known) -> Option<Known> {
+    KNOWN.insert(address, known.pack())?;
+    Some(Known::unpack(known.pack()))
 }
 
 /// Whether an object is this library.

@@ -17,7 +17,7 @@ use pagewise_heaplog::recording::ROOT;
 use pagewise_heaplog::tables::{INTERRUPTED, header};
 
 use crate::cfi::{Row, SAVED_HERE};
-use crate::rows;
+use crate::rows::{self, Rows};
 use crate::shared::{self, Record};
 use crate::{kernel, real, tree};
 
@@ -197,6 +197,22 @@ fn word(address: u64) -> u64 {
     unsafe { place.read_volatile() }
 }
 
+/// A word of the stack, which is at `expected` most times: the processor need not wait until it knows the address.
+#[inline(always)]
+fn word_as_expected(address: u64, expected: u64) -> u64 {
+    let mut same = expected;
+    // SAFETY: it does nothing. The compiler shall not know that both are the same, and put the one for the other.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) same, options(pure, nomem, nostack, preserves_flags))
+    };
+    if address == expected {
+        return word(same);
+    }
+    // SAFETY: it does nothing. The compiler shall not choose an address by calculating, which would have to wait.
+    unsafe { std::arch::asm!("", options(nomem, nostack, preserves_flags)) };
+    word(address)
+}
+
 /// What a thread remembers of its stacks.
 #[repr(C)]
 pub(crate) struct Stacks {
@@ -221,24 +237,32 @@ impl Stacks {
     #[inline(always)]
     pub(crate) fn find(&self, at: At) -> Option<&Memo> {
         let end = self.end(at.stack)?;
-        let first = hash(at);
-        for memo in [&self.memos[first], &self.memos[first + 1]] {
+        let held = self.held(at, end);
+        if let Some((_, memo)) = held {
             // One that was only the caller of others may have no node yet.
-            if self.hold(memo, at, end) && memo.node.get() != NONE {
+            if self.outer_hold(memo, at, end) && memo.node.get() != NONE {
                 return Some(memo);
             }
         }
-        self.follow(at)
+        self.follow(at, end, held.map(|(index, _)| index))
     }
 
-    /// Whether all pieces from `memo` on are as they were last time.
+    /// The memo whose frames are there again, and its number.
     #[inline(always)]
-    fn hold(&self, first: &Memo, mut at: At, end: u64) -> bool {
-        let mut memo = first;
+    fn held(&self, at: At, end: u64) -> Option<(usize, &Memo)> {
+        let first = hash(at);
+        let memo = &self.memos[first];
+        if memo.holds(at, end) {
+            return Some((first, memo));
+        }
+        let memo = &self.memos[first + 1];
+        memo.holds(at, end).then_some((first + 1, memo))
+    }
+
+    /// Whether all pieces above a memo that holds are as they were last time.
+    #[inline(always)]
+    fn outer_hold<'a>(&'a self, mut memo: &'a Memo, mut at: At, end: u64) -> bool {
         loop {
-            if !memo.holds(at, end) {
-                return false;
-            }
             if memo.outer_code.get() == 0 {
                 return memo.outer_hash.get() == OUTSIDE && !memo.is_cut.get();
             }
@@ -248,21 +272,20 @@ impl Stacks {
             }
             at = memo.outer(at);
             memo = next;
+            if !memo.holds(at, end) {
+                return false;
+            }
         }
     }
 
-    /// The memo of a stack of several pieces, or of one that was not seen before.
+    /// The memo of a stack of several pieces, or of one that was not seen before. `held` is the number of its first piece's,
+    /// where that is there again.
     #[inline(never)]
-    fn follow(&self, mut at: At) -> Option<&Memo> {
+    fn follow(&self, mut at: At, mut end: u64, mut held: Option<usize>) -> Option<&Memo> {
         let mut pieces = [0_u16; PIECES];
         let mut count = 0;
         let cut = loop {
-            let end = match self.end(at.stack) {
-                Some(end) => end,
-                None if count == 0 => return None,
-                None => break true,
-            };
-            let index = self.piece(at, end, &pieces[..count]);
+            let index = held.unwrap_or_else(|| self.learn(at, end, &pieces[..count]));
             pieces[count] = index as u16;
             count += 1;
             let memo = &self.memos[index];
@@ -273,6 +296,11 @@ impl Stacks {
                 break true;
             }
             at = memo.outer(at);
+            match self.end(at.stack) {
+                Some(known) => end = known,
+                None => break true,
+            }
+            held = self.held(at, end).map(|(index, _)| index);
         };
         if cut {
             let count = shared::head(header::CUT_STACKS);
@@ -322,24 +350,12 @@ impl Stacks {
         Some(())
     }
 
-    /// The number of the memo for the frames from `at` on; `taken` are not to be changed.
-    #[inline(always)]
-    fn piece(&self, at: At, end: u64, taken: &[u16]) -> usize {
-        let first = hash(at);
-        if self.memos[first].holds(at, end) {
-            return first;
-        }
-        if self.memos[first + 1].holds(at, end) {
-            return first + 1;
-        }
-        self.learn(at, end, first, taken)
-    }
-
+    /// Follows the frames from `at` on and has a memo remember them: its number. `taken` are not to be changed.
     #[inline(never)]
-    fn learn(&self, at: At, end: u64, first: usize, taken: &[u16]) -> usize {
+    fn learn(&self, at: At, end: u64, taken: &[u16]) -> usize {
         let turn = self.turn.get().wrapping_add(1);
         self.turn.set(turn);
-        let mut index = first + (turn & 1);
+        let mut index = hash(at) + (turn & 1);
         for _ in 0..MEMOS {
             if !taken.contains(&(index as u16)) {
                 break;
@@ -404,11 +420,20 @@ impl Stacks {
 }
 
 /// What is followed, to be remembered by a memo.
+#[derive(Clone, Copy)]
 struct Walk<'a> {
     memo: &'a Memo,
     words: usize,
     frames: usize,
     calls: u64,
+    /// How far it is followed. The word below, a return address, is compared.
+    stack: u64,
+    /// Words from the memo's stack pointer to behind what else is compared.
+    reach: u16,
+    /// Where the frame pointer was saved last; 0 while it is what it was.
+    saved_at: u64,
+    /// Where it was when it was last compared.
+    compared_at: Option<u64>,
 }
 
 impl Walk<'_> {
@@ -416,19 +441,23 @@ impl Walk<'_> {
     #[inline(always)]
     fn compare(&mut self, address: u64, value: u64) -> Option<()> {
         let offset = self.memo.offset(address)?;
+        self.put(offset, value)?;
+        self.reach = self.reach.max(offset + 1);
+        Some(())
+    }
+
+    /// Has a word compared from now on, which is in reach if the stack is followed to behind it.
+    #[inline(always)]
+    fn put(&mut self, offset: u16, value: u64) -> Option<()> {
         self.memo.offsets.get(self.words)?.set(offset);
         self.memo.values[self.words].set(value);
         self.words += 1;
-        self.memo.reach.set(self.memo.reach.get().max(offset + 1));
         Some(())
     }
 
     /// Goes through a frame.
     #[inline(always)]
     fn pass(&mut self, place: u32) -> Option<()> {
-        if place == rows::OURS {
-            return Some(());
-        }
         self.memo.places.get(self.frames)?.set(place);
         self.frames += 1;
         self.calls = tree::mix(self.calls, place.into());
@@ -441,6 +470,12 @@ impl Walk<'_> {
         self.words + 4 > WORDS || self.frames >= WORDS
     }
 
+    /// The frame pointer.
+    #[inline(always)]
+    fn frame(&self, at: At) -> u64 {
+        if self.saved_at == 0 { at.frame } else { word(self.saved_at) }
+    }
+
     /// Writes down how much there is. Words are made a multiple of four, by comparing the last one again.
     fn end(self) {
         let mut words = self.words;
@@ -451,13 +486,24 @@ impl Walk<'_> {
         }
         self.memo.words.set(words as u8);
         self.memo.frames.set(self.frames as u8);
+        let behind = (self.stack - self.memo.stack.get()) / 8;
+        self.memo.reach.set(self.reach.max(behind as u16));
         self.memo.calls.set(self.calls);
     }
 }
 
 /// Follows frames from `at` on and has `memo` remember them.
 fn walk(memo: &Memo, at: At, end: u64) {
-    let mut walk = Walk { memo, words: 0, frames: 0, calls: 1 };
+    let mut walk = Walk {
+        memo,
+        words: 0,
+        frames: 0,
+        calls: 1,
+        stack: at.stack,
+        reach: 0,
+        saved_at: 0,
+        compared_at: None,
+    };
     if !at.stack.is_multiple_of(8) || follow(&mut walk, at, end).is_none() {
         // Something in it cannot be followed: this is where the stack ends.
         memo.outer_code.set(0);
@@ -467,62 +513,94 @@ fn walk(memo: &Memo, at: At, end: u64) {
 }
 
 /// None where the last frame cannot be left.
+#[inline(always)]
 fn follow(walk: &mut Walk<'_>, at: At, end: u64) -> Option<()> {
-    let window = at.stack / WINDOW;
-    let mut now = at;
-    // Where the frame pointer was saved; none while it is what it was.
-    let mut saved_at: Option<u64> = None;
-    // Whether it is compared already.
-    let mut compared = false;
+    let window_end = (at.stack / WINDOW + 1) * WINDOW;
+    let rows = Rows::now();
+    let mut code = at.code;
     loop {
-        let known = rows::get(now.code)?;
-        walk.pass(known.place)?;
-        let (top, saved_in) = match known.row {
-            // What most frames are. Stack pointers are multiples of 8 here.
-            Row::Stack { offset, saved } if i64::from(saved) != SAVED_HERE => {
-                let top = now.stack + u64::from(offset) * 8;
-                (top, (saved != 0).then(|| top.wrapping_sub(u64::from(saved) * 8)))
-            }
-            Row::End => return Some(()),
-            Row::Signal => return interrupted(walk, now, end),
-            row => {
-                match saved_at {
-                    None => walk.memo.uses_frame.set(true),
-                    Some(address) if !compared => walk.compare(address, now.frame)?,
-                    Some(_) => {}
-                }
-                compared = true;
-                by_frame(walk, row, now, end)?
-            }
-        };
-        if top <= now.stack || top > end || !top.is_multiple_of(8) {
-            return None;
-        }
-        let mut frame = now.frame;
-        if let Some(address) = saved_in {
-            if !address.is_multiple_of(8) || address < now.stack || address >= end {
+        // Each look waits for what the one before has found: nothing is done here that can be done later.
+        if let Some(plain) = rows.and_then(|rows| rows.plain(code)) {
+            let top = walk.stack + plain.length;
+            if top > end {
                 return None;
             }
-            frame = word(address);
-            saved_at = Some(address);
-            compared = false;
+            walk.pass(plain.place)?;
+            if plain.saved != 0 {
+                walk.saved_at = top - plain.saved;
+            }
+            let before = at.stack + u64::from(walk.memo.offsets.get(walk.words)?.get()) * 8;
+            code = word_as_expected(top - 8, before);
+            // A frame is shorter than what an offset can say, and begins in the window.
+            walk.put(((top - 8 - at.stack) / 8) as u16, code)?;
+            walk.stack = top;
+        } else {
+            // A copy, since only what nobody else may change stays in registers.
+            let mut aside = *walk;
+            let left = leave(&mut aside, code, at, end);
+            *walk = aside;
+            match left? {
+                Some(back) => code = back,
+                None => return Some(()),
+            }
         }
-        let back = word(top - 8);
-        walk.compare(top - 8, back)?;
-        now = At { code: back, stack: top, frame };
-        if back == 0 {
+        if code == 0 {
             return Some(());
         }
-        if now.stack / WINDOW != window || walk.is_full() {
+        if walk.stack >= window_end || walk.is_full() {
             break;
         }
     }
-    if let Some(address) = saved_at {
-        walk.memo.saved.set(walk.memo.offset(address)?);
+    if walk.saved_at != 0 {
+        walk.memo.saved.set(walk.memo.offset(walk.saved_at)?);
     }
-    walk.memo.outer_code.set(now.code);
-    walk.memo.outer_stack.set(now.stack);
+    walk.memo.outer_code.set(code);
+    walk.memo.outer_stack.set(walk.stack);
     Some(())
+}
+
+/// Leaves a frame of any kind: where it returns to. None inside where nothing is above it, or that is said; none where it
+/// cannot be left.
+#[cold]
+#[inline(never)]
+fn leave(walk: &mut Walk<'_>, code: u64, at: At, end: u64) -> Option<Option<u64>> {
+    let known = rows::get(code)?;
+    if known.place != rows::OURS {
+        walk.pass(known.place)?;
+    }
+    let stack = walk.stack;
+    let now = At { code, stack, frame: walk.frame(at) };
+    let (top, saved_in) = match known.row {
+        Row::Stack { offset, saved } if i64::from(saved) != SAVED_HERE => {
+            let top = stack + u64::from(offset) * 8;
+            (top, (saved != 0).then(|| top.wrapping_sub(u64::from(saved) * 8)))
+        }
+        Row::End => return Some(None),
+        Row::Signal => return interrupted(walk, now, end).map(|()| None),
+        row => {
+            if walk.saved_at == 0 {
+                walk.memo.uses_frame.set(true);
+            } else if walk.compared_at != Some(walk.saved_at) {
+                walk.compare(walk.saved_at, now.frame)?;
+            }
+            walk.compared_at = Some(walk.saved_at);
+            by_frame(walk, row, now, end)?
+        }
+    };
+    if top <= stack || top > end || !top.is_multiple_of(8) {
+        return None;
+    }
+    if let Some(address) = saved_in {
+        if !address.is_multiple_of(8) || address < stack || address >= end {
+            return None;
+        }
+        walk.saved_at = address;
+        walk.compared_at = None;
+    }
+    let back = word(top - 8);
+    walk.compare(top - 8, back)?;
+    walk.stack = top;
+    Some(Some(back))
 }
 
 /// Where a frame ends that is found by the frame pointer, and where it saved that.
