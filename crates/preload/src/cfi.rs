@@ -27,7 +27,7 @@ impl Row {
     /// In one word: the offset in its lower half, which is found at once; the kind, [`PLAIN`], and what is saved above it.
     pub(crate) fn pack(self) -> u32 {
         let parts = |kind: u32, offset: u16, saved: u16| {
-            if offset < 1 << 15 && saved <= SAVED_MOST {
+            if saved <= SAVED_MOST {
                 u32::from(offset) | kind << 16 | u32::from(saved) << 20
             } else {
                 0
@@ -35,10 +35,11 @@ impl Row {
         };
         match self {
             Row::Unknown => 0,
-            Row::Stack { offset, saved } if offset > 0 && saved <= offset => {
-                parts(1, offset, saved) | if i64::from(saved) < SAVED_HERE { PLAIN } else { 0 }
+            Row::Stack { offset, saved } => {
+                let is_plain = (1..PLAIN_END).contains(&offset) && saved <= offset;
+                let mark = if is_plain && i64::from(saved) < SAVED_HERE { PLAIN } else { 0 };
+                parts(1, offset, saved) | mark
             }
-            Row::Stack { offset, saved } => parts(1, offset, saved),
             Row::Frame { offset, saved } => parts(2, offset, saved),
             Row::Behind { offset, saved } => {
                 let offset = offset.wrapping_add(1 << 14);
@@ -70,8 +71,10 @@ impl Row {
     }
 }
 
-/// In a row's word: what most frames are, a [`Row::Stack`] that is longer than nothing and has saved in itself what it saved.
+/// In a row's word: what most frames are, a [`Row::Stack`] of some words, but fewer than [`PLAIN_END`], which has saved in
+/// itself what it saved.
 pub(crate) const PLAIN: u32 = 1 << 19;
+pub(crate) const PLAIN_END: u16 = 1 << 15;
 
 /// Memory of a mapped file, from which nothing outside is read.
 #[derive(Clone, Copy, Debug)]

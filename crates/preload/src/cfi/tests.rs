@@ -106,7 +106,7 @@ fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
         .spawn()
         .ok()?;
     let mapped = Mapped::open(&path);
-    let (mut compared, mut unknown, mut seen) = (0, 0, 0);
+    let (mut compared, mut unknown, mut plain, mut seen) = (0, 0, 0, 0);
     let mut columns: Vec<String> = Vec::new();
     let mut is_signal = false;
     let mut entry = (0, 0);
@@ -152,10 +152,37 @@ fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
         }
         assert!(said.is(row), "{}: {address:#x}: {row:?}, and readelf {said:?}", path.display());
         assert_eq!(Row::unpack(row.pack()), row, "{}: {address:#x}", path.display());
+        plain += usize::from(Row::unpack_plain(row.pack()).is_some());
     }
     readelf.wait().unwrap();
     std::eprintln!("{}: {compared} rows, {unknown} of them unknown", path.display());
+    // Those that may be left without a further look.
+    assert!(plain > compared / 2, "{}: {plain} of {compared}", path.display());
     (compared > 0).then_some((compared, unknown))
+}
+
+/// Rows that are at the edge of what a word can say.
+#[test]
+fn rows_come_out_of_words_as_they_went_in() {
+    let saved_here = SAVED_HERE as u16;
+    for offset in [0, 1, 2, 5, PLAIN_END - 1, PLAIN_END, u16::MAX] {
+        for saved in [0, 1, 2, 5, saved_here - 1, saved_here] {
+            let row = Row::Stack { offset, saved };
+            assert_eq!(Row::unpack(row.pack()), row);
+            let is_plain =
+                offset > 0 && offset < PLAIN_END && saved <= offset && saved < saved_here;
+            let expected = is_plain.then_some((offset, saved));
+            assert_eq!(Row::unpack_plain(row.pack()), expected, "{row:?}");
+            let row = Row::Frame { offset, saved };
+            assert_eq!(Row::unpack(row.pack()), row);
+            assert_eq!(Row::unpack_plain(row.pack()), None);
+        }
+        assert_eq!(Row::Stack { offset, saved: saved_here + 1 }.pack(), 0, "nothing is known of it");
+    }
+    for row in [Row::Behind { offset: -4, saved: 2 }, Row::Signal, Row::End, Row::Unknown] {
+        assert_eq!(Row::unpack(row.pack()), row);
+        assert_eq!(Row::unpack_plain(row.pack()), None);
+    }
 }
 
 /// A file of the compiler's.
