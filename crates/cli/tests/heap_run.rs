@@ -701,6 +701,45 @@ fn cxx(compiler: &str, words: &[&str], name: &str) -> Option<PathBuf> {
     }
 }
 
+/// Each of the ways that a program goes, which are more than a thread remembers in full, has what the program counted there.
+#[test]
+fn each_of_many_ways_is_told_from_the_others() {
+    let source = include_str!("../../../fixtures/programs/ways.c");
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let variants: [&[&str]; 2] = [&["-O2"], &["-O1", "-fno-omit-frame-pointer"]];
+    for words in variants {
+        let path = built(folder.path(), "ways", &[words, &["-pthread"]].concat(), source);
+        for [calls, times] in [["3", "60000"], ["6", "200000"]] {
+            let run = Run::of(&[], &[path.to_str().unwrap(), calls, times]);
+            let report = run.report();
+            let mut recorded: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+            for site in report["sites"].as_array().unwrap() {
+                let names = site["stack"].as_array().unwrap().iter();
+                let names: Vec<&str> =
+                    names.map(|call| call.as_str().unwrap().split(' ').next().unwrap()).collect();
+                let on_way = |name: &&&str| ["east", "north", "south", "west"].contains(*name);
+                let way: Vec<&str> = names.iter().filter(on_way).copied().collect();
+                if !way.is_empty() {
+                    assert!(names[0] == "pair" && names.contains(&"run"), "{names:?}");
+                    let sum = recorded.entry(way.join(";")).or_default();
+                    sum.0 += number(site, "allocations");
+                    sum.1 += number(site, "allocated_bytes");
+                }
+            }
+            let mut told: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+            for line in run.printed().lines().filter_map(|line| line.strip_prefix("way ")) {
+                let words: Vec<&str> = line.split(' ').collect();
+                let numbers = (words[1].parse().unwrap(), words[2].parse().unwrap());
+                told.insert(words[0].to_owned(), numbers);
+            }
+            assert!(told.len() > if calls == "3" { 60 } else { 4000 }, "{}", told.len());
+            let differs = told.iter().find(|(way, counts)| recorded.get(*way) != Some(counts));
+            assert_eq!(differs.map(|(way, counts)| (way, counts, recorded.get(way))), None);
+            assert_eq!(recorded.len(), told.len());
+        }
+    }
+}
+
 /// Compares call stacks with those that a program's own unwinder told, by the sizes of the blocks: from the caller of `probe`
 /// on. How many there were, and how deep the deepest is.
 fn compare_stacks(run: &Run) -> (usize, usize) {

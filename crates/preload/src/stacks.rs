@@ -10,11 +10,16 @@
 //!  | frames in the first window   | frames in the next window | ...                              |
 //!  | memo: words, place of each --> memo: words, places      --> ...           --> nobody called  |
 //! ```
+//!
+//! A thread has few memos. Where it goes more ways than these, it *glances*: it takes a hash of the words that lie where the
+//! memos of other ways to the same depth have theirs. A stack is known by it if it was followed before, and its words were
+//! found at these very places: then it was left by them, and is again, since all that is read on the way is the same. Two
+//! stacks that are not the same are taken for each other with a probability of 2^-59.
 
 use std::cell::Cell;
 
 use pagewise_heaplog::recording::ROOT;
-use pagewise_heaplog::tables::{INTERRUPTED, header};
+use pagewise_heaplog::tables::{INTERRUPTED, SITES, header};
 
 use crate::cfi::{Row, SAVED_HERE};
 use crate::rows::{self, Rows};
@@ -29,6 +34,10 @@ const WORDS: usize = 32;
 const MEMOS: usize = 512;
 /// Memos in a row that make up one call stack; what is above is cut.
 const PIECES: usize = 128;
+/// Stacks that a thread knows by glances, a power of two; the bits of a word that tell the site.
+const GLANCES: usize = 1 << 16;
+const SITE: u64 = SITES.room as u64 - 1;
+const _: () = assert!(SITES.room.is_power_of_two());
 /// In place of an offset: the frame pointer was not saved in this piece.
 const UNSAVED: u16 = u16::MAX;
 /// In place of a hash: that of no call, and none.
@@ -59,6 +68,9 @@ pub(crate) struct Memo {
     record: Cell<*const u8>,
     /// All places as one word.
     calls: Cell<u64>,
+    /// What stands for the places of its words, and for what they were as well.
+    layout: Cell<u64>,
+    glance: Cell<u64>,
     /// What stands for all calls of the pieces above, and for those and this one's.
     outer_hash: Cell<u64>,
     hash: Cell<u64>,
@@ -101,6 +113,36 @@ impl Memo {
             odd |= differs(o1, v1) | differs(o3, v3);
         }
         even | odd == 0
+    }
+
+    /// What stands for the frames from `at` on, if their words lie where its own do; none where the stack ends before.
+    #[inline(always)]
+    fn glance_at(&self, at: At, end: u64) -> Option<u64> {
+        if at.stack + u64::from(self.reach.get()) * 8 > end {
+            return None;
+        }
+        let add = |hash: u64, word: u64| (hash.rotate_left(23) ^ word).wrapping_mul(HASH);
+        // Two, so that one need not wait for the other.
+        let (mut even, mut odd) = (at.code, at.stack);
+        let count = usize::from(self.words.get()).min(WORDS);
+        for [first, second] in self.offsets[..count].as_chunks::<2>().0 {
+            even = add(even, word(at.stack + u64::from(first.get()) * 8));
+            odd = add(odd, word(at.stack + u64::from(second.get()) * 8));
+        }
+        let frame = if self.uses_frame.get() { at.frame } else { 0 };
+        Some(tree::mix(tree::mix(add(even, frame), odd), self.layout.get()))
+    }
+
+    /// Notes where its words lie, and what they are.
+    #[inline(always)]
+    fn keep_glance(&self, at: At, end: u64) {
+        let mut layout = u64::from(self.words.get()) << 1 | u64::from(self.uses_frame.get());
+        for four in self.offsets[..usize::from(self.words.get()).min(WORDS)].as_chunks::<4>().0 {
+            let [a, b, c, d] = four.each_ref().map(|offset| u64::from(offset.get()));
+            layout = tree::mix(layout, a | b << 16 | c << 32 | d << 48);
+        }
+        self.layout.set(layout);
+        self.glance.set(self.glance_at(at, end).unwrap_or(NOTHING));
     }
 
     /// The node of its innermost call below `outer`, found call by call.
@@ -187,6 +229,14 @@ impl Memo {
         };
         At { code: self.outer_code.get(), stack: self.outer_stack.get(), frame }
     }
+
+    /// Where its last frame would return to now, if it ended where it did; none where a signal or another stack is between.
+    #[inline(always)]
+    fn outer_now(&self, at: At, end: u64) -> Option<At> {
+        let outer = self.outer(at);
+        let is_call = outer.code & INTERRUPTED == 0 && outer.stack < end;
+        is_call.then(|| At { code: word(outer.stack - 8), ..outer })
+    }
 }
 
 /// A word of the stack.
@@ -222,29 +272,112 @@ pub(crate) struct Stacks {
     others: [(Cell<u64>, Cell<u64>); 8],
     next_other: Cell<usize>,
     turn: Cell<usize>,
+    /// How often calls were forgotten, and with them all glances.
+    forgotten: Cell<u64>,
+    /// The last glance.
+    glance: Cell<u64>,
     memos: [Memo; MEMOS],
+    /// Sites by glances, with as much of the glance as there is room for.
+    glanced: [Cell<u64>; GLANCES],
 }
+
+/// What is known of a call stack.
+pub(crate) enum Found<'a> {
+    /// A memo, and its glance if that is new.
+    Memo(&'a Memo, Option<Glance>),
+    /// The site, which was known by a glance.
+    Site(u32),
+}
+
+/// What stands for a whole call stack.
+#[derive(Clone, Copy)]
+pub(crate) struct Glance(u64);
+
+/// Spreads what it is multiplied with over all bits.
+const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[inline(always)]
 fn hash(at: At) -> usize {
     // Two memos that lie side by side take turns.
-    let mixed = (at.code ^ at.stack.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (at.code ^ at.stack.rotate_left(29)).wrapping_mul(HASH);
     ((mixed >> 40) as usize % MEMOS) & !1
 }
 
 impl Stacks {
     /// The memo of the innermost frames of a stack; none where it cannot be followed at all.
+    pub(crate) fn memo(&self, at: At) -> Option<&Memo> {
+        let end = self.end(at.stack)?;
+        let held = self.held(at, end).map(|(index, _)| index);
+        self.follow(at, end, held).map(|(memo, _)| memo)
+    }
+
+    /// What is known of a stack; none where it cannot be followed at all.
     #[inline(always)]
-    pub(crate) fn find(&self, at: At) -> Option<&Memo> {
+    pub(crate) fn find(&self, at: At) -> Option<Found<'_>> {
         let end = self.end(at.stack)?;
         let held = self.held(at, end);
         if let Some((_, memo)) = held {
             // One that was only the caller of others may have no node yet.
             if self.outer_hold(memo, at, end) && memo.node.get() != NONE {
-                return Some(memo);
+                return Some(Found::Memo(memo, None));
             }
         }
-        self.follow(at, end, held.map(|(index, _)| index))
+        self.glance_or_follow(at, end, held.map(|(index, _)| index))
+    }
+
+    #[inline(never)]
+    fn glance_or_follow(&self, at: At, end: u64, held: Option<usize>) -> Option<Found<'_>> {
+        if let Some(site) = self.glance(at, end, held) {
+            return Some(Found::Site(site));
+        }
+        self.follow(at, end, held).map(|(memo, glance)| Found::Memo(memo, glance))
+    }
+
+    /// The site of a stack that is known by a glance, and is not the same as the last: that one shall have memos.
+    #[inline(always)]
+    fn glance(&self, mut at: At, mut end: u64, held: Option<usize>) -> Option<u32> {
+        let mut held = held.map(|index| &self.memos[index]);
+        let mut glance = self.forgotten.get();
+        for _ in 0..PIECES {
+            let memo = match held {
+                Some(memo) => memo,
+                None => self.like(at)?,
+            };
+            let piece = match held {
+                Some(memo) => memo.glance.get(),
+                None => memo.glance_at(at, end)?,
+            };
+            glance = tree::mix(glance, piece);
+            if memo.outer_code.get() == 0 {
+                if memo.is_cut.get() || self.glance.replace(glance) == glance {
+                    return None;
+                }
+                let known = self.glanced[glance as usize % GLANCES].get();
+                let is_same = (known ^ glance) & !SITE == 0 && known != 0;
+                return is_same.then_some((known & SITE) as u32);
+            }
+            at = match held {
+                Some(memo) => memo.outer(at),
+                None => memo.outer_now(at, end)?,
+            };
+            end = self.end(at.stack)?;
+            held = self.held(at, end).map(|(_, memo)| memo);
+        }
+        None
+    }
+
+    /// A memo of frames that began where these do.
+    #[inline(always)]
+    fn like(&self, at: At) -> Option<&Memo> {
+        let first = hash(at);
+        let begins = |memo: &&Memo| memo.code.get() == at.code && memo.stack.get() == at.stack;
+        self.memos[first..first + 2].iter().find(begins)
+    }
+
+    /// Notes the site of a stack that was followed.
+    pub(crate) fn keep(&self, glance: Glance, site: u32) {
+        let Glance(glance) = glance;
+        self.glanced[glance as usize % GLANCES].set(glance & !SITE | u64::from(site));
     }
 
     /// The memo whose frames are there again, and its number.
@@ -281,7 +414,12 @@ impl Stacks {
     /// The memo of a stack of several pieces, or of one that was not seen before. `held` is the number of its first piece's,
     /// where that is there again.
     #[inline(never)]
-    fn follow(&self, mut at: At, mut end: u64, mut held: Option<usize>) -> Option<&Memo> {
+    fn follow(
+        &self,
+        mut at: At,
+        mut end: u64,
+        mut held: Option<usize>,
+    ) -> Option<(&Memo, Option<Glance>)> {
         let mut pieces = [0_u16; PIECES];
         let mut count = 0;
         let cut = loop {
@@ -331,7 +469,12 @@ impl Stacks {
                 None => self.resolve(&pieces[..count])?,
             }
         }
-        Some(first)
+        if cut || !first.record.get().is_null() {
+            return Some((first, None));
+        }
+        let memos = pieces[..count].iter().map(|&index| &self.memos[usize::from(index)]);
+        let add = |before, memo: &Memo| tree::mix(before, memo.glance.get());
+        Some((first, Some(Glance(memos.fold(self.forgotten.get(), add)))))
     }
 
     /// Finds the nodes of all pieces, from the outermost on.
@@ -365,11 +508,13 @@ impl Stacks {
         let memo = &self.memos[index];
         memo.clear(at);
         walk(memo, at, end);
+        memo.keep_glance(at, end);
         index
     }
 
     /// Forgets what was called; the stack's bounds stay.
     pub(crate) fn forget_calls(&self) {
+        self.forgotten.set(self.forgotten.get() + 1);
         for memo in &self.memos {
             // No call returns to the address 0.
             memo.code.set(0);

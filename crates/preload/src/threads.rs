@@ -13,7 +13,7 @@ use crate::enter::{Own, own, set_own};
 use crate::live::{self, Block};
 use crate::lock::Lock;
 use crate::shared::{self, Record, head, slot};
-use crate::stacks::{At, Stacks};
+use crate::stacks::{At, Found, Stacks};
 use crate::{kernel, log, modules, peak, real, sampling};
 
 /// What a thread has of its own, in memory that is zeros in a child of `fork`.
@@ -490,9 +490,13 @@ impl Thread {
         if self.generation.get() != GENERATION.load(Relaxed) {
             self.forget_what_has_gone();
         }
-        let Some(memo) = self.stacks.find(at) else {
-            head(header::CUT_STACKS).fetch_add(1, Relaxed);
-            return Some((0, self.record(0)?));
+        let (memo, glance) = match self.stacks.find(at) {
+            Some(Found::Memo(memo, glance)) => (memo, glance),
+            Some(Found::Site(site)) => return Some((site, self.record(site)?)),
+            None => {
+                head(header::CUT_STACKS).fetch_add(1, Relaxed);
+                return Some((0, self.record(0)?));
+            }
         };
         if let Some(known) = memo.record() {
             return Some(known);
@@ -500,6 +504,9 @@ impl Thread {
         let site = memo.site(kind)?;
         let record = self.record(site)?;
         memo.keep(site, record);
+        if let Some(glance) = glance {
+            self.stacks.keep(glance, site);
+        }
         Some((site, record))
     }
 
@@ -508,7 +515,7 @@ impl Thread {
         if self.generation.get() != GENERATION.load(Relaxed) {
             self.forget_what_has_gone();
         }
-        self.stacks.find(at).map_or(pagewise_heaplog::recording::ROOT, |memo| memo.node())
+        self.stacks.memo(at).map_or(pagewise_heaplog::recording::ROOT, |memo| memo.node())
     }
 
     /// Forgets stacks of code that has gone, or is going just now: other code may be in its place before who unloads it

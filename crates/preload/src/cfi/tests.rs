@@ -177,7 +177,11 @@ fn rows_come_out_of_words_as_they_went_in() {
             assert_eq!(Row::unpack(row.pack()), row);
             assert_eq!(Row::unpack_plain(row.pack()), None);
         }
-        assert_eq!(Row::Stack { offset, saved: saved_here + 1 }.pack(), 0, "nothing is known of it");
+        assert_eq!(
+            Row::Stack { offset, saved: saved_here + 1 }.pack(),
+            0,
+            "nothing is known of it"
+        );
     }
     for row in [Row::Behind { offset: -4, saved: 2 }, Row::Signal, Row::End, Row::Unknown] {
         assert_eq!(Row::unpack(row.pack()), row);
