@@ -21,10 +21,10 @@ use std::cell::Cell;
 use pagewise_heaplog::recording::ROOT;
 use pagewise_heaplog::tables::{INTERRUPTED, SITES, header};
 
-use crate::cfi::{Row, SAVED_HERE};
-use crate::rows::{self, Rows};
 use crate::shared::{self, Record};
 use crate::{kernel, real, tree};
+
+mod walk;
 
 /// Bytes of stack that one memo covers at most, a power of two.
 const WINDOW: u64 = 1 << 10;
@@ -245,22 +245,6 @@ fn word(address: u64) -> u64 {
     let place: *const u64 = std::ptr::with_exposed_provenance(address as usize);
     // SAFETY: callers have checked that the address lies between a stack pointer of this thread and the end of that stack.
     unsafe { place.read_volatile() }
-}
-
-/// A word of the stack, which is at `expected` most times: the processor need not wait until it knows the address.
-#[inline(always)]
-fn word_as_expected(address: u64, expected: u64) -> u64 {
-    let mut same = expected;
-    // SAFETY: it does nothing. The compiler shall not know that both are the same, and put the one for the other.
-    unsafe {
-        std::arch::asm!("/* {0} */", inout(reg) same, options(pure, nomem, nostack, preserves_flags))
-    };
-    if address == expected {
-        return word(same);
-    }
-    // SAFETY: it does nothing. The compiler shall not choose an address by calculating, which would have to wait.
-    unsafe { std::arch::asm!("", options(nomem, nostack, preserves_flags)) };
-    word(address)
 }
 
 /// What a thread remembers of its stacks.
@@ -507,7 +491,7 @@ impl Stacks {
         }
         let memo = &self.memos[index];
         memo.clear(at);
-        walk(memo, at, end);
+        walk::walk(memo, at, end);
         memo.keep_glance(at, end);
         index
     }
@@ -562,243 +546,6 @@ impl Stacks {
         self.end.set(end);
         Some(end)
     }
-}
-
-/// What is followed, to be remembered by a memo.
-#[derive(Clone, Copy)]
-struct Walk<'a> {
-    memo: &'a Memo,
-    words: usize,
-    frames: usize,
-    calls: u64,
-    /// How far it is followed. The word below, a return address, is compared.
-    stack: u64,
-    /// Words from the memo's stack pointer to behind what else is compared.
-    reach: u16,
-    /// Where the frame pointer was saved last; 0 while it is what it was.
-    saved_at: u64,
-    /// Where it was when it was last compared.
-    compared_at: Option<u64>,
-}
-
-impl Walk<'_> {
-    /// Has a word compared from now on.
-    #[inline(always)]
-    fn compare(&mut self, address: u64, value: u64) -> Option<()> {
-        let offset = self.memo.offset(address)?;
-        self.put(offset, value)?;
-        self.reach = self.reach.max(offset + 1);
-        Some(())
-    }
-
-    /// Has a word compared from now on, which is in reach if the stack is followed to behind it.
-    #[inline(always)]
-    fn put(&mut self, offset: u16, value: u64) -> Option<()> {
-        self.memo.offsets.get(self.words)?.set(offset);
-        self.memo.values[self.words].set(value);
-        self.words += 1;
-        Some(())
-    }
-
-    /// Goes through a frame.
-    #[inline(always)]
-    fn pass(&mut self, place: u32) -> Option<()> {
-        self.memo.places.get(self.frames)?.set(place);
-        self.frames += 1;
-        self.calls = tree::mix(self.calls, place.into());
-        Some(())
-    }
-
-    /// Whether another frame may not fit.
-    #[inline(always)]
-    fn is_full(&self) -> bool {
-        self.words + 4 > WORDS || self.frames >= WORDS
-    }
-
-    /// The frame pointer.
-    #[inline(always)]
-    fn frame(&self, at: At) -> u64 {
-        if self.saved_at == 0 { at.frame } else { word(self.saved_at) }
-    }
-
-    /// Writes down how much there is. Words are made a multiple of four, by comparing the last one again.
-    fn end(self) {
-        let mut words = self.words;
-        while !words.is_multiple_of(4) {
-            self.memo.offsets[words].set(self.memo.offsets[words - 1].get());
-            self.memo.values[words].set(self.memo.values[words - 1].get());
-            words += 1;
-        }
-        self.memo.words.set(words as u8);
-        self.memo.frames.set(self.frames as u8);
-        let behind = (self.stack - self.memo.stack.get()) / 8;
-        self.memo.reach.set(self.reach.max(behind as u16));
-        self.memo.calls.set(self.calls);
-    }
-}
-
-/// Follows frames from `at` on and has `memo` remember them.
-fn walk(memo: &Memo, at: At, end: u64) {
-    let mut walk = Walk {
-        memo,
-        words: 0,
-        frames: 0,
-        calls: 1,
-        stack: at.stack,
-        reach: 0,
-        saved_at: 0,
-        compared_at: None,
-    };
-    if !at.stack.is_multiple_of(8) || follow(&mut walk, at, end).is_none() {
-        // Something in it cannot be followed: this is where the stack ends.
-        memo.outer_code.set(0);
-        memo.is_cut.set(true);
-    }
-    walk.end();
-}
-
-/// None where the last frame cannot be left.
-#[inline(always)]
-fn follow(walk: &mut Walk<'_>, at: At, end: u64) -> Option<()> {
-    let window_end = (at.stack / WINDOW + 1) * WINDOW;
-    let rows = Rows::now();
-    let mut code = at.code;
-    loop {
-        // Each look waits for what the one before has found: nothing is done here that can be done later.
-        if let Some(plain) = rows.and_then(|rows| rows.plain(code)) {
-            let top = walk.stack + plain.length;
-            if top > end {
-                return None;
-            }
-            walk.pass(plain.place)?;
-            if plain.saved != 0 {
-                walk.saved_at = top - plain.saved;
-            }
-            let before = at.stack + u64::from(walk.memo.offsets.get(walk.words)?.get()) * 8;
-            code = word_as_expected(top - 8, before);
-            // A frame is shorter than what an offset can say, and begins in the window.
-            walk.put(((top - 8 - at.stack) / 8) as u16, code)?;
-            walk.stack = top;
-        } else {
-            // A copy, since only what nobody else may change stays in registers.
-            let mut aside = *walk;
-            let left = leave(&mut aside, code, at, end);
-            *walk = aside;
-            match left? {
-                Some(back) => code = back,
-                None => return Some(()),
-            }
-        }
-        if code == 0 {
-            return Some(());
-        }
-        if walk.stack >= window_end || walk.is_full() {
-            break;
-        }
-    }
-    if walk.saved_at != 0 {
-        walk.memo.saved.set(walk.memo.offset(walk.saved_at)?);
-    }
-    walk.memo.outer_code.set(code);
-    walk.memo.outer_stack.set(walk.stack);
-    Some(())
-}
-
-/// Leaves a frame of any kind: where it returns to. None inside where nothing is above it, or that is said; none where it
-/// cannot be left.
-#[cold]
-#[inline(never)]
-fn leave(walk: &mut Walk<'_>, code: u64, at: At, end: u64) -> Option<Option<u64>> {
-    let known = rows::get(code)?;
-    if known.place != rows::OURS {
-        walk.pass(known.place)?;
-    }
-    let stack = walk.stack;
-    let now = At { code, stack, frame: walk.frame(at) };
-    let (top, saved_in) = match known.row {
-        Row::Stack { offset, saved } if i64::from(saved) != SAVED_HERE => {
-            let top = stack + u64::from(offset) * 8;
-            (top, (saved != 0).then(|| top.wrapping_sub(u64::from(saved) * 8)))
-        }
-        Row::End => return Some(None),
-        Row::Signal => return interrupted(walk, now, end).map(|()| None),
-        row => {
-            if walk.saved_at == 0 {
-                walk.memo.uses_frame.set(true);
-            } else if walk.compared_at != Some(walk.saved_at) {
-                walk.compare(walk.saved_at, now.frame)?;
-            }
-            walk.compared_at = Some(walk.saved_at);
-            by_frame(walk, row, now, end)?
-        }
-    };
-    if top <= stack || top > end || !top.is_multiple_of(8) {
-        return None;
-    }
-    if let Some(address) = saved_in {
-        if !address.is_multiple_of(8) || address < stack || address >= end {
-            return None;
-        }
-        walk.saved_at = address;
-        walk.compared_at = None;
-    }
-    let back = word(top - 8);
-    walk.compare(top - 8, back)?;
-    walk.stack = top;
-    Some(Some(back))
-}
-
-/// Where a frame ends that is found by the frame pointer, and where it saved that.
-fn by_frame(walk: &mut Walk<'_>, row: Row, now: At, end: u64) -> Option<(u64, Option<u64>)> {
-    let row = if row == Row::Unknown { by_frame_pointer(now, end)? } else { row };
-    let (top, saved) = match row {
-        Row::Stack { offset, saved } => (now.stack.checked_add(u64::from(offset) * 8)?, saved),
-        Row::Frame { offset, saved } => (now.frame.checked_add(u64::from(offset) * 8)?, saved),
-        Row::Behind { offset, saved } => {
-            let address = now.frame.checked_add_signed(i64::from(offset) * 8)?;
-            if !address.is_multiple_of(8) || address < now.stack || address >= end {
-                return None;
-            }
-            let top = word(address);
-            walk.compare(address, top)?;
-            (top, saved)
-        }
-        Row::Signal | Row::End | Row::Unknown => return None,
-    };
-    let saved_in = match i64::from(saved) {
-        0 => None,
-        SAVED_HERE => Some(now.frame),
-        _ => Some(top.wrapping_sub(u64::from(saved) * 8)),
-    };
-    Some((top, saved_in))
-}
-
-/// Code without a table may keep a frame pointer, as compilers at run time often do.
-fn by_frame_pointer(now: At, end: u64) -> Option<Row> {
-    if !now.frame.is_multiple_of(8) || now.frame < now.stack || now.frame.checked_add(16)? > end {
-        return None;
-    }
-    let (outer, back) = (word(now.frame), word(now.frame + 8));
-    let goes_on = outer > now.frame && outer < end && outer.is_multiple_of(8);
-    let known = || rows::get(back).is_some_and(|known| known.row != Row::Unknown);
-    (back > 0xffff && (goes_on || known())).then_some(Row::Frame { offset: 2, saved: 2 })
-}
-
-/// A signal's handler: the kernel wrote down where the thread was (`struct ucontext` of x86-64).
-fn interrupted(walk: &mut Walk<'_>, now: At, end: u64) -> Option<()> {
-    const FRAME: u64 = 120;
-    const STACK: u64 = 160;
-    const CODE: u64 = 168;
-    if !now.stack.is_multiple_of(8) || now.stack.checked_add(CODE + 8)? > end {
-        return None;
-    }
-    for offset in [FRAME, STACK, CODE] {
-        walk.compare(now.stack + offset, word(now.stack + offset))?;
-    }
-    walk.memo.saved.set(walk.memo.offset(now.stack + FRAME)?);
-    walk.memo.outer_stack.set(word(now.stack + STACK));
-    walk.memo.outer_code.set(word(now.stack + CODE) | INTERRUPTED);
-    Some(())
 }
 
 /// From where to where a stack is known to lie, by an address in it. Nothing outside is read, so it is not to be guessed: a
