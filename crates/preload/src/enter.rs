@@ -219,16 +219,23 @@ pub(crate) unsafe extern "C" fn sampled_calloc() {
     )
 }
 
+/// Goes on where the block that is the first argument is no sample, and to label 2 where it may be one.
+macro_rules! on_if_no_sample {
+    () => {
+        "mov eax, edi
+         shr eax, {bits}
+         movzx eax, ax
+         lea rcx, [rip + {filter}]
+         cmp byte ptr [rcx + rax], 0
+         jne 2f"
+    };
+}
+
 /// `realloc` where samples are taken: it goes on where neither block is one.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_realloc() {
     naked_asm!(
-        "mov eax, edi",
-        "shr eax, {bits}",
-        "movzx eax, ax",
-        "lea rcx, [rip + {filter}]",
-        "cmp byte ptr [rcx + rax], 0",
-        "jne 2f",
+        on_if_no_sample!(),
         "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
         "sub qword ptr fs:[rax + {left}], rsi",
         "js 3f",
@@ -246,12 +253,7 @@ pub(crate) unsafe extern "C" fn sampled_realloc() {
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_free() {
     naked_asm!(
-        "mov eax, edi",
-        "shr eax, {bits}",
-        "movzx eax, ax",
-        "lea rcx, [rip + {filter}]",
-        "cmp byte ptr [rcx + rax], 0",
-        "jne 2f",
+        on_if_no_sample!(),
         "jmp qword ptr [rip + {real}]",
         "2:",
         "jmp {hook}",

@@ -60,9 +60,9 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// What is known of a key.
+    /// The entry of a key.
     #[inline(always)]
-    pub(crate) fn find(self, key: u64) -> Option<u64> {
+    fn entry(self, key: u64) -> Option<&'static Entry> {
         const SHIFT: u32 = SIZE.trailing_zeros();
         let mut offset = (mixed(key) >> (32 - SHIFT)) as usize;
         loop {
@@ -71,18 +71,23 @@ impl View {
             // SAFETY: as for `at`: the offset is that of one of the entries.
             let entry = unsafe { &*place };
             match entry.key.load(Ordering::Acquire) {
-                there if there == key => {
-                    let value = entry.value.load(Ordering::Acquire);
-                    // The table's pages may have been given back after its key was read.
-                    if value == 0 && entry.key.load(Ordering::Relaxed) != key {
-                        return None;
-                    }
-                    return Some(value);
-                }
+                there if there == key => return Some(entry),
                 0 => return None,
                 _ => offset += SIZE,
             }
         }
+    }
+
+    /// What is known of a key.
+    #[inline(always)]
+    pub(crate) fn find(self, key: u64) -> Option<u64> {
+        let entry = self.entry(key)?;
+        let value = entry.value.load(Ordering::Acquire);
+        // The table's pages may have been given back after its key was read.
+        if value == 0 && entry.key.load(Ordering::Relaxed) != key {
+            return None;
+        }
+        Some(value)
     }
 }
 
@@ -125,19 +130,8 @@ impl Map {
 
     /// Changes what is known of a key that is there.
     pub(crate) fn change(&self, key: u64, value: u64) {
-        let entries = self.entries.load(Ordering::Relaxed);
-        if entries.is_null() {
-            return;
-        }
-        let mask = mask(entries);
-        let mut index = hash(key) & mask;
-        loop {
-            let entry = at(entries, index + 1);
-            match entry.key.load(Ordering::Relaxed) {
-                0 => return,
-                there if there == key => return entry.value.store(value, Ordering::Relaxed),
-                _ => index = (index + 1) & mask,
-            }
+        if let Some(entry) = self.view().and_then(|view| view.entry(key)) {
+            entry.value.store(value, Ordering::Relaxed);
         }
     }
 

@@ -121,16 +121,15 @@ impl Memo {
         if at.stack + u64::from(self.reach.get()) * 8 > end {
             return None;
         }
-        let add = |hash: u64, word: u64| (hash.rotate_left(23) ^ word).wrapping_mul(HASH);
         // Two, so that one need not wait for the other.
         let (mut even, mut odd) = (at.code, at.stack);
         let count = usize::from(self.words.get()).min(WORDS);
         for [first, second] in self.offsets[..count].as_chunks::<2>().0 {
-            even = add(even, word(at.stack + u64::from(first.get()) * 8));
-            odd = add(odd, word(at.stack + u64::from(second.get()) * 8));
+            even = tree::mix(even, word(at.stack + u64::from(first.get()) * 8));
+            odd = tree::mix(odd, word(at.stack + u64::from(second.get()) * 8));
         }
         let frame = if self.uses_frame.get() { at.frame } else { 0 };
-        Some(tree::mix(tree::mix(add(even, frame), odd), self.layout.get()))
+        Some([frame, odd, self.layout.get()].into_iter().fold(even, tree::mix))
     }
 
     /// Notes where its words lie, and what they are.
@@ -277,13 +276,10 @@ pub(crate) enum Found<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Glance(u64);
 
-/// Spreads what it is multiplied with over all bits.
-const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
-
 #[inline(always)]
 fn hash(at: At) -> usize {
     // Two memos that lie side by side take turns.
-    let mixed = (at.code ^ at.stack.rotate_left(29)).wrapping_mul(HASH);
+    let mixed = (at.code ^ at.stack.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed >> 40) as usize % MEMOS) & !1
 }
 
@@ -291,8 +287,9 @@ impl Stacks {
     /// The memo of the innermost frames of a stack; none where it cannot be followed at all.
     pub(crate) fn memo(&self, at: At) -> Option<&Memo> {
         let end = self.end(at.stack)?;
-        let held = self.held(at, end).map(|(index, _)| index);
-        self.follow(at, end, held).map(|(memo, _)| memo)
+        let held = self.held(at, end);
+        self.whole(held, at, end)
+            .or_else(|| Some(self.follow(at, end, held.map(|(index, _)| index))?.0))
     }
 
     /// What is known of a stack; none where it cannot be followed at all.
@@ -300,13 +297,18 @@ impl Stacks {
     pub(crate) fn find(&self, at: At) -> Option<Found<'_>> {
         let end = self.end(at.stack)?;
         let held = self.held(at, end);
-        if let Some((_, memo)) = held {
-            // One that was only the caller of others may have no node yet.
-            if self.outer_hold(memo, at, end) && memo.node.get() != NONE {
-                return Some(Found::Memo(memo, None));
-            }
+        if let Some(memo) = self.whole(held, at, end) {
+            return Some(Found::Memo(memo, None));
         }
         self.glance_or_follow(at, end, held.map(|(index, _)| index))
+    }
+
+    /// The memo that holds, where all pieces above it do as well.
+    #[inline(always)]
+    fn whole<'a>(&'a self, held: Option<(usize, &'a Memo)>, at: At, end: u64) -> Option<&'a Memo> {
+        let (_, memo) = held?;
+        // One that was only the caller of others may have no node yet.
+        (self.outer_hold(memo, at, end) && memo.node.get() != NONE).then_some(memo)
     }
 
     #[inline(never)]
@@ -323,13 +325,12 @@ impl Stacks {
         let mut held = held.map(|index| &self.memos[index]);
         let mut glance = self.forgotten.get();
         for _ in 0..PIECES {
-            let memo = match held {
-                Some(memo) => memo,
-                None => self.like(at)?,
-            };
-            let piece = match held {
-                Some(memo) => memo.glance.get(),
-                None => memo.glance_at(at, end)?,
+            let (memo, piece) = match held {
+                Some(memo) => (memo, memo.glance.get()),
+                None => {
+                    let memo = self.like(at)?;
+                    (memo, memo.glance_at(at, end)?)
+                }
             };
             glance = tree::mix(glance, piece);
             if memo.outer_code.get() == 0 {

@@ -21,7 +21,7 @@ struct Walk<'a> {
     /// Where the frame pointer was saved last; 0 while it is what it was.
     saved_at: u64,
     /// Where it was when it was last compared.
-    compared_at: Option<u64>,
+    compared_at: u64,
 }
 
 impl Walk<'_> {
@@ -90,7 +90,7 @@ pub(super) fn walk(memo: &Memo, at: At, end: u64) {
         stack: at.stack,
         reach: 0,
         saved_at: 0,
-        compared_at: None,
+        compared_at: 0,
     };
     if !at.stack.is_multiple_of(8) || follow(&mut walk, at, end).is_none() {
         // Something in it cannot be followed: this is where the stack ends.
@@ -168,10 +168,10 @@ fn leave(walk: &mut Walk<'_>, code: u64, at: At, end: u64) -> Option<Option<u64>
         row => {
             if walk.saved_at == 0 {
                 walk.memo.uses_frame.set(true);
-            } else if walk.compared_at != Some(walk.saved_at) {
+            } else if walk.compared_at != walk.saved_at {
                 walk.compare(walk.saved_at, now.frame)?;
             }
-            walk.compared_at = Some(walk.saved_at);
+            walk.compared_at = walk.saved_at;
             by_frame(walk, row, now, end)?
         }
     };
@@ -183,7 +183,6 @@ fn leave(walk: &mut Walk<'_>, code: u64, at: At, end: u64) -> Option<Option<u64>
             return None;
         }
         walk.saved_at = address;
-        walk.compared_at = None;
     }
     let back = word(top - 8);
     walk.compare(top - 8, back)?;
