@@ -224,6 +224,9 @@ pub(crate) enum Command {
     /// Have huge pages and wait: `thp --fix` tries on it what works on this kernel
     #[command(hide = true)]
     HugePageSubject,
+    /// Undo what process PID has begun in others, if it is killed; what that is comes on standard input
+    #[command(hide = true)]
+    Keep(Keep),
     /// Say what a number means: `define SHR`, `define Pss_Dirty`
     Define(Define),
     /// Print a completion script for a shell
@@ -559,6 +562,17 @@ pub(crate) struct Act {
     /// With --fix: how; `auto` tries on a process of its own what works on this kernel
     #[arg(long, value_enum, default_value_t = ShrinkMethod::Auto, requires = "fix", help_heading = "Change the process")]
     pub(crate) method: ShrinkMethod,
+    /// With --fix --method drop: the longest time for which all threads may be stopped at once
+    #[arg(long, value_name = "TIME", default_value = "100ms", requires = "fix", value_parser = humantime::parse_duration, help_heading = "Change the process")]
+    pub(crate) max_pause: Duration,
+}
+
+/// The arguments of the keeper process.
+#[derive(Debug, Args)]
+pub(crate) struct Keep {
+    /// The process that changes others
+    #[arg(value_name = "PID")]
+    pub(crate) pid: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -6,6 +6,7 @@
 
 mod args;
 mod commands;
+mod keeper;
 mod look;
 mod output;
 mod plan;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => commands::lab::run(args, &look),
         Command::LabRun(args) => commands::lab::run_once(args),
         Command::LabTouch { bytes } => commands::lab::touch(bytes),
+        Command::Keep(args) => Ok(keeper::run(&args)),
         Command::HugePageSubject => commands::thp::be_the_subject(),
         Command::Completions { shell } => commands::shell::completions(shell),
         Command::Man { dir } => commands::shell::man(dir.as_deref()),

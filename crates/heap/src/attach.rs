@@ -2,7 +2,11 @@
 //!
 //! Nothing may be harmed, so each step waits until it is safe. A thread loads the library only where it is in no function of the
 //! C library that holds a lock ([`safe`]), on a stack of ours; entries of functions change only while all threads are stopped and
-//! none is in, or will return into, the first instructions; memory of the recorder is given back only while no thread is in it.
+//! none is in, or will return into, the first instructions; memory of the recorder is unmapped only when no thread can come to it.
+//!
+//! This process may be killed at any point. Threads restore their own registers by themselves ([`pagewise_remote`]); code is changed
+//! by single writes within a page, each of which leaves a program that works; and a keeper outside of the target ends the rest
+//! ([`Attached::left_behind`]).
 
 mod safe;
 
@@ -13,7 +17,6 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::slice;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -21,8 +24,9 @@ use pagewise_heaplog::tables::named::{self, row};
 use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
 use pagewise_model::{AddrRange, Mapping, Name, Pid};
 use pagewise_proc::{ProcRoot, maps, variables};
-use pagewise_sys::borrow::{Borrowed, Function};
-use pagewise_sys::remote;
+use pagewise_remote::{
+    self as remote, Function, Keeper, Scratch, TargetMemory, Tracee, on_tracer_thread,
+};
 use thiserror::Error;
 
 use crate::collector::{Collector, Identity};
@@ -60,9 +64,18 @@ pub enum Refused {
         /// For how long it was tried.
         waited: Duration,
     },
-    /// Its threads could not be stopped.
-    #[error("cannot stop the threads of process {pid}")]
+    /// Its threads could not be stopped, or made no call.
+    #[error("cannot stop process {pid} for a moment")]
     NotStopped {
+        /// The process.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: remote::Error,
+    },
+    /// A function in it could not be called.
+    #[error("a function that process {pid} was made to call did not return as it should")]
+    NotCalled {
         /// The process.
         pid: u32,
         /// Why.
@@ -80,8 +93,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ATTEMPTS: u32 = 400;
 /// The stack that functions of ours run on.
 const STACK: u64 = 1 << 20;
-/// How much of a thread's stack is searched for what it returns to.
-const SEARCHED: u64 = 64 << 10;
+/// How much of a thread's stack is searched for return addresses.
+const SEARCHED: usize = 64 << 10;
 /// Bytes of a jump.
 const JUMP: usize = 5;
 
@@ -94,9 +107,11 @@ pub struct Attached {
     own: u64,
     /// The recorder's code.
     recorder: Range<u64>,
-    /// What ends the recording.
+    /// The function that ends the recording.
     detach: u64,
-    /// Where the number of threads is that are to come.
+    /// The function that unmaps the recorder's memory.
+    release: u64,
+    /// The address of the number of threads that are to come.
     coming: u64,
 }
 
@@ -110,17 +125,22 @@ struct Entry {
     after: [u8; JUMP],
 }
 
-/// What a process is changed by.
+/// The process, and the longest pause that it may be given.
 #[derive(Debug)]
 struct Process {
     pid: u32,
     root: ProcRoot,
-    memory: File,
-    vdso: Range<u64>,
+    target: remote::Target,
+    max_pause: Duration,
 }
 
 /// The beginning of a function that is to jump somewhere; an error where that is too far.
 fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<Entry> {
+    // One write changes one page: it is done whole or not at all, also if this process is killed in it.
+    if at % page_size() + JUMP as u64 > page_size() {
+        let what = "a function's first instructions lie on two pages";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
     let distance = to.wrapping_sub(at.wrapping_add(JUMP as u64)).cast_signed();
     let far = |_| io::Error::new(io::ErrorKind::InvalidData, "a function is too far away");
     let mut after = [0xe9; JUMP];
@@ -131,18 +151,36 @@ fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<Entry> {
 }
 
 impl Attached {
-    /// Loads the recorder into a running process and has it record for `collector`, which expects it.
+    /// Loads the recorder into a running process and has it record for `collector`, which expects it. All threads of the process are
+    /// stopped for `max_pause` at most. What a keeper has to undo if we are killed is noted before it is done.
     ///
     /// # Errors
     /// Where that is not possible without harm, and why.
-    pub fn begin(collector: &mut Collector, pid: u32) -> Result<Attached, Refused> {
+    pub fn begin(
+        collector: &mut Collector,
+        pid: u32,
+        max_pause: Duration,
+        keeper: &mut (dyn Keeper + Send),
+    ) -> Result<Attached, Refused> {
+        on_tracer_thread(|| Attached::begin_traced(collector, pid, max_pause, keeper))
+    }
+
+    fn begin_traced(
+        collector: &mut Collector,
+        pid: u32,
+        max_pause: Duration,
+        keeper: &mut dyn Keeper,
+    ) -> Result<Attached, Refused> {
         let not = |why: &str| Refused::Not { pid, why: why.to_owned() };
         let root = ProcRoot::live();
         let before = mappings(&root, pid)?;
         can_be_attached(&root, pid, &before)?;
-        let mappings = match Attached::left_behind(pid)? {
+        let process = Process::open(pid, max_pause)?;
+        process.target.permits_calls().map_err(|error| not(&error.to_string()))?;
+        process.pause_is_permitted()?;
+        let mappings = match Attached::left_behind(pid, max_pause)? {
             Some(left) => {
-                left.end()?;
+                left.end_traced(keeper)?;
                 mappings(&root, pid)?
             }
             None => before,
@@ -156,17 +194,16 @@ impl Attached {
         };
         collector.open_to(&root, pid)?;
         let loader = Loader::find(&root, pid, &mappings)?;
-        let process = Process::open(pid, &mappings)?;
         let mut judge = Judge::new(&process.root, pid);
         let mut thread = process.safe_thread(&mut judge)?;
-        let detach = process.load(&mut thread, &loader, &library, collector);
-        thread.give_back();
-        detach?;
+        let loaded = process.load(&mut thread, &loader, &library, collector, keeper);
+        thread.release();
+        loaded?;
         let tables = collector.tables_of(pid).ok_or_else(|| not("its recorder did not answer"))?;
         let attached = Attached::of(process, &|number| tables.head(number))?;
         if let Err(error) = attached.hook() {
-            // The recorder is to give its memory back; why it is of no use is told.
-            let _ = attached.end();
+            // The recorder is to unmap its memory; the reason why it is of no use is reported.
+            let _ = attached.end_traced(keeper);
             return Err(error);
         }
         Ok(attached)
@@ -177,25 +214,25 @@ impl Attached {
         let get = |number| head(number).map_err(|source| process.unreadable(source));
         let entries = process.entries(head).map_err(|source| process.unreadable(source))?;
         let (own, detach) = (get(hooks::OWN)?, get(hooks::DETACH)?);
-        let coming = get(hooks::COMING)?;
+        let (release, coming) = (get(hooks::RELEASE)?, get(hooks::COMING)?);
         let recorder = process.recorder(detach)?;
-        Ok(Attached { process, entries, own, recorder, detach, coming })
+        Ok(Attached { process, entries, own, recorder, detach, release, coming })
     }
 
     /// A recording of a process whose collector was killed; none where there is none.
     ///
     /// # Errors
     /// Where its collector may live, or what it is cannot be read.
-    pub fn left_behind(pid: u32) -> Result<Option<Attached>, Refused> {
+    pub fn left_behind(pid: u32, max_pause: Duration) -> Result<Option<Attached>, Refused> {
         let root = ProcRoot::live();
         let mappings = mappings(&root, pid)?;
         let Some(AddrRange { start: tables, .. }) = crate::tables::mapping(&mappings) else {
             return Ok(None);
         };
-        let process = Process::open(pid, &mappings)?;
+        let process = Process::open(pid, max_pause)?;
         let head = |number: usize| {
             let mut word = [0; 8];
-            process.memory.read_exact_at(&mut word, tables + HEADER.place(number) as u64)?;
+            process.target.memory().read(tables + HEADER.place(number) as u64, &mut word)?;
             Ok(u64::from_ne_bytes(word))
         };
         let get = |number| head(number).map_err(|source| process.unreadable(source));
@@ -215,7 +252,7 @@ impl Attached {
             let why = "another recording of it runs".to_owned();
             return Err(Refused::Not { pid, why });
         }
-        let left = Process::open(pid, &mappings)?;
+        let left = Process::open(pid, max_pause)?;
         Attached::of(left, &head).map(Some)
     }
 
@@ -224,10 +261,10 @@ impl Attached {
     /// # Errors
     /// Where it cannot be read.
     pub fn child(&self, pid: u32) -> Result<Attached, Refused> {
-        let process = Process::open(pid, &mappings(&self.process.root, pid)?)?;
+        let process = Process::open(pid, self.process.max_pause)?;
         let (entries, recorder) = (self.entries.clone(), self.recorder.clone());
-        let Attached { own, detach, coming, .. } = *self;
-        Ok(Attached { process, entries, own, recorder, detach, coming })
+        let Attached { own, detach, release, coming, .. } = *self;
+        Ok(Attached { process, entries, own, recorder, detach, release, coming })
     }
 
     /// Puts jumps at the beginning of the functions.
@@ -236,7 +273,7 @@ impl Attached {
         let is_inside = |address: u64| {
             entries.iter().any(|entry| address > entry.at && address - entry.at < entry.length)
         };
-        let is_in_the_way = |thread: &Borrowed| {
+        let is_in_the_way = |thread: &Tracee| {
             let place = thread.place();
             is_inside(place.instruction) || self.process.stack(place.stack).any(is_inside)
         };
@@ -244,62 +281,97 @@ impl Attached {
         let Some(stopped) = stopped else {
             return Err(Refused::NeverSafe { pid: self.process.pid, waited: PATIENCE });
         };
-        let memory = &self.process.memory;
+        let memory = self.process.memory();
         for entry in entries {
             let mut now = [0; JUMP];
-            let read = memory.read_exact_at(&mut now, entry.at);
+            let read = memory.read(entry.at, &mut now);
             if read.is_err() || (now != entry.before && now != entry.after) {
                 let why = "somebody else has changed the code of its functions".to_owned();
                 return Err(Refused::Not { pid: self.process.pid, why });
             }
         }
-        let mut written =
-            entries.iter().try_for_each(|entry| memory.write_all_at(&entry.after, entry.at));
+        let mut written = entries.iter().try_for_each(|entry| memory.write(entry.at, &entry.after));
         if written.is_ok() && stopped.len() == 1 && self.coming != 0 {
             // The one thread there is: its peaks are known to the byte.
-            written = memory.write_all_at(&1_u64.to_ne_bytes(), self.coming);
+            written = memory.write(self.coming, &1_u64.to_ne_bytes());
         }
         if written.is_err() {
             for entry in entries {
-                let _ = memory.write_all_at(&entry.before, entry.at);
+                let _ = memory.write(entry.at, &entry.before);
             }
         }
         drop(stopped);
         written.map_err(|source| self.process.unreadable(source))
     }
 
-    /// Ends the recording: functions are as they were, and the recorder gives its memory back. False where the process is
+    /// Ends the recording: functions are as they were, and the recorder has unmapped its memory. False where the process is
     /// gone, or has become another program.
     ///
     /// # Errors
     /// Where threads cannot be stopped.
-    pub fn end(self) -> Result<bool, Refused> {
+    pub fn end(self, keeper: &mut (dyn Keeper + Send)) -> Result<bool, Refused> {
+        on_tracer_thread(|| self.end_traced(keeper))
+    }
+
+    fn end_traced(self, keeper: &mut dyn Keeper) -> Result<bool, Refused> {
         let process = &self.process;
-        let is_in_the_way = |thread: &Borrowed| self.is_recording(thread);
-        let Some(mut stopped) = process.stop_all_outside(&is_in_the_way)? else {
-            // Somebody does not come out: hooks are taken away, and the recorder stays as it is.
+        let unreadable = |source| process.unreadable(source);
+        let Some(mut stopped) = process.stop_all_outside(&|thread| self.is_recording(thread))?
+        else {
+            // Some thread does not come out: hooks are removed, and the recorder stays as it is.
             let stopped = process.stop_all()?;
             let there = self.unhook();
             drop(stopped);
-            return there.map_err(|source| process.unreadable(source));
+            return there.map_err(unreadable);
         };
-        if stopped.is_empty()
-            || !self.is_there()
-            || !self.unhook().map_err(|source| process.unreadable(source))?
-        {
+        if stopped.is_empty() || !self.is_there() || !self.unhook().map_err(unreadable)? {
             return Ok(false);
         }
-        for thread in &stopped {
-            // Its memory, what it may allocate before a sample, what became of it.
-            let own = thread.place().thread_data.wrapping_add(self.own);
-            let zeros = [0; 24];
-            process.memory.write_all_at(&zeros, own).map_err(|it| process.unreadable(it))?;
+        self.forget_threads(&stopped).map_err(unreadable)?;
+        // No thread comes into the recorder once this has returned.
+        let Some(mut thread) = process.ready_one(&mut stopped)? else {
+            return Err(Refused::NeverSafe { pid: process.pid, waited: PATIENCE });
+        };
+        let room = Room::make(process, &mut thread, keeper)?;
+        let ended = room.call(&mut thread, self.detach, [0; 3], &mut || {});
+        room.unmap(&mut thread, keeper);
+        drop(thread);
+        drop(stopped);
+        ended.map_err(|source| process.not_called(source))?;
+        self.release(keeper)
+    }
+
+    /// Has the recorder unmap its memory: it records no more, and no thread is in it.
+    fn release(&self, keeper: &mut dyn Keeper) -> Result<bool, Refused> {
+        let process = &self.process;
+        let Some(mut stopped) = process.stop_all_outside(&|thread| self.is_recording(thread))?
+        else {
+            // Its memory stays until the next recording ends.
+            return Ok(true);
+        };
+        if stopped.is_empty() || !self.is_there() {
+            return Ok(false);
         }
-        let Some(thread) = stopped.first_mut() else { return Ok(false) };
-        let room = Room::make(process, thread)?;
-        let result = room.call(thread, self.detach, [0; 3], &mut || {});
-        room.give_back(thread);
-        result.map(|_| true).map_err(|source| process.not_stopped(source))
+        // Threads that came into the recorder after the first time, if we were killed there.
+        self.forget_threads(&stopped).map_err(|source| process.unreadable(source))?;
+        let Some(mut thread) = process.ready_one(&mut stopped)? else {
+            return Ok(true);
+        };
+        // The others need not wait for that.
+        drop(stopped);
+        let room = Room::make(process, &mut thread, keeper)?;
+        let released = room.call(&mut thread, self.release, [0; 3], &mut || {});
+        room.unmap(&mut thread, keeper);
+        released.map(|_| true).map_err(|source| process.not_called(source))
+    }
+
+    /// The recorder is to know none of the threads, which are stopped.
+    fn forget_threads(&self, stopped: &[Tracee]) -> io::Result<()> {
+        stopped.iter().try_for_each(|thread| {
+            // Its memory, what it may allocate before a sample, its stage.
+            let own = thread.place().thread_data.wrapping_add(self.own);
+            self.process.memory().write(own, &[0; 24])
+        })
     }
 
     /// Whether the recorder is still loaded where it was: the process may have become another program.
@@ -314,7 +386,7 @@ impl Attached {
         let mut jumps = Vec::new();
         for entry in &self.entries {
             let mut now = [0; JUMP];
-            let read = self.process.memory.read_exact_at(&mut now, entry.at);
+            let read = self.process.memory().read(entry.at, &mut now);
             if read.is_err() || (now != entry.after && now != entry.before) {
                 return Ok(false);
             }
@@ -323,76 +395,92 @@ impl Attached {
             }
         }
         for entry in jumps {
-            self.process.memory.write_all_at(&entry.before, entry.at)?;
+            self.process.memory().write(entry.at, &entry.before)?;
         }
         Ok(true)
     }
 
     /// Whether a stopped thread is within the recorder, where it uses its memory.
-    fn is_recording(&self, thread: &Borrowed) -> bool {
+    fn is_recording(&self, thread: &Tracee) -> bool {
         let place = thread.place();
         if self.recorder.contains(&place.instruction) {
             return true;
         }
         let mut words = [0; 24];
         let own = place.thread_data.wrapping_add(self.own);
-        if self.process.memory.read_exact_at(&mut words, own).is_err() {
+        if self.process.memory().read(own, &mut words).is_err() {
             return false;
         }
         let word =
             |number: usize| words[number * 8..][..8].try_into().map_or(0, u64::from_ne_bytes);
         // None where the thread has no memory of the recorder's.
         let mut state = [0; 4];
-        let read = self.process.memory.read_exact_at(&mut state, word(0));
+        let read = self.process.memory().read(word(0), &mut state);
         word(2) == hooks::BUSY || (read.is_ok() && u32::from_ne_bytes(state) == hooks::NOW)
     }
 }
 
 impl Process {
-    fn open(pid: u32, mappings: &[Mapping]) -> Result<Process, Refused> {
+    fn open(pid: u32, max_pause: Duration) -> Result<Process, Refused> {
         let root = ProcRoot::live();
-        let vdso = mappings.iter().find(|mapping| mapping.name.as_bytes() == b"[vdso]");
-        let vdso = vdso.map(|it| it.range.start..it.range.end);
-        let vdso = vdso.ok_or_else(|| Refused::Not { pid, why: "it has no vdso".to_owned() })?;
-        let memory = File::options()
-            .read(true)
-            .write(true)
-            .open(root.file(Pid(pid), "mem"))
-            .map_err(|source| Refused::Unreadable { pid, what: "the memory", source })?;
-        Ok(Process { pid, root, memory, vdso })
+        let target = remote::Target::open(pid, None).map_err(|error| match error {
+            remote::Error::NotPermitted => Refused::Not { pid, why: NOT_OURS.to_owned() },
+            error => Refused::Not { pid, why: error.to_string() },
+        })?;
+        Ok(Process { pid, root, target, max_pause })
+    }
+
+    fn memory(&self) -> &TargetMemory {
+        self.target.memory()
     }
 
     fn unreadable(&self, source: io::Error) -> Refused {
         Refused::Unreadable { pid: self.pid, what: "the memory", source }
     }
 
-    fn not_stopped(&self, source: io::Error) -> Refused {
-        Refused::NotStopped { pid: self.pid, source }
+    fn not_stopped(&self, source: remote::Error) -> Refused {
+        match source {
+            remote::Error::NotPermitted => Refused::Not { pid: self.pid, why: NOT_OURS.to_owned() },
+            source => Refused::NotStopped { pid: self.pid, source },
+        }
     }
 
-    fn threads(&self) -> Result<Vec<u32>, Refused> {
-        let listed = fs::read_dir(self.root.file(Pid(self.pid), "task"));
-        let listed = listed.map_err(|source| self.not_stopped(source))?;
-        let number =
-            |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
-        Ok(listed.filter_map(number).collect())
+    fn not_called(&self, source: io::Error) -> Refused {
+        Refused::NotCalled { pid: self.pid, source }
+    }
+
+    /// Refuses, before anything is changed, to pause it for longer than permitted.
+    fn pause_is_permitted(&self) -> Result<(), Refused> {
+        let takes = self.target.expected_pause().map_err(|error| self.not_stopped(error))?;
+        if takes > self.max_pause {
+            let threads = self.target.threads().map_or(0, |threads| threads.len());
+            let limit = self.max_pause;
+            return Err(self.not_stopped(remote::Error::PauseTooLong { threads, takes, limit }));
+        }
+        Ok(())
     }
 
     /// A thread that is stopped where it may load a library.
-    fn safe_thread(&self, judge: &mut Judge) -> Result<Borrowed, Refused> {
+    fn safe_thread(&self, judge: &mut Judge) -> Result<Tracee, Refused> {
         let began = Instant::now();
         let mut pause = Duration::from_micros(100);
-        // What is known of files is read while nobody waits for it.
+        // What is known of files is read while no thread waits for it.
         let mut is_first = true;
         while began.elapsed() < PATIENCE {
-            for tid in self.threads()? {
-                let Some(thread) = self.stop(tid)? else { continue };
+            for tid in self.target.threads().map_err(|error| self.not_stopped(error))? {
+                let mut thread = match self.target.stop(tid) {
+                    Ok(Some(thread)) => thread,
+                    Ok(None) | Err(remote::Error::Restartable(_)) => continue,
+                    Err(error) => return Err(self.not_stopped(error)),
+                };
                 let place = thread.place();
-                let stack = self.copy(place.stack, SEARCHED * 16);
+                let stack = self.memory().read_up_to(place.stack, SEARCHED * 16);
                 if is_first {
-                    thread.give_back();
+                    thread.release();
                     judge.is_safe(&self.root, self.pid, &place, &stack);
-                } else if judge.is_safe(&self.root, self.pid, &place, &stack) {
+                } else if judge.is_safe(&self.root, self.pid, &place, &stack)
+                    && self.is_ready(&mut thread)?
+                {
                     return Ok(thread);
                 }
             }
@@ -403,57 +491,38 @@ impl Process {
         Err(Refused::NeverSafe { pid: self.pid, waited: PATIENCE })
     }
 
-    /// Stops a thread; none where it is gone.
-    fn stop(&self, tid: u32) -> Result<Option<Borrowed>, Refused> {
-        const GONE: i32 = 3;
-        match Borrowed::stop(tid, self.vdso.clone()) {
-            Ok(thread) => Ok(Some(thread)),
-            Err(error) if error.raw_os_error() == Some(GONE) => Ok(None),
-            // The first thread may have ended before the others: it cannot be traced.
-            Err(_) if self.has_ended(tid) => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Err(Refused::Not { pid: self.pid, why: NOT_OURS.to_owned() })
-            }
+    /// Makes a stopped thread ready for calls; false where it has no room on its stack.
+    fn is_ready(&self, thread: &mut Tracee) -> Result<bool, Refused> {
+        match self.target.prepare(thread) {
+            Ok(()) => Ok(true),
+            Err(remote::Error::NoStack(_)) => Ok(false),
             Err(error) => Err(self.not_stopped(error)),
         }
     }
 
-    fn has_ended(&self, tid: u32) -> bool {
-        let stat = self.root.read(Pid(self.pid), &format!("task/{tid}/stat"));
-        let stat = stat.ok().and_then(|text| pagewise_proc::stat::parse(&text).ok());
-        stat.is_none_or(|stat| stat.has_ended())
-    }
-
-    /// Stops all threads, also those that begin meanwhile. They run on when the values are dropped.
-    fn stop_all(&self) -> Result<Vec<Borrowed>, Refused> {
-        let mut stopped: Vec<Borrowed> = Vec::new();
-        loop {
-            let before = stopped.len();
-            let threads = match self.threads() {
-                Ok(threads) => threads,
-                Err(_) if fs::metadata(self.root.file(Pid(self.pid), "task")).is_err() => {
-                    return Ok(Vec::new());
-                }
-                Err(error) => return Err(error),
-            };
-            for tid in threads {
-                if !stopped.iter().any(|thread| thread.thread() == tid)
-                    && let Some(thread) = self.stop(tid)?
-                {
-                    stopped.push(thread);
-                }
-            }
-            if stopped.len() == before {
-                return Ok(stopped);
+    /// Takes one of the stopped threads, ready for calls; none where none has room on its stack.
+    fn ready_one(&self, stopped: &mut Vec<Tracee>) -> Result<Option<Tracee>, Refused> {
+        for index in 0..stopped.len() {
+            if self.is_ready(&mut stopped[index])? {
+                return Ok(Some(stopped.swap_remove(index)));
             }
         }
+        Ok(None)
+    }
+
+    /// Stops all threads, also those that begin meanwhile; none where the process is gone. They run on when the values are dropped.
+    fn stop_all(&self) -> Result<Vec<Tracee>, Refused> {
+        self.target.stop_all(self.max_pause).or_else(|error| match error {
+            remote::Error::Gone => Ok(Vec::new()),
+            error => Err(self.not_stopped(error)),
+        })
     }
 
     /// Stops all threads while none is in the way; none where that never is.
     fn stop_all_outside(
         &self,
-        is_in_the_way: &dyn Fn(&Borrowed) -> bool,
-    ) -> Result<Option<Vec<Borrowed>>, Refused> {
+        is_in_the_way: &dyn Fn(&Tracee) -> bool,
+    ) -> Result<Option<Vec<Tracee>>, Refused> {
         for attempt in 0..ATTEMPTS {
             let stopped = self.stop_all()?;
             if !stopped.iter().any(is_in_the_way) {
@@ -465,29 +534,9 @@ impl Process {
         Ok(None)
     }
 
-    /// So many bytes of memory from an address on, or as many as there are.
-    fn copy(&self, at: u64, length: u64) -> Vec<u8> {
-        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
-        let mut read = 0;
-        // Page by page, so that the end of the stack is an end only.
-        while read < bytes.len() {
-            let from = at + read as u64;
-            let piece = (SEARCHED - from % SEARCHED).min((bytes.len() - read) as u64);
-            let range = from..from + piece;
-            let into = &mut bytes[read..];
-            let count = remote::read(self.pid, slice::from_ref(&range), into).unwrap_or(0);
-            read += count;
-            if count as u64 != piece {
-                break;
-            }
-        }
-        bytes.truncate(read);
-        bytes
-    }
-
     /// Words of a stack.
     fn stack(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
-        let bytes = self.copy(at & !7, SEARCHED);
+        let bytes = self.memory().read_up_to(at & !7, SEARCHED);
         let words: Vec<u64> =
             bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
         words.into_iter()
@@ -496,20 +545,34 @@ impl Process {
     /// Has a stopped thread load the recorder and begin to record.
     fn load(
         &self,
-        thread: &mut Borrowed,
+        thread: &mut Tracee,
+        loader: &Loader,
+        library: &Path,
+        collector: &mut Collector,
+        keeper: &mut dyn Keeper,
+    ) -> Result<(), Refused> {
+        let room = Room::make(self, thread, keeper)?;
+        let loaded = self.load_in(&room, thread, loader, library, collector);
+        room.unmap(thread, keeper);
+        loaded
+    }
+
+    fn load_in(
+        &self,
+        room: &Room,
+        thread: &mut Tracee,
         loader: &Loader,
         library: &Path,
         collector: &mut Collector,
     ) -> Result<(), Refused> {
         let not = |why: String| Refused::Not { pid: self.pid, why };
-        let room = Room::make(self, thread)?;
-        let run = |thread: &mut Borrowed, function, arguments| {
-            room.call(thread, function, arguments, &mut || {}).map_err(|it| self.not_stopped(it))
+        let run = |thread: &mut Tracee, function, arguments| {
+            room.call(thread, function, arguments, &mut || {}).map_err(|it| self.not_called(it))
         };
         let text = |at: u64, bytes: &[u8]| {
             let bytes = [bytes, b"\0"].concat();
-            let at = room.stack + at;
-            self.memory.write_all_at(&bytes, at).map(|()| at).map_err(|it| self.unreadable(it))
+            let at = room.stack.range().start + at;
+            self.memory().write(at, &bytes).map(|()| at).map_err(|it| self.unreadable(it))
         };
         let path = text(0, library.as_os_str().as_bytes())?;
         let attach = text(0x4000, b"pagewise_heap_attach")?;
@@ -518,16 +581,14 @@ impl Process {
         let handle = run(thread, loader.open, [path, loader.flags, 0])?;
         if handle == 0 {
             let words = loader.error.map(|error| run(thread, error, [0; 3])).transpose()?;
-            let words = words.map(|at| self.copy(at, 300)).unwrap_or_default();
+            let words = words.map(|at| self.memory().read_up_to(at, 300)).unwrap_or_default();
             let words = words.split(|&byte| byte == 0).next().unwrap_or_default();
-            room.give_back(thread);
             let words = pagewise_model::name::escape(words);
             return Err(not(format!("it does not load the recorder: {words}")));
         }
         let attach = run(thread, loader.symbol, [handle, attach, 0])?;
         let detach = run(thread, loader.symbol, [handle, detach, 0])?;
         if attach == 0 || detach == 0 {
-            room.give_back(thread);
             return Err(not("it has loaded another version of the recorder".to_owned()));
         }
         let mut failed = None;
@@ -537,11 +598,10 @@ impl Process {
             }
         };
         let answer = room.call(thread, attach, [settings, 0, 0], &mut idle);
-        room.give_back(thread);
         if let Some(error) = failed {
             return Err(error.into());
         }
-        match answer.map_err(|source| self.not_stopped(source))? {
+        match answer.map_err(|source| self.not_called(source))? {
             attached::YES => Ok(()),
             attached::BUSY => Err(not("another recording of it runs".to_owned())),
             _ => Err(not(match collector.not_hooked().first() {
@@ -592,45 +652,66 @@ impl Process {
     }
 }
 
-/// A stack and code in the process for functions of ours.
+/// A stack and code in the process for functions that it is made to call.
 struct Room {
-    stack: u64,
-    code: u64,
-    /// Where functions' stacks begin: above is the thread's way back, for the case that we are killed.
+    stack: Scratch,
+    code: Scratch,
+    /// The end of the functions' stack: above it is the context by which the thread returns to its own registers.
     top: u64,
 }
 
 impl Room {
-    fn make(process: &Process, thread: &mut Borrowed) -> Result<Room, Refused> {
-        let mut map = |length, execute| {
-            thread.map(length, execute).map_err(|source| process.not_stopped(source))
+    /// Maps both, by a thread that is ready for calls.
+    fn make(
+        process: &Process,
+        thread: &mut Tracee,
+        keeper: &mut dyn Keeper,
+    ) -> Result<Room, Refused> {
+        let not = |error| process.not_stopped(error);
+        let target = &process.target;
+        let stack = Scratch::map(target, thread, STACK, keeper).map_err(not)?;
+        let code = match Scratch::map_code(target, thread, page_size(), keeper) {
+            Ok(code) => code,
+            Err(error) => {
+                // If that fails, too, the keeper does it.
+                let _ = stack.unmap(thread, keeper);
+                return Err(not(error));
+            }
         };
-        let (stack, code) = (map(STACK, false)?, map(page_size(), true)?);
-        let top = stack + STACK / 2;
-        let write = |bytes: &[u8], at| {
-            process.memory.write_all_at(bytes, at).map_err(|source| process.unreadable(source))
-        };
-        let way_back = thread.way_back(top).map_err(|source| process.not_stopped(source))?;
-        write(&way_back, top)?;
-        write(&Function::code(top), code)?;
-        Ok(Room { stack, code, top })
+        let top = stack.range().start + STACK / 2;
+        let room = Room { stack, code, top };
+        let written = thread
+            .save_at(target.memory(), top)
+            .and_then(|()| target.memory().write(room.code.range().start, &Function::code(top)));
+        match written {
+            Ok(()) => Ok(room),
+            Err(source) => {
+                room.unmap(thread, keeper);
+                Err(process.unreadable(source))
+            }
+        }
     }
 
     fn call(
         &self,
-        thread: &mut Borrowed,
+        thread: &mut Tracee,
         address: u64,
         arguments: [u64; 3],
         idle: &mut dyn FnMut(),
     ) -> io::Result<u64> {
-        let function = Function { address, code: self.code, stack: self.top };
+        // The return address of remote calls lies right below the context.
+        let stack = self.top - 64;
+        let function = Function { address, code: self.code.range().start, stack };
         thread.run(&function, arguments, idle)
     }
 
-    fn give_back(self, thread: &mut Borrowed) {
-        // Both fail only where the process is gone.
-        let _ = thread.unmap(self.stack, STACK);
-        let _ = thread.unmap(self.code, page_size());
+    /// Unmaps both. A thread that was left to end a function by itself uses them until then: the keeper unmaps them.
+    fn unmap(self, thread: &mut Tracee, keeper: &mut dyn Keeper) {
+        if thread.use_own_stack() {
+            // They fail only where the process is gone.
+            let _ = self.stack.unmap(thread, keeper);
+            let _ = self.code.unmap(thread, keeper);
+        }
     }
 }
 

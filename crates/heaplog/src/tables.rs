@@ -26,7 +26,7 @@
 //! records as they were at one moment.
 
 /// The first word of the header: `pwheap` and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"pwheap\x00\x02");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pwheap\x00\x03");
 
 /// Set in the address of a place that is an instruction which was interrupted: it has called nobody. No address of a program
 /// has this bit.
@@ -194,8 +194,10 @@ pub mod hooks {
     pub const WANTED: usize = 1027;
     /// Where the number of threads is that are to come; of programs that run already.
     pub const COMING: usize = 1028;
-    /// Where the function is that ends the recording.
+    /// Address of the function that ends the recording: calls are no longer recorded when it returns.
     pub const DETACH: usize = 1029;
+    /// Address of the function that unmaps all memory of the recorder after that.
+    pub const RELEASE: usize = 1030;
     /// Answered: what goes into the room.
     pub const CODE: usize = 2048;
     /// 1 where that is there already.

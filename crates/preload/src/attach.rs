@@ -2,7 +2,9 @@
 //!
 //! The functions that the program calls are hooked at their entry ([`crate::inline`]), by the collector while all threads are
 //! stopped. When it leaves, it puts the entries back, again while all are stopped and none is within the recorder, and has
-//! [`pagewise_heap_detach`] called: all memory is given back, and the library waits for the next time.
+//! [`pagewise_heap_detach`] called: from then on no thread comes into the recorder. Then it has [`pagewise_heap_release`] called, which
+//! unmaps all memory of the recorder, and the library waits for the next time. The collector may be killed at any point of this: what
+//! it has begun is completed by the thread that does it, and the rest can be done later.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,17 +31,27 @@ pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) ->
     begin::attach(settings.to_bytes())
 }
 
-/// Ends it: all memory is given back. The entries of functions are as they were before.
+/// Ends the recording: calls go to the program's own functions from now on. It changes some words only, so other threads may run
+/// meanwhile, in the recorder too. The entries of functions are as they were before.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub(crate) extern "C" fn pagewise_heap_detach() -> u64 {
+    begin::turn_off();
+    attached::YES
+}
+
+/// Unmaps all memory of the recorder, once no thread can come to it any more.
 ///
 /// # Safety
-/// No other thread runs, and none is within the recorder.
+/// [`pagewise_heap_detach`] has returned. No thread was within the recorder at some time since, and the words of each thread
+/// (`hooks::OWN`) were zero then.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub(crate) unsafe extern "C" fn pagewise_heap_detach() -> u64 {
-    begin::turn_off();
+pub(crate) unsafe extern "C" fn pagewise_heap_release() -> u64 {
     forget();
+    begin::forget_alive();
     // SAFETY: the caller's promise.
-    unsafe { kernel::forget_all() };
-    shared::uninstall();
+    unsafe { kernel::unmap_all() };
+    // SAFETY: the caller's promise.
+    unsafe { shared::uninstall() };
     attached::YES
 }
 
@@ -59,6 +71,8 @@ fn forget() {
 pub(crate) fn tell(is_running: bool) {
     let detach = pagewise_heap_detach as *const ();
     head(hooks::DETACH).store(detach.addr() as u64, Relaxed);
+    let release = pagewise_heap_release as *const ();
+    head(hooks::RELEASE).store(release.addr() as u64, Relaxed);
     if is_running {
         // More are coming than will ever do: none is taken for the only one, unless who stopped all knows better.
         peak::COMING.store(u64::MAX >> 1, Relaxed);

@@ -129,6 +129,11 @@ pub(crate) fn give_up(why: u64) {
     }
 }
 
+/// The word by which children of `fork` are noticed is about to be unmapped: nothing is recorded any more.
+pub(crate) fn forget_alive() {
+    ALIVE.store(std::ptr::null_mut(), Ordering::Relaxed);
+}
+
 pub(crate) fn turn_off() {
     enter::aim(real::targets());
     set_stage(Stage::Off);
@@ -393,7 +398,7 @@ fn tables() -> Option<(File, *mut u8)> {
         return None;
     }
     let tables = File::unnamed(c"pagewise-heap", LENGTH).ok()?;
-    let base = kernel::map(&tables, LENGTH, shared::place_for_tables()).ok()?;
+    let base = kernel::map(&tables, LENGTH).ok()?;
     Some((tables, base))
 }
 

@@ -309,10 +309,6 @@ impl Drop for File {
 
 /// Memory of zeros that takes no room until it is touched, and stays until the end. In a child of `fork` it is zeros again.
 pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
-    if let Some(piece) = free_piece(length) {
-        shared::note_own(piece.addr(), length);
-        return Ok(piece);
-    }
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
     let flags =
         (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE).cast_unsigned() as usize;
@@ -390,10 +386,10 @@ fn map_new(length: usize, protection: i32) -> Result<*mut u8, Errno> {
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 
-/// Gives a mapping back.
+/// Unmaps a mapping of ours.
 ///
 /// # Safety
-/// The whole of it is of [`reserve`] or [`private`], and nobody uses it.
+/// The whole of it was mapped by this module, and nobody uses it.
 pub(crate) unsafe fn unmap(at: *mut u8, length: usize) {
     // SAFETY: the caller's promise.
     let _ = unsafe { call(libc::SYS_munmap, [at.addr(), length, 0, 0, 0, 0]) };
@@ -456,14 +452,12 @@ pub(crate) fn give_way() {
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
 }
 
-/// Maps a file, shared, to read and write: at `place`, where [`map_zeros`] was told to map zeros, or in a new one if that is
-/// null.
-pub(crate) fn map(file: &File, length: usize, place: *mut u8) -> Result<*mut u8, Errno> {
+/// Maps a file, shared, to read and write.
+pub(crate) fn map(file: &File, length: usize) -> Result<*mut u8, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
-    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-    let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE | fixed).cast_unsigned() as usize;
-    let arguments = [place.addr(), length, protection, flags, file.argument(), 0];
-    // SAFETY: a new mapping where nothing was, or in place of one of ours that nobody uses.
+    let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE).cast_unsigned() as usize;
+    let arguments = [0, length, protection, flags, file.argument(), 0];
+    // SAFETY: a new mapping where nothing was.
     let at = unsafe { call(libc::SYS_mmap, arguments) }?;
     Ok(ptr::with_exposed_provenance_mut(at))
 }
@@ -482,48 +476,16 @@ fn limit(which: u32, unknown: u64) -> u64 {
     limit.rlim_cur
 }
 
-/// Puts zeros in the place of a mapping of ours.
-pub(crate) fn map_zeros(place: *mut u8, length: usize) {
-    let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
-    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED)
-        .cast_unsigned() as usize;
-    // SAFETY: the mapping is ours, and who still reads it takes zeros for nothing.
-    let _ =
-        unsafe { call(libc::SYS_mmap, [place.addr(), length, protection, flags, usize::MAX, 0]) };
-}
-
-/// What [`memory`] has mapped, to be given back together and used again.
+/// A mapping that [`memory`] has made, to be unmapped with all others.
 struct Piece {
     at: AtomicUsize,
     length: AtomicUsize,
-    /// 1 while it is nobody's.
-    free: AtomicUsize,
 }
 
 const PIECES: usize = 4000;
 static PIECES_USED: AtomicUsize = AtomicUsize::new(0);
-/// Whether any may be free.
-static ANY_FREE: AtomicUsize = AtomicUsize::new(0);
-static ALL: [Piece; PIECES] = [const {
-    Piece { at: AtomicUsize::new(0), length: AtomicUsize::new(0), free: AtomicUsize::new(0) }
-}; PIECES];
-
-fn pieces() -> &'static [Piece] {
-    &ALL[..PIECES_USED.load(Ordering::Acquire).min(PIECES)]
-}
-
-/// A piece that nobody uses.
-fn free_piece(length: usize) -> Option<*mut u8> {
-    if ANY_FREE.load(Ordering::Relaxed) == 0 {
-        return None;
-    }
-    let is_mine = |piece: &&Piece| {
-        piece.length.load(Ordering::Relaxed) == length
-            && piece.free.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    };
-    let piece = pieces().iter().find(is_mine)?;
-    Some(ptr::with_exposed_provenance_mut(piece.at.load(Ordering::Relaxed)))
-}
+static ALL: [Piece; PIECES] =
+    [const { Piece { at: AtomicUsize::new(0), length: AtomicUsize::new(0) } }; PIECES];
 
 fn note_piece(at: usize, length: usize) {
     let index = PIECES_USED.fetch_add(1, Ordering::Relaxed);
@@ -533,18 +495,16 @@ fn note_piece(at: usize, length: usize) {
     }
 }
 
-/// Gives all memory back: it is zeros again, and [`memory`] hands it out again.
+/// Unmaps all memory that [`memory`] has mapped.
 ///
 /// # Safety
-/// Nobody uses any of it.
-pub(crate) unsafe fn forget_all() {
-    for piece in pieces() {
+/// Nobody uses any of it any more.
+pub(crate) unsafe fn unmap_all() {
+    for piece in &ALL[..PIECES_USED.swap(0, Ordering::Acquire).min(PIECES)] {
         let at = ptr::with_exposed_provenance_mut(piece.at.load(Ordering::Relaxed));
         // SAFETY: the caller's promise.
-        unsafe { forget(at, piece.length.load(Ordering::Relaxed)) };
-        piece.free.store(1, Ordering::Release);
+        unsafe { unmap(at, piece.length.swap(0, Ordering::Relaxed)) };
     }
-    ANY_FREE.store(1, Ordering::Relaxed);
 }
 
 /// Waits while `word` is `value`.

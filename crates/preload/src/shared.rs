@@ -9,7 +9,7 @@ use pagewise_heaplog::tables::{
     Table, header, record, thread,
 };
 
-/// Where the tables are mapped; null before there are any. They are never unmapped.
+/// Where the tables are mapped; null while there are none. They are unmapped only when a recording of a running program has ended.
 static BASE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Says where the tables are.
@@ -17,16 +17,15 @@ pub(crate) fn install(base: *mut u8) {
     BASE.store(base, Release);
 }
 
-/// Where tables may be mapped: where others were before.
-pub(crate) fn place_for_tables() -> *mut u8 {
-    BASE.load(Relaxed)
-}
-
-/// The tables are nobody's any more: in their place there are zeros that nobody else sees.
-pub(crate) fn uninstall() {
-    let base = BASE.load(Relaxed);
+/// Unmaps the tables.
+///
+/// # Safety
+/// Nobody uses them any more.
+pub(crate) unsafe fn uninstall() {
+    let base = BASE.swap(std::ptr::null_mut(), Relaxed);
     if !base.is_null() {
-        kernel::map_zeros(base, LENGTH);
+        // SAFETY: the caller's promise; the mapping is as long as it was made.
+        unsafe { kernel::unmap(base, LENGTH) };
     }
 }
 

@@ -1,22 +1,23 @@
 //! Zero pages dropped by the process itself, while each of its threads is stopped and nothing else can write to them.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
 use pagewise_model::name::escape;
 use pagewise_model::{Absent, AddrRange, Reading};
 use pagewise_proc::{huge, status};
-use pagewise_sys::borrow::Borrowed;
+use pagewise_remote::{self as remote, Alone, Keeper, Scratch, on_tracer_thread};
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::remote;
+use pagewise_sys::remote::read;
 use pagewise_sys::system::shares_memory;
 
-use crate::hold::{may_call, why};
-use crate::{Error, Outcome, Target};
+use crate::hold::why;
+use crate::{Conditions, Error, INTERRUPTED, Outcome, Target};
 
 /// How many huge pages are read and treated while the process is stopped.
 const BLOCKS: usize = 4;
+/// Room in the scratch mapping for threads that begin meanwhile.
+const MORE_THREADS: usize = 64;
 
 /// Files by which a device or the kernel can write to a process's memory while its threads are stopped.
 const WRITERS: [&[u8]; 5] = [
@@ -31,41 +32,109 @@ const WRITERS: [&[u8]; 5] = [
 pub(crate) fn drop_zeros(
     target: &Target,
     blocks: &[AddrRange],
+    conditions: &mut Conditions<'_>,
     outcome: &mut Outcome,
 ) -> Result<(), Error> {
-    may_call(target).and_then(|()| is_alone(target)).map_err(Error::Refused)?;
+    is_alone(target).map_err(Error::Refused)?;
+    let refused = |error: remote::Error| Error::Refused(why(&error));
+    let remote = target.remote().map_err(refused)?;
+    remote.permits_calls().map_err(refused)?;
     let page = target.page_size().bytes();
-    for some in blocks.chunks(BLOCKS) {
-        let mut threads = stop_all(target).map_err(|error| Error::Refused(why(&error)))?;
-        for block in some {
-            match drop_in(target, &mut threads, *block, page) {
-                Ok(()) => outcome.done += 1,
-                Err(error) => outcome.fail(error),
+    let mut scratch = None;
+    let mut result = Ok(());
+    for (number, some) in blocks.chunks(BLOCKS).enumerate() {
+        if (conditions.is_interrupted)() {
+            blocks[number * BLOCKS..].iter().for_each(|_| outcome.fail(INTERRUPTED));
+            break;
+        }
+        let keeper = &mut *conditions.keeper;
+        let max_pause = conditions.max_pause;
+        let done = on_tracer_thread(|| {
+            let place = with_room(&remote, &mut scratch, keeper)?;
+            let stopped = remote.stop_all(max_pause)?;
+            let Some(mut alone) = Alone::begin(&remote, place, stopped)? else {
+                // More threads have begun than there is room for: the next time there is.
+                return Ok(None);
+            };
+            let results: Vec<_> =
+                some.iter().map(|block| drop_in(target, &mut alone, *block, page)).collect();
+            let is_left = alone.is_left();
+            Ok(Some((results, is_left, alone.end())))
+        });
+        match done.map_err(refused) {
+            Ok(Some((results, is_left, pause))) => {
+                for result in results {
+                    match result {
+                        Ok(()) => outcome.done += 1,
+                        Err(error) => outcome.fail(error),
+                    }
+                }
+                outcome.stopped_for(pause);
+                if is_left {
+                    // Its threads use the mapping until the last call is done: the keeper unmaps it then.
+                    return Err(Error::Refused(Absent::NotSupported(LEFT.into())));
+                }
+            }
+            Ok(None) => some.iter().for_each(|_| outcome.fail("its threads became more meanwhile")),
+            Err(error) => {
+                result = Err(error);
+                break;
             }
         }
-        for (_, thread) in threads {
-            outcome.stopped_for(thread.give_back());
-        }
     }
-    Ok(())
+    if let Some(scratch) = scratch {
+        let unmapped = on_tracer_thread(|| unmap(&remote, scratch, conditions.keeper));
+        // Where the process has ended meanwhile there is nothing to unmap.
+        result = result.and(match unmapped {
+            Ok(()) | Err(remote::Error::Gone) => Ok(()),
+            Err(error) => Err(refused(error)),
+        });
+    }
+    result
 }
 
-fn drop_in(
-    target: &Target,
-    threads: &mut BTreeMap<u32, Borrowed>,
-    block: AddrRange,
-    page: u64,
-) -> io::Result<()> {
+/// Why nothing more is done.
+const LEFT: &str =
+    "one of its system calls takes longer than two seconds: it is left to end by itself";
+
+/// A scratch mapping for the threads that there are, made if there is none or if it is too small.
+fn with_room<'a>(
+    target: &remote::Target,
+    scratch: &'a mut Option<Scratch>,
+    keeper: &mut dyn Keeper,
+) -> Result<&'a Scratch, remote::Error> {
+    let mut thread = target.any_thread()?;
+    let size = Alone::scratch_size(&mut thread, target.threads()?.len() + 1)?;
+    if let Some(small) = scratch.take_if(|scratch| scratch.range().len().0 < size) {
+        small.unmap(&mut thread, keeper)?;
+    }
+    if scratch.is_none() {
+        let size = Alone::scratch_size(&mut thread, target.threads()?.len() + MORE_THREADS)?;
+        *scratch = Some(Scratch::map(target, &mut thread, size, keeper)?);
+    }
+    thread.release();
+    scratch.as_ref().ok_or(remote::Error::Gone)
+}
+
+fn unmap(
+    target: &remote::Target,
+    scratch: Scratch,
+    keeper: &mut dyn Keeper,
+) -> Result<(), remote::Error> {
+    let mut thread = target.any_thread()?;
+    let unmapped = scratch.unmap(&mut thread, keeper);
+    thread.release();
+    unmapped
+}
+
+fn drop_in(target: &Target, alone: &mut Alone<'_>, block: AddrRange, page: u64) -> io::Result<()> {
     let length = usize::try_from(block.len().0).unwrap_or(0);
     let mut bytes = vec![0; length];
     let range = block.start..block.end;
-    let read = remote::read(target.pid().0, std::slice::from_ref(&range), &mut bytes)?;
-    let Some(thread) = threads.values_mut().next() else {
-        return Err(io::ErrorKind::NotFound.into());
-    };
+    let read = read(target.pid().0, std::slice::from_ref(&range), &mut bytes)?;
     for zeros in zero_runs(&bytes[..read], page) {
         let range = block.start + zeros.start * page..block.start + zeros.end * page;
-        thread.advise(range, Advice::DontNeed)?;
+        alone.advise(range, Advice::DontNeed)?;
     }
     Ok(())
 }
@@ -82,27 +151,6 @@ fn zero_runs(bytes: &[u8], page: u64) -> Vec<Range<u64>> {
         }
     }
     runs
-}
-
-/// Stops every thread: also those that are made while others are being stopped.
-fn stop_all(target: &Target) -> io::Result<BTreeMap<u32, Borrowed>> {
-    let mut stopped = BTreeMap::new();
-    loop {
-        let threads = target.threads().map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
-        let fresh: Vec<u32> =
-            threads.into_iter().filter(|tid| !stopped.contains_key(tid)).collect();
-        if fresh.is_empty() {
-            return Ok(stopped);
-        }
-        for tid in fresh {
-            match target.borrow(tid) {
-                Ok(thread) => drop(stopped.insert(tid, thread)),
-                // It has ended meanwhile.
-                Err(_) if !target.threads().is_ok_and(|all| all.contains(&tid)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
 }
 
 /// Whether nobody but its own threads can write to its memory.

@@ -11,6 +11,7 @@ mod hold;
 pub mod self_test;
 mod target;
 
+use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,27 @@ use pagewise_model::thp::{Action, Method, Plan, Repair};
 use pagewise_sys::madvise::Advice;
 
 pub use error::Error;
+pub use pagewise_remote::{Keeper, Undo};
 pub use target::Target;
+
+/// Under which conditions a plan is carried out.
+pub struct Conditions<'a> {
+    /// The longest time for which all threads may be stopped at once.
+    pub max_pause: Duration,
+    /// Notes what has to be undone if this process is killed.
+    pub keeper: &'a mut (dyn Keeper + Send),
+    /// Whether to end early: asked between changes.
+    pub is_interrupted: &'a (dyn Fn() -> bool + Sync),
+}
+
+impl fmt::Debug for Conditions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Conditions").field("max_pause", &self.max_pause).finish_non_exhaustive()
+    }
+}
+
+/// Why the rest of a plan was not carried out.
+const INTERRUPTED: &str = "a signal asked pagewise to end";
 
 /// How many ranges are advised in one system call: it holds the process's mmap lock, for reading.
 const BATCH: usize = 16;
@@ -53,15 +74,24 @@ impl Outcome {
 ///
 /// # Errors
 /// [`Error::Proc`] where the process is gone or may not be read; [`Error::Refused`] where it cannot be done safely.
-pub fn carry_out(target: &Target, plan: &Plan, method: Method) -> Result<Repair, Error> {
+pub fn carry_out(
+    target: &Target,
+    plan: &Plan,
+    method: Method,
+    conditions: &mut Conditions<'_>,
+) -> Result<Repair, Error> {
     let rss_before = target.resident()?;
     let begin = Instant::now();
     let mut outcome = Outcome::default();
-    let held = hold::forbid_huge_pages(target, &plan.hold, &mut outcome);
+    let held = hold::forbid_huge_pages(target, &plan.hold, conditions, &mut outcome);
     match plan.action {
-        Action::Shrink => shrink(target, &plan.ranges, method, &mut outcome)?,
-        Action::Collapse => advise(target, &ranges(&plan.ranges), Advice::Collapse, &mut outcome)?,
-        Action::PageOut => advise(target, &ranges(&plan.ranges), Advice::PageOut, &mut outcome)?,
+        Action::Shrink => shrink(target, &plan.ranges, method, conditions, &mut outcome)?,
+        Action::Collapse => {
+            advise(target, &ranges(&plan.ranges), Advice::Collapse, conditions, &mut outcome)?;
+        }
+        Action::PageOut => {
+            advise(target, &ranges(&plan.ranges), Advice::PageOut, conditions, &mut outcome)?;
+        }
     }
     let took = begin.elapsed();
     Ok(Repair {
@@ -82,6 +112,7 @@ fn shrink(
     target: &Target,
     blocks: &[AddrRange],
     method: Method,
+    conditions: &mut Conditions<'_>,
     outcome: &mut Outcome,
 ) -> Result<(), Error> {
     match method {
@@ -89,7 +120,7 @@ fn shrink(
             let page = target.page_size().bytes();
             let firsts: Vec<Range<u64>> =
                 blocks.iter().map(|block| block.start..block.start.saturating_add(page)).collect();
-            advise(target, &firsts, Advice::Cold, outcome)?;
+            advise(target, &firsts, Advice::Cold, conditions, outcome)?;
             // The kernel says nothing of a page that it could not split.
             let whole = target.still_huge(blocks)?;
             for _ in 0..whole.min(outcome.done) {
@@ -98,8 +129,8 @@ fn shrink(
             }
             Ok(())
         }
-        Method::Drop => drop_zeros::drop_zeros(target, blocks, outcome),
-        Method::Swap => advise(target, &ranges(blocks), Advice::PageOut, outcome),
+        Method::Drop => drop_zeros::drop_zeros(target, blocks, conditions, outcome),
+        Method::Swap => advise(target, &ranges(blocks), Advice::PageOut, conditions, outcome),
     }
 }
 
@@ -108,9 +139,14 @@ fn advise(
     target: &Target,
     mut ranges: &[Range<u64>],
     advice: Advice,
+    conditions: &Conditions<'_>,
     outcome: &mut Outcome,
 ) -> Result<(), Error> {
     while !ranges.is_empty() {
+        if (conditions.is_interrupted)() {
+            ranges.iter().for_each(|_| outcome.fail(INTERRUPTED));
+            break;
+        }
         let batch = &ranges[..ranges.len().min(BATCH)];
         let mut left = match target.process().advise(batch, advice) {
             Ok(bytes) => bytes,

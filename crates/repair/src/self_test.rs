@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
 
 use pagewise_model::thp::{Action, Method, Plan};
 use pagewise_model::{Absent, AddrRange, Bytes, Pid, Reading};
@@ -9,10 +10,12 @@ use pagewise_proc::{ProcRoot, stat};
 use pagewise_sys::madvise::Advice;
 use pagewise_sys::region::Region;
 
-use crate::{Target, carry_out};
+use crate::{Conditions, Target, carry_out};
 
 /// How many huge pages the subject has.
 const BLOCKS: usize = 2;
+/// The longest pause of a process of our own.
+const PAUSE: Duration = Duration::from_secs(1);
 /// What it writes into the first byte of each, and into nothing else.
 const MARK: u8 = 0x5a;
 
@@ -73,7 +76,14 @@ impl Subject {
             change: Ok(Bytes::ZERO),
             spared: Bytes::ZERO,
         };
-        let repair = carry_out(&target, &plan, method).map_err(|e| e.to_string())?;
+        let mut conditions = Conditions {
+            max_pause: PAUSE,
+            // The subject ends with us.
+            keeper: &mut (),
+            is_interrupted: &|| false,
+        };
+        let repair =
+            carry_out(&target, &plan, method, &mut conditions).map_err(|e| e.to_string())?;
         let freed = repair.rss_before.saturating_sub(repair.rss_after);
         let all: Bytes = self.blocks.iter().map(|block| block.len()).sum();
         // It checks its bytes when its input closes.

@@ -1,12 +1,11 @@
 //! The process that is to be changed: surely the one that was looked at.
 
 use std::fs;
-use std::ops::Range;
 
 use pagewise_model::{AddrRange, Bytes, Mapping, PageSize, Pid};
 use pagewise_proc::pages::{self, Pace};
 use pagewise_proc::{ProcRoot, huge, maps, stat};
-use pagewise_sys::borrow::Borrowed;
+use pagewise_remote as remote;
 use pagewise_sys::madvise::Process;
 use pagewise_sys::system;
 
@@ -17,6 +16,7 @@ use crate::Error;
 pub struct Target {
     root: ProcRoot,
     pid: Pid,
+    start_ticks: u64,
     process: Process,
     page_size: PageSize,
 }
@@ -35,7 +35,7 @@ impl Target {
         if now.start_ticks != start_ticks || now.has_ended() {
             return Err(pagewise_proc::Error::NoSuchProcess { pid }.into());
         }
-        Ok(Target { root, pid, process, page_size })
+        Ok(Target { root, pid, start_ticks, process, page_size })
     }
 
     pub(crate) const fn pid(&self) -> Pid {
@@ -89,28 +89,8 @@ impl Target {
         links.filter_map(target).map(|path| path.into_os_string().into_vec()).collect()
     }
 
-    /// The ids of its threads that can stop soon: not those that wait inside the kernel.
-    pub(crate) fn threads(&self) -> Result<Vec<u32>, Error> {
-        let folder = self.root.file(self.pid, "task");
-        let tasks =
-            fs::read_dir(folder).map_err(|e| Error::system("cannot list its threads", e))?;
-        let tids = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
-        Ok(tids.filter(|&tid| !self.has_ended(tid)).collect())
-    }
-
-    fn has_ended(&self, tid: u32) -> bool {
-        let stat = self.root.read(Pid(tid), "stat").and_then(|text| stat::parse(&text));
-        stat.map_or(true, |stat| stat.has_ended())
-    }
-
-    /// Stops one of its threads.
-    pub(crate) fn borrow(&self, tid: u32) -> std::io::Result<Borrowed> {
-        Borrowed::stop(tid, self.vdso().unwrap_or_default())
-    }
-
-    fn vdso(&self) -> Option<Range<u64>> {
-        let mappings = self.mappings().ok()?;
-        let vdso = mappings.iter().find(|mapping| mapping.name.as_bytes() == b"[vdso]")?;
-        Some(vdso.range.start..vdso.range.end)
+    /// The process, for remote calls.
+    pub(crate) fn remote(&self) -> Result<remote::Target, remote::Error> {
+        remote::Target::open(self.pid.0, Some(self.start_ticks))
     }
 }

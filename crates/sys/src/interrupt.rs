@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// What the keyboard sends.
 const KEYS: [c_int; 2] = [libc::SIGINT, libc::SIGQUIT];
@@ -63,6 +64,81 @@ impl Drop for Interrupts {
         for (signal, action) in &self.before {
             set_action(*signal, *action);
         }
+    }
+}
+
+/// Signals that end or stop a process by default and that people and supervisors send.
+const DEFERRED: [c_int; 7] = [
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+];
+
+/// Which of [`DEFERRED`] came while a [`Deferred`] lived, a bit each.
+static LATER: AtomicI32 = AtomicI32::new(0);
+/// How many values of [`Deferred`] live, and what they changed.
+static DEFERS: Mutex<(usize, Vec<c_int>)> = Mutex::new((0, Vec::new()));
+
+/// While it lives, signals that would end or stop this process wait: they do so afterwards. Signals that are ignored or
+/// have a handler of their own stay as they are. SIGKILL and SIGSTOP cannot wait.
+#[derive(Debug)]
+pub struct Deferred(());
+
+impl Deferred {
+    /// Begins to defer.
+    pub fn hold() -> Deferred {
+        let mut defers = DEFERS.lock().unwrap_or_else(PoisonError::into_inner);
+        if defers.0 == 0 {
+            LATER.store(0, Ordering::SeqCst);
+            let handler: extern "C" fn(c_int) = on_deferred;
+            for signal in DEFERRED {
+                if action(signal) == libc::SIG_DFL {
+                    set_action(signal, handler as libc::sighandler_t);
+                    defers.1.push(signal);
+                }
+            }
+        }
+        defers.0 += 1;
+        Deferred(())
+    }
+}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        let mut defers = DEFERS.lock().unwrap_or_else(PoisonError::into_inner);
+        defers.0 -= 1;
+        if defers.0 > 0 {
+            return;
+        }
+        for signal in std::mem::take(&mut defers.1) {
+            set_action(signal, libc::SIG_DFL);
+        }
+        drop(defers);
+        let came = LATER.swap(0, Ordering::SeqCst);
+        for (bit, signal) in DEFERRED.into_iter().enumerate() {
+            if came & 1 << bit != 0 {
+                // SAFETY: it sends a signal to this thread, with its default action.
+                unsafe { libc::raise(signal) };
+            }
+        }
+    }
+}
+
+/// From now on this process ignores the signals that end or stop a process by default and that people and supervisors send, and
+/// SIGPIPE. SIGKILL and SIGSTOP cannot be ignored.
+pub fn ignore_requests_to_end() {
+    for signal in DEFERRED.into_iter().chain([libc::SIGPIPE, libc::SIGUSR1, libc::SIGUSR2]) {
+        set_action(signal, libc::SIG_IGN);
+    }
+}
+
+extern "C" fn on_deferred(signal: c_int) {
+    if let Some(bit) = DEFERRED.iter().position(|&deferred| deferred == signal) {
+        LATER.fetch_or(1 << bit, Ordering::SeqCst);
     }
 }
 

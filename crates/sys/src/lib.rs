@@ -2,7 +2,6 @@
 //!
 //! One file an interface. Errors are what the kernel answered, as [`std::io::Error`].
 
-pub mod borrow;
 pub mod bpf;
 pub mod cache;
 pub mod chase;
@@ -19,7 +18,7 @@ pub mod perf_page;
 pub mod perf_ring;
 pub mod probe;
 pub mod procmap_query;
-mod ptrace;
+pub mod ptrace;
 pub mod region;
 pub mod remote;
 pub mod rest;

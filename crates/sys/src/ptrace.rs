@@ -5,9 +5,11 @@ use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A thread id, or a process id: that of its main thread.
-pub(crate) type Tid = libc::pid_t;
+pub type Tid = libc::pid_t;
 
 /// A request number, which glibc takes as unsigned and musl as signed.
 #[cfg(target_env = "musl")]
@@ -49,7 +51,7 @@ const SYSCALL_INFO_HEAD: usize = 24;
 
 /// Where in a system call a stopped thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Place {
     /// In none: at a signal, at an event.
     Outside,
     /// Before it.
@@ -70,51 +72,51 @@ pub(crate) enum Place {
 
 /// A stopped thread, as `PTRACE_GET_SYSCALL_INFO` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct At {
+pub struct At {
     /// `AUDIT_ARCH_*`: by which convention it makes the call.
-    pub(crate) architecture: u32,
+    pub architecture: u32,
     /// The address of the instruction that comes next.
-    pub(crate) instruction: u64,
+    pub instruction: u64,
     /// Where in the call.
-    pub(crate) place: Place,
+    pub place: Place,
 }
 
 /// Becomes the tracer of a running thread, without stopping it. `options` are `PTRACE_O_*`.
 ///
 /// # Errors
 /// `EPERM` where a security module, a container or Yama forbids tracing.
-pub(crate) fn seize(tid: Tid, options: c_int) -> io::Result<()> {
+pub fn seize(tid: Tid, options: c_int) -> io::Result<()> {
     plain(libc::PTRACE_SEIZE, tid, options)
 }
 
 /// Asks a running thread to stop, and one in a group stop to report itself.
-pub(crate) fn interrupt(tid: Tid) {
+pub fn interrupt(tid: Tid) {
     let _ = plain(libc::PTRACE_INTERRUPT, tid, 0);
 }
 
 /// Lets a stopped thread run on, and delivers `signal` to it unless that is 0.
-pub(crate) fn resume(tid: Tid, signal: i32) {
+pub fn resume(tid: Tid, signal: i32) {
     let _ = plain(libc::PTRACE_CONT, tid, signal);
 }
 
 /// Lets a stopped thread run to its next system call, or to the end of the one it is in; delivers `signal` to it
 /// unless that is 0.
-pub(crate) fn resume_to_syscall(tid: Tid, signal: i32) {
+pub fn resume_to_syscall(tid: Tid, signal: i32) {
     let _ = plain(libc::PTRACE_SYSCALL, tid, signal);
 }
 
 /// Leaves a thread in its group stop: it stays stopped until a SIGCONT, as without a tracer.
-pub(crate) fn listen(tid: Tid) {
+pub fn listen(tid: Tid) {
     let _ = plain(libc::PTRACE_LISTEN, tid, 0);
 }
 
 /// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0.
-pub(crate) fn detach(tid: Tid, signal: i32) {
+pub fn detach(tid: Tid, signal: i32) {
     let _ = plain(libc::PTRACE_DETACH, tid, signal);
 }
 
 /// The message of the event that a thread stopped at: the new thread of a clone, the status of an exit.
-pub(crate) fn message(tid: Tid) -> io::Result<u64> {
+pub fn message(tid: Tid) -> io::Result<u64> {
     let mut message: libc::c_ulong = 0;
     // SAFETY: this request writes one `unsigned long` to its last argument, which points to one.
     let done = unsafe {
@@ -129,7 +131,7 @@ pub(crate) fn message(tid: Tid) -> io::Result<u64> {
 }
 
 /// Whether a thread that stopped at a SIGTRAP got it from a counter: [`crate::perf_event::Counter::trap_at`].
-pub(crate) fn is_from_counter(tid: Tid) -> bool {
+pub fn is_from_counter(tid: Tid) -> bool {
     /// `TRAP_PERF` of `asm-generic/siginfo.h`.
     const TRAP_PERF: c_int = 6;
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
@@ -142,7 +144,7 @@ pub(crate) fn is_from_counter(tid: Tid) -> bool {
 }
 
 /// Where a stopped thread is, in a system call or outside of one; `None` before Linux 5.3.
-pub(crate) fn at(tid: Tid) -> Option<At> {
+pub fn at(tid: Tid) -> Option<At> {
     let mut info = SyscallInfo::default();
     // SAFETY: this request writes at most as many bytes as its third argument says to its last,
     // which points to a plain struct of that size.
@@ -165,7 +167,7 @@ pub(crate) fn at(tid: Tid) -> Option<At> {
 }
 
 /// The `AUDIT_ARCH_*` by which a stopped thread makes system calls; `None` before Linux 5.3.
-pub(crate) fn architecture(tid: Tid) -> Option<u32> {
+pub fn architecture(tid: Tid) -> Option<u32> {
     at(tid).map(|at| at.architecture)
 }
 
@@ -175,7 +177,7 @@ pub(crate) fn architecture(tid: Tid) -> Option<u32> {
 /// # Errors
 /// Where the machine has no such register to give, or `address` is not the thread's.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn break_at(tid: Tid, address: u64) -> io::Result<()> {
+pub fn break_at(tid: Tid, address: u64) -> io::Result<()> {
     /// Local enable of register 0; its other bits say "execution", "one byte".
     const ENABLE: u64 = 1;
     poke_debug_register(tid, 0, address)?;
@@ -184,12 +186,12 @@ pub(crate) fn break_at(tid: Tid, address: u64) -> io::Result<()> {
 
 /// As there is no such request here.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn break_at(_tid: Tid, _address: u64) -> io::Result<()> {
+pub fn break_at(_tid: Tid, _address: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Takes back [`break_at`].
-pub(crate) fn break_nowhere(tid: Tid) {
+pub fn break_nowhere(tid: Tid) {
     #[cfg(target_arch = "x86_64")]
     let _ = poke_debug_register(tid, 7, 0);
     #[cfg(not(target_arch = "x86_64"))]
@@ -206,7 +208,7 @@ fn poke_debug_register(tid: Tid, register: usize, value: u64) -> io::Result<()> 
 
 /// The signals that a stopped thread has blocked; those of before `sigsuspend` and its kind while it is in one.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn signal_mask(tid: Tid) -> io::Result<u64> {
+pub fn signal_mask(tid: Tid) -> io::Result<u64> {
     let mut mask = 0_u64;
     // SAFETY: this request writes as many bytes as its third argument says to its last, which points to so many.
     let done = unsafe {
@@ -222,7 +224,7 @@ pub(crate) fn signal_mask(tid: Tid) -> io::Result<u64> {
 
 /// Changes which signals a stopped thread has blocked. SIGKILL and SIGSTOP stay open.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
+pub fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
     // SAFETY: this request reads as many bytes as its third argument says from its last, which points to so many.
     let done = unsafe {
         libc::ptrace(
@@ -237,7 +239,7 @@ pub(crate) fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
 
 /// The registers of a stopped thread.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn registers(tid: Tid) -> io::Result<libc::user_regs_struct> {
+pub fn registers(tid: Tid) -> io::Result<libc::user_regs_struct> {
     let mut registers = std::mem::MaybeUninit::<libc::user_regs_struct>::zeroed();
     // SAFETY: this request writes a `user_regs_struct` to its last argument, which points to one.
     let done = unsafe {
@@ -257,7 +259,7 @@ pub(crate) fn registers(tid: Tid) -> io::Result<libc::user_regs_struct> {
 
 /// Changes the registers of a stopped thread.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn set_registers(tid: Tid, registers: &libc::user_regs_struct) -> io::Result<()> {
+pub fn set_registers(tid: Tid, registers: &libc::user_regs_struct) -> io::Result<()> {
     // SAFETY: this request reads a `user_regs_struct` from its last argument, which points to one.
     let done = unsafe {
         libc::ptrace(
@@ -272,10 +274,12 @@ pub(crate) fn set_registers(tid: Tid, registers: &libc::user_regs_struct) -> io:
 
 /// What a stopped thread has in its vector and floating-point registers, as `XSAVE` writes it.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
+pub fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
     /// Larger than any: that of AMX is some 11 KiB.
     const LARGEST: usize = 64 << 10;
-    let mut state = vec![0_u8; LARGEST];
+    /// The length that the kernel gave last: the same for all threads of a machine.
+    static LENGTH: AtomicUsize = AtomicUsize::new(LARGEST);
+    let mut state = vec![0_u8; LENGTH.load(Ordering::Relaxed)];
     let mut piece = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
     // SAFETY: this request writes into the piece that its last argument names, no more than that is long.
     let done = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut piece) };
@@ -283,13 +287,14 @@ pub(crate) fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
         return Err(io::Error::last_os_error());
     }
     let length = piece.iov_len;
+    LENGTH.store(length.max(1), Ordering::Relaxed);
     state.truncate(length);
     Ok(state)
 }
 
 /// Changes them.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn set_extended_state(tid: Tid, state: &[u8]) -> io::Result<()> {
+pub fn set_extended_state(tid: Tid, state: &[u8]) -> io::Result<()> {
     let mut piece =
         libc::iovec { iov_base: state.as_ptr().cast_mut().cast(), iov_len: state.len() };
     // SAFETY: this request reads from the piece that its last argument names, no more than that is long.
@@ -303,7 +308,7 @@ const NT_X86_XSTATE: usize = 0x202;
 
 /// Where a stopped thread's `struct rseq` is; `None` where it has none, and before Linux 5.13.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn rseq(tid: Tid) -> Option<u64> {
+pub fn rseq(tid: Tid) -> Option<u64> {
     /// `struct ptrace_rseq_configuration` of `linux/ptrace.h`.
     #[repr(C)]
     #[derive(Default)]

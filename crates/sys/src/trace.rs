@@ -8,7 +8,7 @@ pub mod calls;
 mod filter;
 mod signals;
 pub(crate) mod start;
-pub(crate) mod wait;
+pub mod wait;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

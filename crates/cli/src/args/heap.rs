@@ -33,9 +33,6 @@ pub(crate) enum Heap {
     ///   pagewise heap attach 1234 -o heap.pwh --sample 512k
     #[command(verbatim_doc_comment)]
     Attach(HeapAttach),
-    /// Put programs' functions back once the process that records them is gone; what it records comes on standard input
-    #[command(hide = true)]
-    Release(HeapRelease),
     /// Say what was on the heap when most was, what was never freed, and who allocates most
     ///
     /// Examples:
@@ -104,13 +101,9 @@ pub(crate) struct HeapAttach {
     /// Record children that it forks meanwhile too, each into a file of its own: `FILE.PID`
     #[arg(long)]
     pub(crate) follow: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct HeapRelease {
-    /// The process that records
-    #[arg(value_name = "COLLECTOR")]
-    pub(crate) collector: u32,
+    /// The longest time for which all its threads may be stopped at once, at the beginning and at the end
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration)]
+    pub(crate) max_pause: std::time::Duration,
 }
 
 #[derive(Debug, Args)]

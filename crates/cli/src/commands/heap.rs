@@ -3,7 +3,6 @@
 mod attach;
 mod export;
 mod record;
-mod release;
 
 use std::fs::File;
 use std::io::Write;
@@ -37,7 +36,6 @@ pub(crate) fn run(args: &Heap, look: &Look) -> anyhow::Result<ExitCode> {
     match args {
         Heap::Run(args) => return record::run(args),
         Heap::Attach(args) => attach::run(args)?,
-        Heap::Release(args) => release::run(args),
         Heap::Report(args) => report(args, look)?,
         Heap::Diff(args) => diff(args, look)?,
         Heap::Export(args) => export::run(args)?,

@@ -10,10 +10,12 @@ use pagewise_model::{Absent, Reading, Snapshot};
 use pagewise_proc::capture::{Request, Wish, capture};
 use pagewise_proc::pages::Pace;
 use pagewise_proc::{ProcRoot, huge, referenced, target};
-use pagewise_repair::{Target, carry_out, self_test};
+use pagewise_repair::{Conditions, Target, carry_out, self_test};
+use pagewise_sys::interrupt::Interrupts;
 use pagewise_view::text::Units;
 
 use crate::args::{Act, ShrinkMethod, Thp};
+use crate::keeper::KeeperProcess;
 use crate::look;
 use crate::output::emit;
 use crate::plan::wish;
@@ -29,7 +31,7 @@ pub(crate) fn run(args: &Thp, look: &look::Look) -> anyhow::Result<ExitCode> {
     let mut exit = ExitCode::SUCCESS;
     if let Some(plan) = plan(&root, &snapshot, &huge, &args.act, wish)? {
         if args.act.yes {
-            let (blocks, failed) = act(&snapshot, &plan, args.act.method)?;
+            let (blocks, failed) = act(&snapshot, &plan, &args.act)?;
             report.blocks.extend(blocks);
             exit = if failed { ExitCode::FAILURE } else { exit };
         } else {
@@ -106,10 +108,10 @@ fn needed<T>(reading: Result<T, &Absent>) -> anyhow::Result<T> {
 fn act(
     snapshot: &Snapshot,
     plan: &Plan,
-    method: ShrinkMethod,
+    act: &Act,
 ) -> anyhow::Result<(Vec<pagewise_model::report::Block>, bool)> {
     let target = Target::open(snapshot.process.pid, snapshot.process.start_ticks)?;
-    let method = match method {
+    let method = match act.method {
         // Nothing needs a method where there is nothing to do.
         _ if plan.ranges.is_empty() => Method::Split,
         ShrinkMethod::Auto => match self_test::choose(&Method::ALL, &subject) {
@@ -120,7 +122,17 @@ fn act(
         ShrinkMethod::Drop => Method::Drop,
         ShrinkMethod::Swap => Method::Swap,
     };
-    let repair = carry_out(&target, plan, method)?;
+    // Whoever asks us to end gets a report of what was done until then.
+    let interrupts = Interrupts::note_all();
+    let mut keeper = KeeperProcess::start();
+    let mut conditions = Conditions {
+        max_pause: act.max_pause,
+        keeper: &mut keeper,
+        is_interrupted: &|| interrupts.came(),
+    };
+    let repair = carry_out(&target, plan, method, &mut conditions);
+    keeper.dismiss();
+    let repair = repair?;
     let failed = repair.done == 0 && repair.failed > 0;
     Ok((repair_blocks(&repair), failed))
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use pagewise_model::{Name, Pid};
 use pagewise_proc::ProcRoot;
-use pagewise_sys::borrow::Place;
+use pagewise_remote::Place;
 use pagewise_trace::{Spaces, Unwinder};
 
 /// Judges places.

@@ -24,7 +24,7 @@ const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
 /// What became of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub enum Change {
     /// It is gone.
     Ended(Ending),
     /// It is about to receive a signal.
@@ -68,7 +68,7 @@ impl Change {
 
 impl Ending {
     /// From a wait status of a task that is gone.
-    pub(super) fn from_status(status: c_int) -> Ending {
+    pub(crate) fn from_status(status: c_int) -> Ending {
         if libc::WIFSIGNALED(status) {
             Ending::Killed { signal: libc::WTERMSIG(status), core: libc::WCOREDUMP(status) }
         } else {
@@ -87,7 +87,7 @@ extern "C" fn on_sigchld(_signal: c_int) {
 
 /// Begins to notice changes. The handler stays: other code that waits for its own children is not
 /// disturbed, as calls that it interrupts are restarted.
-pub(super) fn begin() {
+pub(crate) fn begin() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         // SAFETY: all-zero is a valid `sigaction`: default handler, empty mask, no flags.
@@ -100,12 +100,12 @@ pub(super) fn begin() {
 }
 
 /// A mark to take before asking [`next`], and to [`sleep`] on once it has nothing more to say.
-pub(super) fn mark() -> u32 {
+pub(crate) fn mark() -> u32 {
     NEWS.load(Ordering::SeqCst)
 }
 
 /// Sleeps until something may have changed since `mark`; `false` where the deadline passed.
-pub(super) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
+pub(crate) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
     while mark == NEWS.load(Ordering::SeqCst) {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
@@ -122,7 +122,7 @@ pub(super) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
 ///
 /// # Errors
 /// `ECHILD` where this thread has neither: someone else took the end of our child.
-pub(super) fn peek() -> io::Result<Option<Tid>> {
+pub(crate) fn peek() -> io::Result<Option<Tid>> {
     // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
     let options = libc::WEXITED
@@ -144,7 +144,7 @@ pub(super) fn peek() -> io::Result<Option<Tid>> {
 ///
 /// # Errors
 /// None that the kernel is known to give for a thread of ours.
-pub(crate) fn take(tid: Tid) -> io::Result<Option<Change>> {
+pub fn take(tid: Tid) -> io::Result<Option<Change>> {
     let mut status = 0;
     // SAFETY: `status` is an int that the call may fill in.
     match unsafe { libc::waitpid(tid, &raw mut status, libc::WNOHANG | libc::__WALL) } {
@@ -162,7 +162,7 @@ pub(crate) fn take(tid: Tid) -> io::Result<Option<Change>> {
 ///
 /// # Errors
 /// `ECHILD` where there is none.
-pub(super) fn any() -> io::Result<Option<(Tid, Change)>> {
+pub(crate) fn any() -> io::Result<Option<(Tid, Change)>> {
     let mut status = 0;
     // SAFETY: `status` is an int that the call may fill in.
     match unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) } {
@@ -175,7 +175,7 @@ pub(super) fn any() -> io::Result<Option<(Tid, Change)>> {
 }
 
 /// Makes the kernel keep the ends of our children for us: we may have been started with SIGCHLD ignored.
-pub(super) fn keep_ends() {
+pub(crate) fn keep_ends() {
     if signals::handler_of(libc::SIGCHLD) == libc::SIG_IGN {
         // SAFETY: no handler is installed.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };

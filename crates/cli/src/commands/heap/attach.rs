@@ -8,12 +8,12 @@ use anyhow::{Context, bail};
 use pagewise_heap::{Attached, Collector, Request};
 use pagewise_heaplog::recording::Ending;
 use pagewise_model::Pid;
-use pagewise_proc::{ProcRoot, stat};
+use pagewise_proc::ProcRoot;
 use pagewise_sys::interrupt::Interrupts;
 
 use super::record::{tell, tell_not_recorded, the_library, usual_name};
-use super::release::Guardian;
 use crate::args::heap::HeapAttach;
+use crate::keeper::{KeeperProcess, has_ended};
 
 /// Between looks at whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
@@ -42,13 +42,13 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     };
     let mut collector = Collector::open(request)?;
     collector.expect(pid, file);
-    // Before anything is changed there is somebody who puts it right.
-    let mut guardian = Guardian::start();
-    guardian.tell(&[pid]);
-    let attached = match Attached::begin(&mut collector, pid) {
+    // Before anything is changed there is a process that undoes it.
+    let mut keeper = KeeperProcess::start();
+    keeper.note_heaps(&[pid]);
+    let attached = match Attached::begin(&mut collector, pid, args.max_pause, &mut keeper) {
         Ok(attached) => attached,
         Err(error) => {
-            guardian.dismiss();
+            keeper.dismiss();
             return Err(error.into());
         }
     };
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     let recorded = loop {
         let next = collector.step().map(|next| next.min(LOOK));
         let Ok(next) = next else { break next.map(drop) };
-        guardian.tell(&collector.children());
+        keeper.note_heaps(&collector.children());
         let left = deadline.map_or(next, |it| it.saturating_duration_since(Instant::now()));
         if left.is_zero() || interrupts.came() || has_ended(&root, pid) {
             break Ok(());
@@ -66,12 +66,12 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     // Whatever happened, its functions are put back first.
     let children = collector.children().into_iter().map(|child| attached.child(child));
     let children: Vec<Attached> = children.filter_map(Result::ok).collect();
-    let there = attached.end();
+    let there = attached.end(&mut keeper);
     for child in children {
         // One that has ended needs nothing.
-        let _ = child.end();
+        let _ = child.end(&mut keeper);
     }
-    guardian.dismiss();
+    keeper.dismiss();
     let there = there?;
     recorded?;
     let how = match there {
@@ -83,9 +83,4 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     tell_not_recorded(&collector);
     tell(&collector.finish(how)?, greeted, refused, &[], false);
     Ok(())
-}
-
-pub(super) fn has_ended(root: &ProcRoot, pid: u32) -> bool {
-    let stat = root.read(Pid(pid), "stat").ok().and_then(|text| stat::parse(&text).ok());
-    stat.is_none_or(|stat| stat.has_ended())
 }

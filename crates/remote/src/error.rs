@@ -1,0 +1,79 @@
+//! Why a remote call is not made.
+
+use std::io;
+use std::time::Duration;
+
+/// Why a target was not stopped, or made no call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The process has ended, or another one has its number now.
+    #[error("the process has ended")]
+    Gone,
+    /// We may not trace it.
+    #[error(
+        "tracing it is not permitted: that takes its user's rights or CAP_SYS_PTRACE, and no other tracer"
+    )]
+    NotPermitted,
+    /// It restricts its system calls.
+    #[error("it is in {mode} seccomp mode, in which an injected system call could kill it")]
+    Seccomp {
+        /// `strict` or `filter`.
+        mode: &'static str,
+    },
+    /// It uses shadow stacks, which do not permit to return where no call was made.
+    #[error("it uses shadow stacks (CET), which do not permit injected calls")]
+    ShadowStack,
+    /// Remote calls are not possible for such a program, or on this machine.
+    #[error("remote calls are not possible: {0}")]
+    Unsupported(&'static str),
+    /// Its threads wait inside the kernel.
+    #[error("its threads wait inside the kernel and did not stop within {} ms", .0.as_millis())]
+    NotStopped(Duration),
+    /// Stopping all threads would take, or took, too long.
+    #[error(
+        "stopping its {threads} threads takes about {} ms, more than the {} ms that were permitted",
+        .takes.as_millis(), .limit.as_millis()
+    )]
+    PauseTooLong {
+        /// How many threads the process has.
+        threads: usize,
+        /// The time that it takes, estimated or measured.
+        takes: Duration,
+        /// The longest time permitted.
+        limit: Duration,
+    },
+    /// No thread has room on its stack.
+    #[error("no thread was on a stack of its own with {0} bytes to spare")]
+    NoStack(u64),
+    /// A thread was always within a restartable sequence.
+    #[error("thread {0} was within a restartable sequence each time")]
+    Restartable(u32),
+    /// The kernel refused something.
+    #[error("{what}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(what: &'static str) -> impl Fn(io::Error) -> Error {
+        move |source| match source.raw_os_error() {
+            Some(libc::ESRCH) => Error::Gone,
+            _ => Error::System { what, source },
+        }
+    }
+
+    /// Of an error with which a thread refused to be seized, or its memory to be opened.
+    pub(crate) fn of_tracing(source: io::Error) -> Error {
+        match source.raw_os_error() {
+            Some(libc::ESRCH | libc::ENOENT) => Error::Gone,
+            Some(libc::EPERM | libc::EACCES) => Error::NotPermitted,
+            _ => Error::System { what: "cannot trace it", source },
+        }
+    }
+}

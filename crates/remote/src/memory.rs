@@ -1,0 +1,66 @@
+//! The memory of a target, to write to: the only way by which pagewise writes to another process.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::slice;
+
+use pagewise_model::Pid;
+use pagewise_proc::ProcRoot;
+use pagewise_sys::remote;
+
+/// `/proc/PID/mem`, open: it stays the memory of the program that was running then, also after `execve`.
+#[derive(Debug)]
+pub struct TargetMemory {
+    pid: u32,
+    file: File,
+}
+
+impl TargetMemory {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// `EACCES` and `EPERM` where we may not trace the process, `ENOENT` and `ESRCH` where it is gone.
+    pub(crate) fn open(pid: u32) -> io::Result<TargetMemory> {
+        let path = ProcRoot::live().file(Pid(pid), "mem");
+        Ok(TargetMemory { pid, file: File::options().read(true).write(true).open(path)? })
+    }
+
+    /// Writes bytes, also where the program may only read or execute.
+    ///
+    /// # Errors
+    /// `EIO` where nothing is mapped, and where the program is another one now.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, at)
+    }
+
+    /// Reads bytes.
+    ///
+    /// # Errors
+    /// `EIO` where nothing is mapped, `UnexpectedEof` where the program is gone.
+    pub fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(bytes, at)
+    }
+
+    /// Reads from an address on, up to `length` bytes or the first that cannot be read.
+    pub fn read_up_to(&self, at: u64, length: usize) -> Vec<u8> {
+        /// So that an unreadable page ends the reading only there.
+        const PIECE: u64 = 64 << 10;
+        let mut bytes = vec![0; length];
+        let mut read = 0;
+        while read < bytes.len() {
+            let Some(from) = at.checked_add(read as u64) else { break };
+            let wanted = (PIECE - from % PIECE).min((bytes.len() - read) as u64);
+            let range: Range<u64> = from..from.saturating_add(wanted);
+            let count = remote::read(self.pid, slice::from_ref(&range), &mut bytes[read..]);
+            let count = count.unwrap_or(0);
+            read += count;
+            if count as u64 != wanted {
+                break;
+            }
+        }
+        bytes.truncate(read);
+        bytes
+    }
+}

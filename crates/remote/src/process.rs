@@ -1,0 +1,427 @@
+//! The target of remote calls: a running process, the same one from the first look to the last.
+
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+use pagewise_model::{Mapping, Pid};
+use pagewise_proc::{ProcRoot, maps, stat};
+use pagewise_sys::interrupt::Deferred;
+use pagewise_sys::ptrace::{self, Tid};
+use pagewise_sys::system;
+use pagewise_sys::trace::wait::{self, Change};
+
+use crate::Error;
+use crate::arch::{RED_ZONE, layout};
+use crate::code::Code;
+use crate::memory::TargetMemory;
+use crate::thread::Tracee;
+
+/// How long one thread may take to stop. One that takes longer waits inside the kernel, or for a CPU of a very busy machine.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+/// Waiting threads are polled without a sleep for this time: most stop within microseconds.
+const POLL: Duration = Duration::from_micros(200);
+/// How often a thread is stopped that is within a restartable sequence each time.
+const ATTEMPTS: u32 = 20;
+/// `PTRACE_O_TRACESYSGOOD` only: the kernel reports no event of the target but stops that were asked for.
+const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
+/// Stack that stays free below a saved context: a signal handler may run there.
+const SPARE: u64 = 8 << 10;
+/// The time that stopping a thread, reading its registers and detaching from it adds to the pause of all threads: 11 us measured with 5,000
+/// sleeping threads on two CPUs (Linux 6.18), rounded up.
+const TIME_PER_THREAD: Duration = Duration::from_micros(20);
+
+/// A running process.
+#[derive(Debug)]
+pub struct Target {
+    root: ProcRoot,
+    pid: u32,
+    start_ticks: u64,
+    memory: TargetMemory,
+    code: Code,
+}
+
+/// Runs `work` on a thread of its own, and waits for its end. A thread of a target that could not be detached in time is detached by the
+/// kernel when the tracing thread ends: nothing stays stopped. Signals that would end or stop this process, but SIGKILL and SIGSTOP,
+/// wait until then.
+pub fn on_tracer_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let _deferred = Deferred::hold();
+    std::thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+impl Target {
+    /// The process `pid`, if it is the one that started at `start_ticks` (the `starttime` of `/proc/PID/stat`); without a start
+    /// time, the one that has the number now.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::NotPermitted`]; [`Error::Unsupported`] for other architectures and programs without a C library.
+    pub fn open(pid: u32, start_ticks: Option<u64>) -> Result<Target, Error> {
+        if cfg!(not(target_arch = "x86_64")) {
+            return Err(Error::Unsupported("they are made on x86-64 only"));
+        }
+        let root = ProcRoot::live();
+        let begin = start_of(&root, pid)?;
+        let memory = TargetMemory::open(pid).map_err(Error::of_tracing)?;
+        let text = root.read(Pid(pid), "maps").map_err(|_| Error::Gone)?;
+        let mappings = maps::parse(&text).mappings;
+        let code = Code::find(&memory, &mappings).ok_or(Error::Unsupported(
+            "none of its files has the instructions that a C library for x86-64 has",
+        ))?;
+        let target = Target { root, pid, start_ticks: begin, memory, code };
+        // Whatever was opened is of this process if it has the number still.
+        match start_of(&target.root, pid)? == start_ticks.unwrap_or(begin) {
+            true => Ok(target),
+            false => Err(Error::Gone),
+        }
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// When it started, in clock ticks since boot.
+    pub fn start_ticks(&self) -> u64 {
+        self.start_ticks
+    }
+
+    /// Its memory.
+    pub fn memory(&self) -> &TargetMemory {
+        &self.memory
+    }
+
+    /// What it has mapped now.
+    ///
+    /// # Errors
+    /// [`Error::Gone`]
+    pub fn mappings(&self) -> Result<Vec<Mapping>, Error> {
+        let text = self.root.read(Pid(self.pid), "maps").map_err(|_| Error::Gone)?;
+        Ok(maps::parse(&text).mappings)
+    }
+
+    /// The ids of its threads; none once it is gone.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    pub fn threads(&self) -> Result<Vec<u32>, Error> {
+        let folder = self.root.file(Pid(self.pid), "task");
+        let listed = match fs::read_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            listed => listed.map_err(Error::system("cannot list its threads"))?,
+        };
+        let id = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+        Ok(listed.filter_map(id).collect())
+    }
+
+    /// Whether one more system call harms none of its threads.
+    ///
+    /// # Errors
+    /// [`Error::Seccomp`], [`Error::ShadowStack`]: of any thread. A thread that ends meanwhile is passed over.
+    pub fn permits_calls(&self) -> Result<(), Error> {
+        self.threads()?.into_iter().try_for_each(|tid| self.thread_permits_calls(tid))
+    }
+
+    fn thread_permits_calls(&self, tid: u32) -> Result<(), Error> {
+        let status = self.root.read(Pid(self.pid), &format!("task/{tid}/status"));
+        let status = status.unwrap_or_default();
+        let line = |name: &[u8]| {
+            status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name))
+        };
+        match line(b"Seccomp:").map(<[u8]>::trim_ascii) {
+            None | Some(b"0") => {}
+            Some(b"1") => return Err(Error::Seccomp { mode: "strict" }),
+            Some(_) => return Err(Error::Seccomp { mode: "filter" }),
+        }
+        let features = line(b"x86_Thread_features:").unwrap_or_default();
+        if memchr::memmem::find(features, b"shstk").is_some() {
+            return Err(Error::ShadowStack);
+        }
+        Ok(())
+    }
+
+    /// Stops a thread. `None` where it is gone.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`], [`Error::NotStopped`] (the thread is detached when the calling thread ends), [`Error::Restartable`].
+    pub fn stop(&self, tid: u32) -> Result<Option<Tracee>, Error> {
+        let Some(id) = number(tid).filter(|_| !self.has_ended(tid)) else { return Ok(None) };
+        match ptrace::seize(id, OPTIONS) {
+            Err(_) if self.has_ended(tid) => return Ok(None),
+            seized => seized.map_err(Error::of_tracing)?,
+        }
+        let since = Instant::now();
+        let deadline = since + STOP_LIMIT;
+        for _ in 0..ATTEMPTS {
+            ptrace::interrupt(id);
+            match stopped_by(id, deadline) {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(_) => return Err(Error::NotStopped(STOP_LIMIT)),
+            }
+            match Tracee::of(id, self.code, since) {
+                Ok(Some(thread)) => {
+                    self.is_still_here()?;
+                    return Ok(Some(thread));
+                }
+                Ok(None) => ptrace::resume(id, 0),
+                Err(error) => {
+                    ptrace::detach(id, 0);
+                    return refused(error).map(|()| None);
+                }
+            }
+        }
+        // It runs, and is stopped once more to be detached.
+        ptrace::interrupt(id);
+        if let Ok(true) = stopped_by(id, Instant::now() + STOP_LIMIT) {
+            ptrace::detach(id, 0);
+        }
+        Err(Error::Restartable(tid))
+    }
+
+    /// Stops the first thread that stops and has room on its stack, ready to make calls.
+    ///
+    /// # Errors
+    /// As [`Target::stop`]; [`Error::Seccomp`], [`Error::ShadowStack`], [`Error::NoStack`].
+    pub fn any_thread(&self) -> Result<Tracee, Error> {
+        let mut last = Error::Gone;
+        for tid in self.threads()? {
+            let mut thread = match self.stop(tid) {
+                Ok(Some(thread)) => thread,
+                Ok(None) => continue,
+                Err(error) => {
+                    last = error;
+                    continue;
+                }
+            };
+            match self.prepare(&mut thread) {
+                Ok(()) => return Ok(thread),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Saves a stopped thread's context on its own stack, below what the thread uses of it: the thread can make calls then.
+    ///
+    /// # Errors
+    /// [`Error::Seccomp`], [`Error::ShadowStack`]; [`Error::NoStack`] where the thread is on no stack of its own, such as that of a
+    /// coroutine or a signal handler, or near its end.
+    pub fn prepare(&self, thread: &mut Tracee) -> Result<(), Error> {
+        self.thread_permits_calls(thread.thread())?;
+        let size = thread.size_of_context().map_err(Error::system("cannot read its registers"))?;
+        let place = thread.place();
+        let needed = RED_ZONE + size + SPARE;
+        let lowest = place.stack.saturating_sub(needed);
+        let mappings = self.mappings()?;
+        let is_stack = |it: &&Mapping| {
+            let is_its_own = it.name.as_bytes() == b"[stack]"
+                || (it.range.contains(place.thread_data) && place.stack < place.thread_data);
+            is_its_own
+                && it.prot.write
+                && it.range.contains(lowest)
+                && it.range.contains(place.stack.saturating_sub(1))
+        };
+        if !mappings.iter().any(|it| is_stack(&it)) {
+            return Err(Error::NoStack(needed));
+        }
+        let at = (place.stack - RED_ZONE - size + layout::ALIGNMENT) & !(layout::ALIGNMENT - 1);
+        match thread.save_on_stack(&self.memory, at) {
+            // A guard page that is part of the mapping.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => Err(Error::NoStack(needed)),
+            done => done.map_err(Error::system("cannot save its registers")),
+        }
+    }
+
+    /// The time for which stopping all threads pauses the process, estimated.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    pub fn expected_pause(&self) -> Result<Duration, Error> {
+        let threads = u32::try_from(self.threads()?.len()).unwrap_or(u32::MAX);
+        Ok(TIME_PER_THREAD.saturating_mul(threads))
+    }
+
+    /// Stops all threads, also those that begin meanwhile; none where the process is gone.
+    ///
+    /// The time from the first stop to the last is at most `limit`; detaching takes about half as long again.
+    ///
+    /// # Errors
+    /// [`Error::PauseTooLong`] where that is expected, or where it happened: all threads run on then. As [`Target::stop`].
+    pub fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, Error> {
+        let expected = self.expected_pause()?;
+        let threads = self.threads()?.len();
+        if expected > limit {
+            return Err(Error::PauseTooLong { threads, takes: expected, limit });
+        }
+        let mut all = Stopping { target: self, seized: Vec::new(), stopped: Vec::new() };
+        // The kernel sets a tracee up without stopping it: what can be done before the pause is.
+        while all.seize_more()? {}
+        let since = Instant::now();
+        all.stop(0, since, limit)?;
+        loop {
+            let before = all.seized.len();
+            if !all.seize_more()? {
+                break;
+            }
+            all.stop(before, since, limit)?;
+        }
+        if !all.stopped.is_empty() {
+            self.is_still_here()?;
+        }
+        Ok(all.stopped)
+    }
+
+    /// Whether the process still has its number: a thread of it that is stopped keeps it so.
+    fn is_still_here(&self) -> Result<(), Error> {
+        match start_of(&self.root, self.pid)? == self.start_ticks {
+            true => Ok(()),
+            false => Err(Error::Gone),
+        }
+    }
+
+    fn has_ended(&self, tid: u32) -> bool {
+        let stat = self.root.read(Pid(self.pid), &format!("task/{tid}/stat"));
+        let stat = stat.ok().and_then(|text| stat::parse(&text).ok());
+        stat.is_none_or(|stat| stat.has_ended())
+    }
+}
+
+/// All threads of a target, on their way to a stop.
+struct Stopping<'a> {
+    target: &'a Target,
+    seized: Vec<Tid>,
+    stopped: Vec<Tracee>,
+}
+
+impl Stopping<'_> {
+    /// Seizes the threads that are new. False where none is.
+    fn seize_more(&mut self) -> Result<bool, Error> {
+        let mut known = self.seized.clone();
+        known.sort_unstable();
+        let before = self.seized.len();
+        for tid in self.target.threads()? {
+            let Some(id) = number(tid).filter(|id| known.binary_search(id).is_err()) else {
+                continue;
+            };
+            match ptrace::seize(id, OPTIONS) {
+                Ok(()) => self.seized.push(id),
+                // The first thread may have ended before the others: it cannot be traced.
+                Err(_) if self.target.has_ended(tid) => {}
+                Err(error) => {
+                    self.let_go(0);
+                    return Err(Error::of_tracing(error));
+                }
+            }
+        }
+        Ok(self.seized.len() > before)
+    }
+
+    /// Stops the threads that were seized, from one on.
+    fn stop(&mut self, first: usize, since: Instant, limit: Duration) -> Result<(), Error> {
+        let deadline = since + limit;
+        self.seized[first..].iter().for_each(|&id| ptrace::interrupt(id));
+        for index in first..self.seized.len() {
+            if let Err(error) = self.stop_one(self.seized[index], since, deadline) {
+                self.let_go(index);
+                return Err(match error.kind() {
+                    io::ErrorKind::TimedOut => Error::PauseTooLong {
+                        threads: self.seized.len(),
+                        takes: since.elapsed(),
+                        limit,
+                    },
+                    _ => match refused(error) {
+                        Err(error) => error,
+                        Ok(()) => Error::Gone,
+                    },
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_one(&mut self, id: Tid, since: Instant, deadline: Instant) -> io::Result<()> {
+        loop {
+            if !stopped_by(id, deadline)? {
+                return Ok(());
+            }
+            match Tracee::of(id, self.target.code, since) {
+                Ok(Some(thread)) => {
+                    self.stopped.push(thread);
+                    return Ok(());
+                }
+                Ok(None) if Instant::now() < deadline => {
+                    ptrace::resume(id, 0);
+                    ptrace::interrupt(id);
+                }
+                Ok(None) => {
+                    ptrace::detach(id, 0);
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                // It was killed.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+                Err(error) => {
+                    ptrace::detach(id, 0);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Detaches from all threads: those that were not yet taken for stopped, from one on, once they stop.
+    fn let_go(&mut self, from: usize) {
+        self.stopped.clear();
+        let until = Instant::now() + STOP_LIMIT;
+        for &id in &self.seized[from..] {
+            ptrace::interrupt(id);
+            // One that does not stop now is detached when this thread ends.
+            if let Ok(true) = stopped_by(id, until) {
+                ptrace::detach(id, 0);
+            }
+        }
+    }
+}
+
+/// Waits until a thread that was interrupted is stopped. False where it is gone.
+fn stopped_by(id: Tid, deadline: Instant) -> io::Result<bool> {
+    let begin = Instant::now();
+    loop {
+        match wait::take(id)? {
+            Some(Change::Ended(_)) => return Ok(false),
+            // It was about to receive a signal: that is delivered first.
+            Some(Change::Signal(signal)) => ptrace::resume(id, signal),
+            Some(_) => return Ok(true),
+            None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
+            None if begin.elapsed() < POLL => std::thread::yield_now(),
+            None => std::thread::sleep(POLL / 4),
+        }
+    }
+}
+
+/// The meaning of an error of a thread that was stopped; none where the thread was killed.
+fn refused(error: io::Error) -> Result<(), Error> {
+    match error.kind() {
+        _ if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        io::ErrorKind::Unsupported => {
+            Err(Error::Unsupported("the program is one of 32 bits, or not of x86-64"))
+        }
+        _ => Err(Error::system("cannot read its registers")(error)),
+    }
+}
+
+fn number(tid: u32) -> Option<Tid> {
+    Tid::try_from(tid).ok()
+}
+
+/// When the process that has a number now was started.
+fn start_of(root: &ProcRoot, pid: u32) -> Result<u64, Error> {
+    let text = root.read(Pid(pid), "stat").map_err(|_| Error::Gone)?;
+    let stat = stat::parse(&text).map_err(|_| Error::Gone)?;
+    if stat.has_ended() && stat.threads < 2 { Err(Error::Gone) } else { Ok(stat.start_ticks) }
+}
+
+pub(crate) fn page_size() -> u64 {
+    system::page_size()
+}

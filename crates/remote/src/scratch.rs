@@ -1,0 +1,222 @@
+//! A mapping of ours in a target, for stacks of functions and for saved contexts.
+//!
+//! Its address is chosen, and written down by a [`Keeper`] outside of the target, before it is mapped: whoever finds the note unmaps it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pagewise_model::AddrRange;
+use pagewise_model::mapping::Sharing;
+
+use crate::code::free_range;
+use crate::process::page_size;
+use crate::thread::Tracee;
+use crate::{Error, Target};
+
+/// How long a keeper waits for threads that still use a mapping of ours.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// The longest pause for an undo.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Notes what has to be undone in a target if this process ends before it does so itself.
+pub trait Keeper {
+    /// Called before the target is changed.
+    fn note(&mut self, undo: &Undo);
+    /// Called once the change is undone.
+    fn strike(&mut self, undo: &Undo);
+}
+
+/// No keeper: what a killed process leaves in a target stays there.
+impl Keeper for () {
+    fn note(&mut self, _: &Undo) {}
+    fn strike(&mut self, _: &Undo) {}
+}
+
+/// A mapping that is to be unmapped: `PID START-TICKS FIRST-LAST`, as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undo {
+    /// The process.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
+    /// The mapping.
+    pub range: AddrRange,
+}
+
+impl fmt::Display for Undo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.pid, self.start_ticks, self.range)
+    }
+}
+
+impl FromStr for Undo {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Undo, ()> {
+        let mut words = text.split(' ');
+        let mut word = || words.next().ok_or(());
+        let pid = word()?.parse().map_err(drop)?;
+        let start_ticks = word()?.parse().map_err(drop)?;
+        let (start, end) = word()?.split_once('-').ok_or(())?;
+        let address = |digits| u64::from_str_radix(digits, 16).map_err(drop);
+        Ok(Undo {
+            pid,
+            start_ticks,
+            range: AddrRange { start: address(start)?, end: address(end)? },
+        })
+    }
+}
+
+impl Undo {
+    /// Unmaps the mapping once no thread uses it any more. False where there is nothing to do: it was never mapped, or the process
+    /// has ended or become another program.
+    ///
+    /// # Errors
+    /// As [`Target::stop_all`]; [`Error::NotStopped`] where a thread still uses it after a minute and a half.
+    pub fn carry_out(&self) -> Result<bool, Error> {
+        let target = match Target::open(self.pid, Some(self.start_ticks)) {
+            Err(Error::Gone) => return Ok(false),
+            target => target?,
+        };
+        let begin = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        while self.is_mapped(&target)? {
+            let stopped = target.stop_all(PAUSE)?;
+            let uses = |thread: &Tracee| {
+                let place = thread.place();
+                self.range.contains(place.stack) || self.range.contains(place.instruction)
+            };
+            if !stopped.iter().any(uses) && self.unmap_by(&target, stopped)? {
+                return Ok(true);
+            }
+            if begin.elapsed() > PATIENCE {
+                return Err(Error::NotStopped(PATIENCE));
+            }
+            sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+        Ok(false)
+    }
+
+    /// Unmaps it by one of the threads that are stopped; false where none can make calls now.
+    fn unmap_by(&self, target: &Target, mut stopped: Vec<Tracee>) -> Result<bool, Error> {
+        for thread in &mut stopped {
+            match target.prepare(thread) {
+                Ok(()) => {
+                    let range = self.range.start..self.range.end;
+                    thread.unmap(range).map_err(Error::system("cannot unmap what was left"))?;
+                    return Ok(true);
+                }
+                Err(Error::NoStack(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a mapping of exactly this range is there, private and of no file.
+    fn is_mapped(&self, target: &Target) -> Result<bool, Error> {
+        let mappings = target.mappings()?;
+        let found = mappings.iter().find(|mapping| mapping.range == self.range);
+        Ok(found.is_some_and(|it| it.inode == 0 && it.sharing == Sharing::Private))
+    }
+}
+
+/// A mapping of ours in a target. It is unmapped by [`Scratch::unmap`] only.
+#[derive(Debug)]
+pub struct Scratch {
+    undo: Undo,
+}
+
+impl Scratch {
+    /// Maps at least `length` bytes, writable, by a stopped thread that is ready to make calls.
+    ///
+    /// # Errors
+    /// [`Error::System`] where the kernel refuses, [`Error::Gone`].
+    pub fn map(
+        target: &Target,
+        thread: &mut Tracee,
+        length: u64,
+        keeper: &mut dyn Keeper,
+    ) -> Result<Scratch, Error> {
+        Scratch::map_with(target, thread, length, false, keeper)
+    }
+
+    /// The same, executable: it is filled through [`Target::memory`].
+    ///
+    /// # Errors
+    /// As [`Scratch::map`].
+    pub fn map_code(
+        target: &Target,
+        thread: &mut Tracee,
+        length: u64,
+        keeper: &mut dyn Keeper,
+    ) -> Result<Scratch, Error> {
+        Scratch::map_with(target, thread, length, true, keeper)
+    }
+
+    fn map_with(
+        target: &Target,
+        thread: &mut Tracee,
+        length: u64,
+        execute: bool,
+        keeper: &mut dyn Keeper,
+    ) -> Result<Scratch, Error> {
+        let page = page_size();
+        let length = length.next_multiple_of(page);
+        let range = free_range(&target.mappings()?, length, page);
+        let range = range.ok_or(Error::Unsupported("its address space is full"))?;
+        let undo = Undo { pid: target.pid(), start_ticks: target.start_ticks(), range };
+        keeper.note(&undo);
+        if let Err(error) = thread.map_at(range.start..range.end, execute) {
+            keeper.strike(&undo);
+            return Err(Error::system("it cannot map memory")(error));
+        }
+        let scratch = Scratch { undo };
+        // A child that another thread forks meanwhile has no use for it.
+        match thread.keep_from_children(range.start..range.end) {
+            Ok(()) => Ok(scratch),
+            Err(error) => {
+                scratch.unmap(thread, keeper)?;
+                Err(Error::system("it cannot map memory")(error))
+            }
+        }
+    }
+
+    /// Its addresses.
+    pub fn range(&self) -> AddrRange {
+        self.undo.range
+    }
+
+    /// Unmaps it.
+    ///
+    /// # Errors
+    /// [`Error::System`] where the kernel refuses; where the process is gone, so is the mapping.
+    pub fn unmap(self, thread: &mut Tracee, keeper: &mut dyn Keeper) -> Result<(), Error> {
+        let range = self.undo.range;
+        match thread.unmap(range.start..range.end).map_err(Error::system("cannot unmap memory")) {
+            Ok(()) | Err(Error::Gone) => {
+                keeper.strike(&self.undo);
+                Ok(())
+            }
+            refused => refused,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_as_it_was_written() {
+        let range = AddrRange { start: 0x7f00_0000_0000, end: 0x7f00_0000_2000 };
+        let undo = Undo { pid: 7, start_ticks: 99, range };
+        assert_eq!(undo.to_string().parse(), Ok(undo));
+        for text in ["", "7", "7 99", "7 99 5", "7 99 x-y", "a 99 1-2"] {
+            assert_eq!(text.parse::<Undo>(), Err(()), "{text}");
+        }
+    }
+}

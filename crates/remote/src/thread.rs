@@ -1,0 +1,512 @@
+//! A stopped thread of another process, and remote calls by it.
+//!
+//! The thread is seized (`PTRACE_SEIZE`) and stopped. Before its registers are changed, its own registers, signal mask and vector
+//! registers are written to its memory as the frame of a signal handler ([`Tracee::save_at`]). A remote call is then one change of
+//! registers (`PTRACE_SETREGS`): the thread executes `syscall; ret` of its C library, with a stack pointer under which the address
+//! of the library's `rt_sigreturn` lies. So the thread finds back to its own registers by itself, whenever its tracer dies:
+//!
+//! ```text
+//!  state of the thread                    if the tracer dies in it
+//!  own registers, own mask                nothing has happened
+//!  registers of the call, own mask        makes the call, rt_sigreturn restores registers and mask
+//!  registers of the call, all blocked     the same
+//!  after the call, own mask               rt_sigreturn restores registers and mask
+//!  own registers, own mask                nothing more happens
+//! ```
+//!
+//! A tracer that lives restores registers itself, and so exactly: an interrupted call with a time to wait goes on with what was left
+//! of that time. Without a tracer such a call begins anew.
+
+use std::io;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use pagewise_sys::madvise::Advice;
+use pagewise_sys::ptrace::{self, Tid};
+use pagewise_sys::trace::wait::{self, Change};
+
+use crate::arch::{self, Registers, layout};
+use crate::code::Code;
+use crate::memory::TargetMemory;
+
+/// How long a system call of ours may take until its thread is left to itself.
+const CALL_LIMIT: Duration = Duration::from_secs(2);
+/// How long a stopped thread may take from one stop to the next.
+const STOP_LIMIT: Duration = Duration::from_millis(500);
+/// Waiting threads are polled without a sleep for this time: most stop within microseconds.
+const POLL: Duration = Duration::from_micros(200);
+/// The longest time that a function may run.
+const FUNCTION_LIMIT: Duration = Duration::from_secs(60);
+
+/// Where a stopped thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The instruction that comes next.
+    pub instruction: u64,
+    /// The stack pointer.
+    pub stack: u64,
+    /// ax, bx, cx, dx, si, di, bp, sp, ip and r8 to r15: the order in which samples carry registers.
+    pub registers: [u64; 17],
+    /// The thread's own data (`fs`).
+    pub thread_data: u64,
+    /// The system call that the thread is in, and its first argument.
+    pub call: Option<(u64, u64)>,
+    /// The value that a function returned, see [`Function::code`].
+    pub(crate) returned: u64,
+}
+
+/// A function for a thread to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Its address.
+    pub address: u64,
+    /// The address of [`Function::code`].
+    pub code: u64,
+    /// The end of the stack that it may use.
+    pub stack: u64,
+}
+
+impl Function {
+    /// Code that calls the function and then `getpid`, by which the tracer notices the function's end. Without a tracer the thread
+    /// goes on to `rt_sigreturn` with the context saved at `context`: `call *%rax; mov %rax, %rdi; mov $39, %eax; syscall; movabs
+    /// $context, %rsp; mov $15, %eax; syscall`.
+    pub fn code(context: u64) -> Vec<u8> {
+        let call = [0xff, 0xd0, 0x48, 0x89, 0xc7, 0xb8, 39, 0, 0, 0, 0x0f, 0x05];
+        let restore = [0xb8, 15, 0, 0, 0, 0x0f, 0x05, 0xf4];
+        [&call[..], &[0x48, 0xbc], &context.to_le_bytes(), &restore].concat()
+    }
+
+    /// The offset behind the first system call of the code.
+    const END: u64 = 12;
+}
+
+/// How far a thread is from its own registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It has its own registers.
+    Own,
+    /// It has registers of ours and has not run with them.
+    Prepared,
+    /// It has run with registers of ours.
+    Ran,
+    /// It runs and was not seen to stop: it restores itself, and is detached when the tracing thread ends.
+    Left,
+}
+
+/// A stopped thread of another process. It runs on when the value is dropped.
+///
+/// It belongs to the thread that stopped it: ptrace answers no other. When that thread ends, the kernel detaches what is left.
+#[derive(Debug)]
+pub struct Tracee {
+    tid: Tid,
+    registers: Registers,
+    blocked: u64,
+    code: Code,
+    since: Instant,
+    phase: Phase,
+    /// The stack pointer of remote calls: the lowest address of the chain of saved contexts.
+    chain: Option<u64>,
+    /// The same on the thread's own stack, once a context was saved there.
+    own_chain: Option<u64>,
+    is_masked: bool,
+    /// The thread's vector registers, once they were read.
+    vectors: Option<Vec<u8>>,
+    /// Whether a function may have changed them.
+    vectors_changed: bool,
+    _on_this_thread: PhantomData<*const ()>,
+}
+
+impl Tracee {
+    /// A thread that is stopped already, since then. `None` where it is inside a restartable sequence and may not be moved.
+    ///
+    /// # Errors
+    /// `ESRCH` where the thread was killed, `Unsupported` where it runs 32-bit code.
+    pub(crate) fn of(tid: Tid, code: Code, since: Instant) -> io::Result<Option<Tracee>> {
+        let registers = Registers::of(tid)?;
+        if !registers.may_move(tid)? {
+            return Ok(None);
+        }
+        Ok(Some(Tracee {
+            tid,
+            registers,
+            blocked: arch::signal_mask(tid)?,
+            code,
+            since,
+            phase: Phase::Own,
+            chain: None,
+            own_chain: None,
+            is_masked: false,
+            vectors: None,
+            vectors_changed: false,
+            _on_this_thread: PhantomData,
+        }))
+    }
+
+    /// The thread's id.
+    pub fn thread(&self) -> u32 {
+        self.tid.unsigned_abs()
+    }
+
+    /// Where it was stopped.
+    pub fn place(&self) -> Place {
+        self.registers.place()
+    }
+
+    /// Bytes that [`Tracee::save_at`] writes at most, below and above the address.
+    ///
+    /// # Errors
+    /// `ESRCH` where the thread was killed.
+    pub(crate) fn size_of_context(&mut self) -> io::Result<u64> {
+        Ok(layout::HEAD + self.vectors()?.len() as u64 + layout::ALIGNMENT)
+    }
+
+    fn vectors(&mut self) -> io::Result<&[u8]> {
+        if self.vectors.is_none() {
+            self.vectors = Some(arch::extended_state(self.tid)?);
+        }
+        Ok(self.vectors.as_deref().unwrap_or_default())
+    }
+
+    /// Writes the thread's saved context to its process's memory at `at`, a multiple of 64, which must be writable from 64 bytes below on.
+    /// Remote calls return by it from now on.
+    ///
+    /// # Errors
+    /// `ESRCH` where the thread was killed, others where the memory cannot be written.
+    pub fn save_at(&mut self, memory: &TargetMemory, at: u64) -> io::Result<()> {
+        self.write_context(memory, at)?;
+        self.chain = Some(at - 8);
+        Ok(())
+    }
+
+    /// The same on the thread's own stack.
+    pub(crate) fn save_on_stack(&mut self, memory: &TargetMemory, at: u64) -> io::Result<()> {
+        self.save_at(memory, at)?;
+        self.own_chain = self.chain;
+        Ok(())
+    }
+
+    /// Remote calls return by the context on the thread's own stack from now on, as they have to when memory is unmapped in which
+    /// another one lies. False where there is none, or where the thread was left to itself.
+    pub fn use_own_stack(&mut self) -> bool {
+        self.chain = self.own_chain;
+        self.chain.is_some() && self.phase != Phase::Left
+    }
+
+    /// The context itself, and the return address that leads to it.
+    fn write_context(&mut self, memory: &TargetMemory, at: u64) -> io::Result<()> {
+        let vectors = arch::vector_image(self.vectors()?.to_vec())?;
+        let mut bytes = self.code.restore.to_le_bytes().to_vec();
+        let before = self.registers.needs_code().map_or_else(Vec::new, |end| {
+            memory.read_up_to(end.saturating_sub(arch::CODE_BEFORE as u64), arch::CODE_BEFORE)
+        });
+        bytes.extend(self.registers.context(self.blocked, at + layout::VECTORS, &before));
+        bytes.resize(8 + usize::try_from(layout::VECTORS).unwrap_or(0), 0);
+        bytes.extend(vectors);
+        memory.write(at - 8, &bytes)
+    }
+
+    /// Writes a saved context at `at` as [`Tracee::save_at`] does, and below it, from `at` - 512 on, a second one by which the thread makes
+    /// a system call before it restores its own registers.
+    ///
+    /// # Errors
+    /// As [`Tracee::save_at`].
+    pub(crate) fn save_with_call(
+        &mut self,
+        memory: &TargetMemory,
+        at: u64,
+        number: libc::c_long,
+        arguments: [u64; 6],
+    ) -> io::Result<()> {
+        self.write_context(memory, at)?;
+        let call = self.registers.for_call(self.code.syscall, number, arguments, at - 8);
+        let first = at - CHAINED;
+        let mut bytes = self.code.restore.to_le_bytes().to_vec();
+        bytes.extend(call.context(u64::MAX, at + layout::VECTORS, &[]));
+        memory.write(first - 8, &bytes)?;
+        self.chain = Some(first - 8);
+        Ok(())
+    }
+
+    /// Has the thread make one system call if its tracer dies, and return to its own registers then.
+    ///
+    /// # Errors
+    /// `ESRCH` where the thread was killed; `InvalidInput` where no context was saved.
+    pub(crate) fn prepare_call(
+        &mut self,
+        number: libc::c_long,
+        arguments: [u64; 6],
+    ) -> io::Result<()> {
+        let chain = self.chain.filter(|_| self.phase != Phase::Left);
+        let chain = chain.ok_or(io::ErrorKind::InvalidInput)?;
+        self.registers.for_call(self.code.syscall, number, arguments, chain).write(self.tid)?;
+        if self.phase == Phase::Own {
+            self.phase = Phase::Prepared;
+        }
+        self.mask()
+    }
+
+    /// Blocks all signals, once the thread can restore its mask by itself.
+    fn mask(&mut self) -> io::Result<()> {
+        if !self.is_masked {
+            arch::set_signal_mask(self.tid, u64::MAX)?;
+            self.is_masked = true;
+        }
+        Ok(())
+    }
+
+    /// Makes one system call.
+    ///
+    /// # Errors
+    /// The call's; `ESRCH` where the thread was killed; `InvalidInput` where no context was saved; `TimedOut` where the call
+    /// takes longer than two seconds: the thread is then left to end the call by itself.
+    pub fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
+        self.prepare_call(number, arguments)?;
+        self.phase = Phase::Ran;
+        let deadline = Instant::now() + CALL_LIMIT;
+        for _ in 0..2 {
+            if let Err(error) = self.run_to_syscall_stop(deadline) {
+                if error.kind() == io::ErrorKind::TimedOut {
+                    self.leave();
+                }
+                return Err(error);
+            }
+        }
+        Registers::of(self.tid)?.result()
+    }
+
+    /// `madvise`.
+    ///
+    /// # Errors
+    /// As `madvise` and [`Tracee::call`].
+    pub fn advise(&mut self, range: Range<u64>, advice: Advice) -> io::Result<()> {
+        let length = range.end.saturating_sub(range.start);
+        let arguments = [range.start, length, advice as u64, 0, 0, 0];
+        self.call(libc::SYS_madvise, arguments).map(drop)
+    }
+
+    /// `PR_SET_THP_DISABLE`: no huge pages from now on.
+    ///
+    /// # Errors
+    /// As `prctl` and [`Tracee::call`].
+    pub fn disable_huge_pages(&mut self) -> io::Result<()> {
+        let option = u64::try_from(libc::PR_SET_THP_DISABLE).expect("option numbers are positive");
+        self.call(libc::SYS_prctl, [option, 1, 0, 0, 0, 0]).map(drop)
+    }
+
+    /// Maps memory at an address where nothing is: private, anonymous, readable, and writable or executable.
+    ///
+    /// # Errors
+    /// As `mmap`, so `EEXIST` where something is there, and [`Tracee::call`].
+    pub fn map_at(&mut self, range: Range<u64>, execute: bool) -> io::Result<()> {
+        let more = if execute { libc::PROT_EXEC } else { libc::PROT_WRITE };
+        let protection = (libc::PROT_READ | more).cast_unsigned().into();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let length = range.end.saturating_sub(range.start);
+        let arguments =
+            [range.start, length, protection, flags.cast_unsigned().into(), u64::MAX, 0];
+        let at = self.call(libc::SYS_mmap, arguments)?;
+        if at == range.start {
+            return Ok(());
+        }
+        // Kernels before 4.17 take the address for a hint.
+        self.unmap(at..at + length)?;
+        Err(io::Error::from_raw_os_error(libc::EEXIST))
+    }
+
+    /// `MADV_DONTFORK`: a child that is forked does not get the mapping.
+    ///
+    /// # Errors
+    /// As `madvise` and [`Tracee::call`].
+    pub(crate) fn keep_from_children(&mut self, range: Range<u64>) -> io::Result<()> {
+        let advice = u64::from(libc::MADV_DONTFORK.unsigned_abs());
+        let length = range.end.saturating_sub(range.start);
+        self.call(libc::SYS_madvise, [range.start, length, advice, 0, 0, 0]).map(drop)
+    }
+
+    /// Unmaps memory.
+    ///
+    /// # Errors
+    /// As `munmap` and [`Tracee::call`].
+    pub fn unmap(&mut self, range: Range<u64>) -> io::Result<()> {
+        let length = range.end.saturating_sub(range.start);
+        self.call(libc::SYS_munmap, [range.start, length, 0, 0, 0, 0]).map(drop)
+    }
+
+    /// Has the thread run a function; the value that it returns. [`Function::code`] must be at `function.code`, with this thread's context
+    /// saved where the code expects it. All registers are then as they were. Other threads run on meanwhile, and so does
+    /// `idle`, again and again.
+    ///
+    /// The function must be one that may be called where the thread was stopped: it takes no lock that the thread holds.
+    ///
+    /// # Errors
+    /// `ESRCH` where the thread was killed, `Interrupted` where the function faulted; `TimedOut` where it does not return within
+    /// a minute: the thread is then left to finish it, and returns to its own registers by itself.
+    pub fn run(
+        &mut self,
+        function: &Function,
+        arguments: [u64; 3],
+        idle: &mut dyn FnMut(),
+    ) -> io::Result<u64> {
+        if self.chain.is_none() || self.phase == Phase::Left {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.vectors()?;
+        self.registers.for_function(function, arguments).write(self.tid)?;
+        self.vectors_changed = true;
+        self.phase = Phase::Ran;
+        self.mask()?;
+        let end = function.code + Function::END;
+        let deadline = Instant::now() + FUNCTION_LIMIT;
+        let (mut signal, mut ends) = (0, 0);
+        loop {
+            ptrace::resume_to_syscall(self.tid, signal);
+            let change = match wait_for(self.tid, deadline, idle) {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    self.leave();
+                    return Err(error);
+                }
+                change => change?,
+            };
+            signal = match change {
+                Change::Syscall => {
+                    ends += u8::from(Registers::of(self.tid)?.place().instruction == end);
+                    0
+                }
+                // A fault of the function: signals that others send are blocked.
+                Change::Signal(libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE) => {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                Change::Signal(signal) => signal,
+                _ => 0,
+            };
+            if ends == 2 {
+                return Ok(Registers::of(self.tid)?.place().returned);
+            }
+        }
+    }
+
+    fn run_to_syscall_stop(&self, deadline: Instant) -> io::Result<()> {
+        let mut signal = 0;
+        loop {
+            ptrace::resume_to_syscall(self.tid, signal);
+            signal = match next(self.tid, deadline)? {
+                Change::Syscall => return Ok(()),
+                // A stop signal, which cannot be blocked: the process stops as a whole when we are done.
+                Change::Signal(signal) => signal,
+                _ => 0,
+            };
+        }
+    }
+
+    /// Lets a thread that does not stop in time end by itself what it was made to do.
+    fn leave(&mut self) {
+        self.phase = Phase::Left;
+        ptrace::interrupt(self.tid);
+        loop {
+            match next(self.tid, Instant::now() + STOP_LIMIT) {
+                Ok(Change::Signal(signal)) => ptrace::resume(self.tid, signal),
+                // It is stopped somewhere on its way, and goes on from there.
+                Ok(_) => return ptrace::detach(self.tid, 0),
+                // It stops later, and is detached when this thread ends.
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Lets the thread run on with its own registers and mask. Returns the time that it was stopped for.
+    pub fn release(mut self) -> Duration {
+        self.restore();
+        self.since.elapsed()
+    }
+
+    /// Lets the thread run on with the registers that it has: it restores its own by itself.
+    pub(crate) fn abandon(mut self) {
+        self.phase = Phase::Left;
+        ptrace::detach(self.tid, 0);
+    }
+
+    fn restore(&mut self) {
+        let phase = std::mem::replace(&mut self.phase, Phase::Left);
+        match phase {
+            Phase::Left => return,
+            Phase::Own => {}
+            Phase::Prepared => self.restore_registers(),
+            Phase::Ran => {
+                if let Err(error) = self.back_to_a_plain_stop() {
+                    if error.kind() != io::ErrorKind::TimedOut {
+                        ptrace::detach(self.tid, 0);
+                    }
+                    // It runs, and restores itself.
+                    return;
+                }
+                self.restore_registers();
+            }
+        }
+        ptrace::detach(self.tid, 0);
+    }
+
+    /// Restores the signal mask first: with registers of ours the thread can find back at any point, without them it cannot.
+    fn restore_registers(&mut self) {
+        // These fail only where the thread was killed.
+        if let Some(vectors) = self.vectors.take().filter(|_| self.vectors_changed) {
+            let _ = arch::set_extended_state(self.tid, &vectors);
+        }
+        if self.is_masked {
+            let _ = arch::set_signal_mask(self.tid, self.blocked);
+        }
+        let _ = self.registers.write(self.tid);
+    }
+
+    /// From the end of a system call into the kind of stop that the thread was in at first: from there the kernel
+    /// restarts the call that the first stop had interrupted.
+    fn back_to_a_plain_stop(&self) -> io::Result<()> {
+        ptrace::interrupt(self.tid);
+        let mut signal = 0;
+        loop {
+            ptrace::resume(self.tid, signal);
+            signal = match next(self.tid, Instant::now() + STOP_LIMIT)? {
+                Change::Signal(signal) => signal,
+                _ => return Ok(()),
+            };
+        }
+    }
+}
+
+/// Bytes between two saved contexts of a chain.
+pub(crate) const CHAINED: u64 = 448;
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        self.restore();
+    }
+}
+
+/// The next stop of a thread that runs a function, with something to do meanwhile.
+fn wait_for(tid: Tid, deadline: Instant, idle: &mut dyn FnMut()) -> io::Result<Change> {
+    loop {
+        match wait::take(tid)? {
+            Some(Change::Ended(_)) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            Some(change) => return Ok(change),
+            None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
+            None => {
+                idle();
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// The next stop of a thread.
+fn next(tid: Tid, deadline: Instant) -> io::Result<Change> {
+    let begin = Instant::now();
+    loop {
+        match wait::take(tid)? {
+            Some(Change::Ended(_)) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            Some(change) => return Ok(change),
+            None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
+            None if begin.elapsed() < POLL => std::thread::yield_now(),
+            None => std::thread::sleep(POLL / 4),
+        }
+    }
+}

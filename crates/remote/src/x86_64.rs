@@ -1,0 +1,304 @@
+//! Registers, system calls and saved contexts on x86-64.
+
+use std::io;
+
+use pagewise_sys::ptrace::{self, Tid};
+use pagewise_sys::{cpuid, remote};
+
+use crate::thread::{Function, Place};
+
+pub(crate) use pagewise_sys::ptrace::{
+    extended_state, set_extended_state, set_signal_mask, signal_mask,
+};
+
+/// The code segment of 64-bit programs.
+const USER_64: u64 = 0x33;
+/// The number of `restart_syscall`.
+const RESTART: u64 = 219;
+/// Bytes of the `syscall` instruction.
+const SYSCALL_LENGTH: u64 = 2;
+
+/// `syscall; ret`.
+pub(crate) const SYSCALL_AND_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
+/// `mov $15, %rax; syscall` and `mov $15, %eax; syscall`: `rt_sigreturn`, as C libraries have it behind signal handlers.
+pub(crate) const RESTORE: [&[u8]; 2] =
+    [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+
+/// Bytes below the stack pointer that a function may use without moving it (System V ABI, 3.2.2).
+pub(crate) const RED_ZONE: u64 = 128;
+
+/// The saved context in target memory, from its lowest address on:
+///
+/// ```text
+///   at - 8    address of the code that calls rt_sigreturn   <- stack pointer of remote calls
+///   at        struct ucontext: registers and signal mask
+///   at + 320  vector registers (XSAVE), a multiple of 64
+/// ```
+pub(crate) mod layout {
+    /// From the start of `struct ucontext` to the vector registers.
+    pub(crate) const VECTORS: u64 = 320;
+    /// Addresses of saved contexts are multiples of this.
+    pub(crate) const ALIGNMENT: u64 = 64;
+    /// Bytes of everything but the vector registers: the return address and its padding, the context.
+    pub(crate) const HEAD: u64 = ALIGNMENT + VECTORS;
+}
+
+/// Registers of a stopped thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registers(libc::user_regs_struct);
+
+impl Registers {
+    pub(crate) fn of(tid: Tid) -> io::Result<Registers> {
+        ptrace::registers(tid).map(Registers)
+    }
+
+    pub(crate) fn write(&self, tid: Tid) -> io::Result<()> {
+        ptrace::set_registers(tid, &self.0)
+    }
+
+    /// False where the thread is inside a restartable sequence: once it is elsewhere the kernel would not abort the sequence.
+    ///
+    /// # Errors
+    /// `Unsupported` where the thread runs 32-bit code.
+    pub(crate) fn may_move(&self, tid: Tid) -> io::Result<bool> {
+        if self.0.cs != USER_64 {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(!ptrace::rseq(tid).is_some_and(|rseq| self.is_inside(tid, rseq).unwrap_or(false)))
+    }
+
+    /// Whether the thread is between the first and the last instruction of the sequence that its `struct rseq` names.
+    fn is_inside(&self, tid: Tid, rseq: u64) -> Option<bool> {
+        /// Of `rseq_cs` in `struct rseq`.
+        const SEQUENCE: u64 = 8;
+        /// Of `start_ip` and `post_commit_offset` in `struct rseq_cs`.
+        const START: u64 = 8;
+        const LENGTH: u64 = 16;
+        let word = |address: u64| {
+            let words = remote::read_each::<8>(tid.unsigned_abs(), &[address]).ok()?;
+            words[0].map(u64::from_ne_bytes)
+        };
+        let sequence = word(rseq.checked_add(SEQUENCE)?)?;
+        if sequence == 0 {
+            return Some(false);
+        }
+        let start = word(sequence.checked_add(START)?)?;
+        let length = word(sequence.checked_add(LENGTH)?)?;
+        Some(self.0.rip.wrapping_sub(start) < length)
+    }
+
+    /// These registers, about to make a system call at `instruction`, and to return from it by what `stack` points to.
+    pub(crate) fn for_call(
+        &self,
+        instruction: u64,
+        number: libc::c_long,
+        arguments: [u64; 6],
+        stack: u64,
+    ) -> Registers {
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        Registers(libc::user_regs_struct {
+            rip: instruction,
+            rsp: stack,
+            rax: number.cast_unsigned(),
+            // In no system call: the kernel must not restart one with these registers.
+            orig_rax: u64::MAX,
+            rdi,
+            rsi,
+            rdx,
+            r10,
+            r8,
+            r9,
+            ..self.0
+        })
+    }
+
+    /// Where the thread is.
+    pub(crate) fn place(&self) -> Place {
+        let of = &self.0;
+        let registers = [
+            of.rax, of.rbx, of.rcx, of.rdx, of.rsi, of.rdi, of.rbp, of.rsp, of.rip, of.r8, of.r9,
+            of.r10, of.r11, of.r12, of.r13, of.r14, of.r15,
+        ];
+        let call = (of.orig_rax.cast_signed() >= 0).then_some((of.orig_rax, of.rdi));
+        Place {
+            instruction: of.rip,
+            stack: of.rsp,
+            registers,
+            thread_data: of.fs_base,
+            call,
+            returned: of.rdi,
+        }
+    }
+
+    /// These registers, about to call a function.
+    pub(crate) fn for_function(&self, function: &Function, arguments: [u64; 3]) -> Registers {
+        let [rdi, rsi, rdx] = arguments;
+        /// Direction flag and trap flag clear, as functions expect them.
+        const FLAGS: u64 = 0x202;
+        Registers(libc::user_regs_struct {
+            rip: function.code,
+            rax: function.address,
+            orig_rax: u64::MAX,
+            // The stack is aligned so where calls are made.
+            rsp: function.stack & !63,
+            rbp: 0,
+            eflags: FLAGS,
+            rdi,
+            rsi,
+            rdx,
+            ..self.0
+        })
+    }
+
+    /// `struct ucontext` of the kernel for these registers and a signal mask, with the vector registers at `vectors`.
+    ///
+    /// A system call that was interrupted begins anew with the arguments it had, as after a signal without handler. Only a time
+    /// to wait that was given as a duration begins anew, too. `before` is code, see [`Registers::needs_code`].
+    pub(crate) fn context(&self, blocked: u64, vectors: u64, before: &[u8]) -> Vec<u8> {
+        /// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS` of `<asm/ucontext.h>`.
+        const ALL_IS_THERE: u64 = 7;
+        /// Flags that are valid for no signal stack: the kernel ignores them, and the thread keeps its own.
+        const NO_STACK: u64 = 7;
+        let of = &self.0;
+        let (mut rax, mut rip) = (of.rax, of.rip);
+        // `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK`.
+        let restarts = matches!(of.rax.cast_signed(), -514..=-512 | -516);
+        if of.orig_rax.cast_signed() >= 0 && restarts {
+            match if self.needs_code().is_some() { restarted(before) } else { Some(of.orig_rax) } {
+                Some(number) => {
+                    rax = number;
+                    rip = rip.wrapping_sub(SYSCALL_LENGTH);
+                }
+                // As after a signal with a handler.
+                None => rax = i64::from(-libc::EINTR).cast_unsigned(),
+            }
+        } else if of.rax == RESTART {
+            rax = restarted(before).unwrap_or(rax);
+        }
+        let segments = of.cs & 0xffff | (of.ss & 0xffff) << 48;
+        let words = [
+            // Flags, the next context, and a stack for signals.
+            [ALL_IS_THERE, 0, 0, NO_STACK, 0].as_slice(),
+            &[of.r8, of.r9, of.r10, of.r11, of.r12, of.r13, of.r14, of.r15, of.rdi, of.rsi],
+            &[of.rbp, of.rbx, of.rdx, rax, of.rcx, of.rsp, rip, of.eflags, segments],
+            // The last fault: error, number, mask and address; then the vector registers, and eight reserved words.
+            &[0, 0, 0, 0, vectors],
+            &[0; 8],
+            &[blocked],
+        ];
+        words.into_iter().flatten().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// The end of [`CODE_BEFORE`] bytes of code that [`Registers::context`] needs. A thread that is in `restart_syscall`, or about to make
+    /// it, continues a call with a time to wait; a return from a signal's frame ends that. The call's number is in no register, but in
+    /// the code before it.
+    pub(crate) fn needs_code(&self) -> Option<u64> {
+        match self.0.rax {
+            RESTART => Some(self.0.rip.wrapping_add(SYSCALL_LENGTH)),
+            _ => (self.0.orig_rax == RESTART).then_some(self.0.rip),
+        }
+    }
+
+    /// The value that a system call returned.
+    pub(crate) fn result(&self) -> io::Result<u64> {
+        /// Minus the largest error number.
+        const FIRST: i64 = -4095;
+        match self.0.rax.cast_signed() {
+            error @ FIRST..=-1 => Err(io::Error::from_raw_os_error(
+                i32::try_from(-error).expect("error numbers are small"),
+            )),
+            _ => Ok(self.0.rax),
+        }
+    }
+}
+
+/// Bytes of code that [`Registers::context`] may need, up to the next instruction.
+pub(crate) const CODE_BEFORE: usize = 48;
+
+/// The number of an interrupted call, by the last `mov $NUMBER, %eax` before it: one of the calls that have a time to wait.
+fn restarted(before: &[u8]) -> Option<u64> {
+    const CALLS: [libc::c_long; 4] =
+        [libc::SYS_poll, libc::SYS_nanosleep, libc::SYS_futex, libc::SYS_clock_nanosleep];
+    const MOV: u8 = 0xb8;
+    let code = before.strip_suffix(&SYSCALL_AND_RETURN[..2])?;
+    code.windows(5).rev().find_map(|window| {
+        let number = u32::from_le_bytes(window[1..].try_into().ok()?);
+        let is_one = CALLS.contains(&number.into());
+        (window[0] == MOV && is_one).then_some(number.into())
+    })
+}
+
+/// Vector registers as PTRACE_GETREGSET gives them, made into what `rt_sigreturn` takes.
+///
+/// Only the components in use are kept: the others have their initial values after the restore as before, and the kernel refuses
+/// an image that is longer than the thread may have (the AMX component, for which a thread must ask).
+///
+/// # Errors
+/// `InvalidData` where the image is too short or this CPU does not tell where its components lie.
+pub(crate) fn vector_image(mut state: Vec<u8>) -> io::Result<Vec<u8>> {
+    /// `struct _fpx_sw_bytes` in the first part: two magic words, sizes, and the components saved.
+    const SOFTWARE: usize = 464;
+    const SOFTWARE_END: usize = 512;
+    /// The bit mask of components in use, and the end of the header that begins with it.
+    const IN_USE: usize = 512;
+    const HEADER_END: usize = 576;
+    /// x87 and SSE: they lie before the header.
+    const LEGACY: u64 = 3;
+    const MAGIC: [u32; 2] = [0x4650_5853, 0x4650_5845];
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let mask = state.get(IN_USE..IN_USE + 8).and_then(|bytes| bytes.try_into().ok());
+    let in_use = mask.map(u64::from_le_bytes).ok_or_else(invalid)?;
+    let mut length = HEADER_END;
+    for component in (2..63_u32).filter(|component| in_use >> component & 1 != 0) {
+        /// Size and offset of each component.
+        const LEAF: u32 = 0xd;
+        let [size, offset, ..] = cpuid::leaf(LEAF, component).ok_or_else(invalid)?;
+        length = length.max(offset as usize + size as usize);
+    }
+    if length > state.len() {
+        return Err(invalid());
+    }
+    state.truncate(length);
+    let length = u32::try_from(length).map_err(|_| invalid())?;
+    let [first, second] = MAGIC.map(u32::to_le_bytes);
+    let told = [
+        &first[..],
+        &(length + 4).to_le_bytes(),
+        &(in_use | LEGACY).to_le_bytes(),
+        &length.to_le_bytes(),
+    ]
+    .concat();
+    let software = state.get_mut(SOFTWARE..SOFTWARE_END).ok_or_else(invalid)?;
+    software.fill(0);
+    software[..told.len()].copy_from_slice(&told);
+    state.extend(second);
+    Ok(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_restarted_call_is_read_from_its_code() {
+        // mov $230, %eax; mov %r8, %r10; syscall
+        let sleep = [0x90, 0xb8, 0xe6, 0, 0, 0, 0x4d, 0x89, 0xc2, 0x0f, 0x05];
+        assert_eq!(restarted(&sleep), Some(230));
+        let read = [0x90, 0xb8, 0, 0, 0, 0, 0x0f, 0x05];
+        assert_eq!(restarted(&read), None, "read has no time to wait");
+        assert_eq!(restarted(&sleep[..9]), None);
+        assert_eq!(restarted(&[]), None);
+    }
+
+    #[test]
+    fn a_vector_image_of_a_bad_length_is_an_error() {
+        assert!(vector_image(vec![0; 100]).is_err());
+        let mut all = vec![0; 600];
+        all[512..520].fill(0xff);
+        assert!(vector_image(all).is_err(), "components that do not fit");
+        let image = vector_image(vec![0; 600]).unwrap();
+        assert_eq!(image.len(), 580);
+        assert_eq!(image[464..468], 0x4650_5853_u32.to_le_bytes());
+        assert_eq!(image[576..], 0x4650_5845_u32.to_le_bytes());
+    }
+}

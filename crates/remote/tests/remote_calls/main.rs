@@ -1,0 +1,255 @@
+//! Threads that make remote calls go on undisturbed.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+#![cfg(target_arch = "x86_64")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::ops::Range;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use pagewise_remote::{Alone, Error, Scratch, Target, Tracee};
+use pagewise_sys::madvise::Advice;
+
+const SIZE: u64 = 4 << 20;
+
+/// `loops.c`, running.
+struct Loops {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    memory: Range<u64>,
+    threads: Vec<u32>,
+}
+
+impl Loops {
+    fn start() -> Loops {
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("loops");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/remote_calls/loops.c");
+        // Each test builds its own, so that none runs what another is writing.
+        let program = program.with_extension(format!("{:?}", std::thread::current().id()));
+        let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", source, "-o"];
+        let built = Command::new("cc").args(flags).arg(&program).status().unwrap();
+        assert!(built.success(), "the tests need a C compiler called cc");
+        let mut command = Command::new(program);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let words: Vec<u64> = line.split(' ').skip(1).map(|w| w.trim().parse().unwrap()).collect();
+        let threads = words[1..].iter().map(|&tid| u32::try_from(tid).unwrap()).collect();
+        Loops { child, stdout, memory: words[0]..words[0] + SIZE, threads }
+    }
+
+    fn target(&self) -> Target {
+        Target::open(self.child.id(), None).unwrap()
+    }
+
+    /// The `VmFlags` of its memory.
+    fn flags(&self) -> String {
+        let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).unwrap();
+        let from = smaps.find(&format!("{:x}-", self.memory.start)).unwrap();
+        let line = smaps[from..].lines().find(|line| line.starts_with("VmFlags:")).unwrap();
+        format!("{line} ")
+    }
+
+    fn state(&self) -> char {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+    }
+
+    /// Ends it; it has checked that every loop went on.
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "a loop was disturbed: {rest}");
+    }
+}
+
+/// Stops a thread that can make calls; one on its way through the C library is tried again.
+fn ready(target: &Target, tid: u32) -> Tracee {
+    let mut thread = target.stop(tid).unwrap().expect("it lives");
+    target.prepare(&mut thread).unwrap();
+    thread
+}
+
+#[test]
+fn every_kind_of_thread_makes_remote_calls_again_and_again() {
+    let loops = Loops::start();
+    let target = loops.target();
+    let mut stops = Vec::new();
+    for round in 0..300 {
+        for &tid in &loops.threads {
+            let mut thread = ready(&target, tid);
+            let advice = if round % 2 == 0 { Advice::NoHugePage } else { Advice::HugePage };
+            thread.advise(loops.memory.clone(), advice).unwrap();
+            let error = thread.advise(1..2, advice).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(22), "an odd address is EINVAL");
+            stops.push(thread.release());
+        }
+        let expected = if round % 2 == 0 { " nh " } else { " hg " };
+        assert!(loops.flags().contains(expected), "{}", loops.flags());
+    }
+    stops.sort();
+    assert!(stops[stops.len() / 2] < Duration::from_millis(5), "{:?}", stops[stops.len() / 2]);
+    loops.end();
+}
+
+#[test]
+fn a_thread_that_made_no_call_goes_on_as_well() {
+    let loops = Loops::start();
+    let target = loops.target();
+    for _ in 0..100 {
+        for &tid in &loops.threads {
+            drop(target.stop(tid).unwrap().unwrap());
+        }
+        drop(target.stop_all(Duration::from_secs(5)).unwrap());
+    }
+    loops.end();
+}
+
+/// The tracing thread ends in the middle of what it does: the kernel detaches its tracees as it does when the process is killed.
+#[test]
+fn threads_restore_themselves_when_their_tracer_is_gone() {
+    let loops = Loops::start();
+    let target = loops.target();
+    for round in 0..200 {
+        for &tid in &loops.threads {
+            pagewise_remote::on_tracer_thread(|| {
+                let mut thread = ready(&target, tid);
+                if round % 2 == 0 {
+                    thread.advise(loops.memory.clone(), Advice::NoHugePage).unwrap();
+                }
+                // Registers of ours, all signals blocked.
+                std::mem::forget(thread);
+            });
+        }
+    }
+    loops.end();
+}
+
+#[test]
+fn calls_are_made_alone_and_threads_restore_themselves_from_there_too() {
+    let loops = Loops::start();
+    let target = loops.target();
+    let mut thread = target.any_thread().unwrap();
+    let threads = loops.threads.len() + 4;
+    let size = Alone::scratch_size(&mut thread, threads).unwrap();
+    let scratch = Scratch::map(&target, &mut thread, size, &mut ()).unwrap();
+    drop(thread);
+    for round in 0..200 {
+        let dies = round % 2 == 0;
+        pagewise_remote::on_tracer_thread(|| {
+            let stopped = target.stop_all(Duration::from_secs(5)).unwrap();
+            let mut alone = Alone::begin(&target, &scratch, stopped).unwrap().unwrap();
+            for _ in 0..round % 3 {
+                alone.advise(loops.memory.clone(), Advice::NoHugePage).unwrap();
+            }
+            if dies {
+                std::mem::forget(alone);
+            } else {
+                alone.end();
+            }
+        });
+        // The others have passed the gate before it is used again.
+        let uses = |thread: &Tracee| scratch.range().contains(thread.place().stack);
+        while target.stop_all(Duration::from_secs(5)).unwrap().iter().any(uses) {}
+    }
+    let undo = format!("{} {} {}", target.pid(), target.start_ticks(), scratch.range());
+    let undo: pagewise_remote::Undo = undo.parse().unwrap();
+    assert!(undo.carry_out().unwrap());
+    assert!(!undo.carry_out().unwrap(), "there is nothing to do twice");
+    let maps = fs::read_to_string(format!("/proc/{}/maps", loops.child.id())).unwrap();
+    assert!(!maps.contains(&scratch.range().to_string()));
+    loops.end();
+}
+
+#[test]
+fn a_pause_that_is_too_long_is_refused_before_it_begins() {
+    let loops = Loops::start();
+    let target = loops.target();
+    let error = target.stop_all(Duration::from_micros(30)).unwrap_err();
+    assert!(matches!(error, Error::PauseTooLong { .. }), "{error}");
+    loops.end();
+}
+
+#[test]
+fn a_stopped_process_stays_stopped() {
+    let loops = Loops::start();
+    let target = loops.target();
+    let signal = |name: &str| {
+        let pid = loops.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    };
+    let settles = |state: char| {
+        (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(2));
+            loops.state() == state
+        })
+    };
+    for dies in [false, true] {
+        signal("STOP");
+        assert!(settles('T'));
+        pagewise_remote::on_tracer_thread(|| {
+            let mut thread = ready(&target, loops.threads[0]);
+            thread.advise(loops.memory.clone(), Advice::NoHugePage).unwrap();
+            if dies {
+                std::mem::forget(thread);
+            }
+        });
+        assert!(loops.flags().contains(" nh "));
+        assert!(settles('T'));
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(loops.state(), 'T');
+        signal("CONT");
+        assert!(settles('S'));
+    }
+    loops.end();
+}
+
+#[test]
+fn a_thread_that_is_gone_or_traced_is_an_error() {
+    let loops = Loops::start();
+    let target = loops.target();
+    let first = ready(&target, loops.threads[0]);
+    assert!(matches!(target.stop(loops.threads[0]), Err(Error::NotPermitted)));
+    first.release();
+    let pid = loops.threads[0];
+    loops.end();
+    assert!(target.stop(pid).unwrap().is_none());
+    assert!(matches!(target.any_thread(), Err(Error::Gone)));
+    assert!(matches!(Target::open(pid, None), Err(Error::Gone)));
+}
+
+#[test]
+fn another_process_of_the_same_number_is_none_of_ours() {
+    let loops = Loops::start();
+    let start = loops.target().start_ticks();
+    assert!(matches!(Target::open(loops.child.id(), Some(start + 1)), Err(Error::Gone)));
+    loops.end();
+}
+
+#[test]
+fn a_thread_that_is_killed_meanwhile_is_an_error() {
+    let mut loops = Loops::start();
+    let target = loops.target();
+    let mut thread = ready(&target, loops.threads[0]);
+    loops.child.kill().unwrap();
+    let error = thread.advise(loops.memory.clone(), Advice::NoHugePage).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(3), "{error}");
+    drop(thread);
+    loops.child.wait().unwrap();
+}
+
+#[test]
+fn huge_pages_can_be_forbidden_to_a_whole_process() {
+    let loops = Loops::start();
+    let mut thread = ready(&loops.target(), loops.threads[0]);
+    thread.disable_huge_pages().unwrap();
+    thread.release();
+    let status = fs::read_to_string(format!("/proc/{}/status", loops.child.id())).unwrap();
+    assert!(status.contains("THP_enabled:\t0"), "{status}");
+    loops.end();
+}
