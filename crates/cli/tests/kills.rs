@@ -1,0 +1,348 @@
+//! pagewise is ended while it works on a process, at every step and at any time: the process goes on unharmed.
+//!
+//! `PAGEWISE_KILLS` says how many steps of each command are tried, or `all`; `PAGEWISE_ROUNDS` how many signals at any time;
+//! `PAGEWISE_COMMANDS` which commands, by a part of their name; `PAGEWISE_SEED` replays a choice.
+
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use fixture::unharmed::{Allowed, Before};
+use fixture::victim::{Calls, Ended, KILL, Random, Step, Victim, Whom, stop_at};
+use fixture::{disk, is_root, lacks};
+
+/// Of huge pages, and what the program maps beside.
+const MIB: u64 = 16;
+/// So many cases are printed of a test that fails.
+const SHOWN: usize = 25;
+
+/// What the program does before a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    AsItIs,
+    Sparse,
+    Dense,
+}
+
+/// A command that looks into a process or changes it.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    name: &'static str,
+    memory: Memory,
+    allowed: Allowed,
+    /// `PID` is the process, `FILE` a file to write.
+    arguments: &'static str,
+    needs_swap: bool,
+}
+
+const READS: Case = Case {
+    name: "",
+    memory: Memory::AsItIs,
+    allowed: Allowed { forbids_huge_pages: false, library: false },
+    arguments: "",
+    needs_swap: false,
+};
+const HOLDS: Case = Case {
+    memory: Memory::Sparse,
+    allowed: Allowed { forbids_huge_pages: true, library: false },
+    ..READS
+};
+
+const SPLIT: Case =
+    Case { name: "thp split", arguments: "thp PID --fix --hold --yes --method split", ..HOLDS };
+const DROP: Case =
+    Case { name: "thp drop", arguments: "thp PID --fix --hold --yes --method drop", ..HOLDS };
+const ATTACH: Case = Case {
+    name: "heap attach",
+    allowed: Allowed { forbids_huge_pages: false, library: true },
+    arguments: "heap attach PID --for 20ms -o FILE",
+    ..READS
+};
+const SYSCALLS: Case =
+    Case { name: "syscalls", arguments: "syscalls PID --for 20ms -o FILE", ..READS };
+const WATCH: Case =
+    Case { name: "watch", arguments: "watch PID failures 4 --rw --for 20ms -o FILE", ..READS };
+const POOLS: Case = Case { name: "pools", arguments: "pools PID", ..READS };
+
+/// Those that change their target, and those that stop it.
+const CASES: [Case; 11] = [
+    SPLIT,
+    DROP,
+    Case {
+        name: "thp swap",
+        arguments: "thp PID --fix --hold --yes --method swap",
+        needs_swap: true,
+        ..HOLDS
+    },
+    Case {
+        name: "thp collapse",
+        memory: Memory::Dense,
+        arguments: "thp PID --collapse --yes",
+        ..READS
+    },
+    Case {
+        name: "thp pageout",
+        arguments: "thp PID --pageout --idle 20ms --yes",
+        needs_swap: true,
+        ..READS
+    },
+    ATTACH,
+    SYSCALLS,
+    WATCH,
+    POOLS,
+    Case { name: "faults", arguments: "faults PID --for 20ms -o FILE", ..READS },
+    Case { name: "shootdowns", arguments: "shootdowns PID --for 20ms -o FILE", ..READS },
+];
+
+impl Case {
+    fn words(&self, pid: u32, file: &Path) -> Vec<String> {
+        let word = |word: &str| match word {
+            "PID" => pid.to_string(),
+            "FILE" => file.to_str().unwrap().to_owned(),
+            other => other.to_owned(),
+        };
+        self.arguments.split(' ').map(word).collect()
+    }
+
+    fn is_chosen(&self) -> bool {
+        let chosen = std::env::var("PAGEWISE_COMMANDS").unwrap_or_default();
+        if self.needs_swap
+            && fs::read_to_string("/proc/swaps").is_ok_and(|it| it.lines().count() < 2)
+        {
+            lacks(&format!("{} is not tried: the machine has no swap", self.name));
+            return false;
+        }
+        chosen.split(',').any(|part| self.name.contains(part))
+    }
+}
+
+/// A target, with how it was at first. One serves for many rounds, until it is harmed.
+struct Target {
+    victim: Victim,
+    before: Before,
+}
+
+impl Target {
+    fn start(random: &mut Random) -> Target {
+        let mut victim = Victim::start(1, MIB, random);
+        victim.ask().expect("the program is well before anything happens to it");
+        let before = Before::of(&victim);
+        Target { victim, before }
+    }
+
+    /// Why the memory cannot be as the command wants it.
+    fn prepare(&mut self, memory: Memory) -> Result<(), String> {
+        let huge = match memory {
+            Memory::AsItIs => return Ok(()),
+            Memory::Sparse => self.victim.map_sparse()?,
+            Memory::Dense => return self.victim.map_dense().map(drop),
+        };
+        if huge < MIB << 20 {
+            return Err(format!("the machine gives {huge} bytes of huge pages"));
+        }
+        Ok(())
+    }
+}
+
+/// What went wrong, and how often.
+#[derive(Default)]
+struct Harm {
+    tried: AtomicUsize,
+    cases: Mutex<Vec<String>>,
+}
+
+impl Harm {
+    fn note(&self, case: &Case, what: &str, harm: &[String]) {
+        let more = harm.len().saturating_sub(4);
+        let more = if more > 0 { format!("; {more} more") } else { String::new() };
+        let shown = harm.iter().take(4).cloned().collect::<Vec<_>>().join("; ");
+        let line = format!("{}: {what}: {shown}{more}", case.name);
+        eprintln!("HARM {line}");
+        self.cases.lock().unwrap().push(line);
+    }
+
+    fn check(self) {
+        let (tried, cases) = (self.tried.into_inner(), self.cases.into_inner().unwrap());
+        let mut all: Vec<&str> = cases.iter().map(String::as_str).collect();
+        all.sort_unstable();
+        let shown = &all[..all.len().min(SHOWN)];
+        assert!(all.is_empty(), "{} of {tried} harmed:\n{}", all.len(), shown.join("\n"));
+    }
+}
+
+/// Does all `work` with a few targets at once.
+fn each<T: Sync>(
+    work: &[T],
+    random: &mut Random,
+    act: impl Fn(&T, &mut Option<Target>, &mut Random, &Path) + Sync,
+) {
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).clamp(2, 16);
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            let (next, act) = (&next, &act);
+            let mut random = Random::new(random.next());
+            scope.spawn(move || {
+                let folder = tempfile::tempdir_in(disk()).unwrap();
+                let mut target = None;
+                while let Some(one) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    act(one, &mut target, &mut random, folder.path());
+                }
+            });
+        }
+    });
+}
+
+fn number_of_environment(name: &str, otherwise: usize) -> usize {
+    match std::env::var(name).as_deref() {
+        Ok("all") => usize::MAX,
+        Ok(number) => number.parse().unwrap(),
+        Err(_) => otherwise,
+    }
+}
+
+/// All steps of a command to its end: of each, which processes are killed. None where it cannot be tried at all.
+fn steps(case: &Case, random: &mut Random, calls: Calls, signals: &[i32]) -> Option<Vec<Step>> {
+    let mut target = Target::start(random);
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    if let Err(why) = target.prepare(case.memory) {
+        lacks(&format!("{} is not tried: {why}", case.name));
+        return None;
+    }
+    let words = case.words(target.victim.pid, &folder.path().join("file"));
+    let ended = stop_at(Step { calls, ..Step::NEVER }, &words);
+    let Ended { steps, status, processes, .. } = ended;
+    eprintln!("{}: {steps} steps of {processes} processes, status {status}", case.name);
+    let whom: &[Whom] = match processes {
+        1 => &[Whom::Caller],
+        _ => &[Whom::Caller, Whom::Others, Whom::All],
+    };
+    let mut all = Vec::new();
+    // Not every run has as many.
+    for number in 1..=steps + 2 {
+        all.extend(whom.iter().map(|&whom| {
+            let signal = *random.one_of(signals);
+            Step { calls, number, whom, signal }
+        }));
+    }
+    Some(all)
+}
+
+/// The first of a list in random order.
+fn some<T>(mut all: Vec<T>, count: usize, random: &mut Random) -> Vec<T> {
+    for index in (1..all.len()).rev() {
+        let other = usize::try_from(random.below(index as u64 + 1)).unwrap();
+        all.swap(index, other);
+    }
+    all.truncate(count);
+    all
+}
+
+/// Ends a command at one step; what is wrong with its target then.
+fn try_step(
+    case: &Case,
+    step: Step,
+    target: &mut Option<Target>,
+    random: &mut Random,
+    folder: &Path,
+    harm: &Harm,
+) {
+    let there = target.get_or_insert_with(|| Target::start(random));
+    if let Err(why) = there.prepare(case.memory) {
+        lacks(&format!("one step of {} was not tried: {why}", case.name));
+        *target = None;
+        return;
+    }
+    let file = folder.join("file");
+    let ended = stop_at(step, &case.words(there.victim.pid, &file));
+    let _ = fs::remove_file(&file);
+    harm.tried.fetch_add(1, Ordering::Relaxed);
+    let mut found = there.before.harm(&mut there.victim, case.allowed);
+    if ended.left > 0 {
+        found.push(format!("{} processes of pagewise do not end", ended.left));
+    }
+    if ended.at.is_none() && !matches!(ended.status >> 8, 0 | 1) || ended.status == 139 {
+        found.push(format!(
+            "pagewise itself ended with wait status {:#x}: {}",
+            ended.status, ended.said
+        ));
+    }
+    if !found.is_empty() {
+        let at = ended.at.unwrap_or_else(|| "its own end".to_owned());
+        let Step { number, whom, signal, calls } = step;
+        let what = format!("signal {signal} to {whom:?} at step {number} of {calls:?} calls, {at}");
+        harm.note(case, &what, &found);
+        *target = None;
+    }
+}
+
+/// Every step, or as many as wanted by chance: half of them at calls that change the target.
+fn kill_at_steps(cases: &[Case], otherwise: usize, calls: &[Calls], signals: &[i32]) {
+    if !is_root() {
+        return;
+    }
+    let mut random = Random::of_environment();
+    let wanted = number_of_environment("PAGEWISE_KILLS", otherwise);
+    let harm = Harm::default();
+    for case in cases.iter().filter(|case| case.is_chosen()) {
+        for &calls in calls {
+            let Some(all) = steps(case, &mut random, calls, signals) else { break };
+            let all = some(all, wanted / 2, &mut random);
+            let began = Instant::now();
+            each(&all, &mut random, |step, target, random, folder| {
+                try_step(case, *step, target, random, folder, &harm);
+            });
+            eprintln!("{}: {} at {calls:?} calls in {:.1?}", case.name, all.len(), began.elapsed());
+        }
+    }
+    harm.check();
+}
+
+#[test]
+fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
+    kill_at_steps(&[SPLIT, DROP, ATTACH], 120, &[Calls::Target, Calls::Outward], &[KILL]);
+}
+
+#[test]
+fn killed_at_any_step_of_any_command_it_leaves_no_process_harmed() {
+    kill_at_steps(&CASES, 20, &[Calls::Outward, Calls::All], &[KILL]);
+}
+
+#[test]
+fn interrupted_at_any_step_it_leaves_no_process_harmed() {
+    const SIGNALS: [i32; 3] = [1, 2, 15];
+    kill_at_steps(&[SPLIT, DROP, ATTACH, SYSCALLS], 20, &[Calls::Target, Calls::All], &SIGNALS);
+}
+
+#[test]
+fn a_command_that_runs_to_its_end_leaves_no_process_harmed() {
+    if !is_root() {
+        return;
+    }
+    let (mut random, harm) = (Random::of_environment(), Harm::default());
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let mut breakpoints = BTreeMap::new();
+    for case in CASES.iter().filter(|case| case.is_chosen()) {
+        let mut target = None;
+        for _ in 0..3 {
+            try_step(case, Step::NEVER, &mut target, &mut random, folder.path(), &harm);
+        }
+        let Some(target) = target else { continue };
+        let left = target.before.breakpoints();
+        if !left.is_empty() {
+            breakpoints.insert(case.name, left);
+        }
+        if let Err(why) = target.victim.end() {
+            harm.note(case, "at the end of the program", &[why]);
+        }
+    }
+    assert!(breakpoints.is_empty(), "{breakpoints:?}");
+    harm.check();
+}
