@@ -224,7 +224,7 @@ pub(crate) enum Command {
     /// Have huge pages and wait: `thp --fix` tries on it what works on this kernel
     #[command(hide = true)]
     HugePageSubject,
-    /// Undo what process PID has begun in others, if it is killed; what that is comes on standard input
+    /// Undo what killed runs of pagewise left in other processes; with PID, wait for that process's end first
     #[command(hide = true)]
     Keep(Keep),
     /// Say what a number means: `define SHR`, `define Pss_Dirty`
@@ -570,9 +570,12 @@ pub(crate) struct Act {
 /// The arguments of the keeper process.
 #[derive(Debug, Args)]
 pub(crate) struct Keep {
-    /// The process that changes others
+    /// The process that changes others; notes of what it changes come on standard input
     #[arg(value_name = "PID")]
-    pub(crate) pid: u32,
+    pub(crate) pid: Option<u32>,
+    /// The file with the same notes
+    #[arg(long, value_name = "FILE", requires = "pid")]
+    pub(crate) notes: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

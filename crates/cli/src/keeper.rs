@@ -1,10 +1,14 @@
 //! The keeper: a process that undoes what this one has begun in targets, if this one is killed before it does so itself.
 //!
-//! It is a process of its own session that ignores the signals by which people and supervisors end processes. This process writes down
-//! a change on the keeper's standard input before it makes it, and strikes it out once it is undone. The keeper acts when the pipe is closed
-//! without a last word. If the keeper is killed, targets still work; some memory stays mapped in them until pagewise attaches next.
+//! Each change is noted before it is made and struck out once it is undone, twice: on the keeper's standard input, and in a file of ours
+//! alone. The keeper is of its own session and ignores the signals by which people and supervisors end processes; it acts when its input
+//! is closed without a last word. If it is killed too, targets still work, and the next run of pagewise that changes a process, or
+//! `pagewise keep`, finds the file and acts.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,82 +18,168 @@ use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, stat};
 use pagewise_remote::{Keeper, Undo, on_tracer_thread};
 use pagewise_sys::interrupt::ignore_requests_to_end;
+use rustix::fs::{FlockOperation, OFlags, flock};
 
 use crate::args::Keep;
 
-/// The last word: nothing is left to undo.
+/// The last word: nothing is left to undo but what is noted.
 const DONE: &str = "done";
 /// The keeper's first word: it ignores signals from now on.
 const READY: &str = "ready";
-/// What lines begin with: a mapping that is to be unmapped, one that is unmapped, a process whose heap is recorded.
+/// The first words of notes: a mapping that is to be unmapped, one that is unmapped, a process whose heap is recorded.
 const NOTE: &str = "note ";
 const STRIKE: &str = "strike ";
 const HEAP: &str = "heap ";
 /// How long the end of a process that has closed its files is awaited.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the keeper waits for threads that use a mapping of ours: longer than a function runs.
+const KEEPER_PATIENCE: Duration = Duration::from_secs(90);
+/// How long others wait for them.
+const BRIEF_PATIENCE: Duration = Duration::from_secs(2);
 /// The longest pause of a target for an undo: it is better paused than left changed.
 const PAUSE: Duration = Duration::from_secs(2);
+/// Longer files of notes are not ours.
+const MAX_NOTES: u64 = 1 << 20;
 
-/// The keeper of this process. Without one, what a killed process leaves is undone by the next that attaches.
+/// What is to be undone.
+#[derive(Debug, Default)]
+struct Notes {
+    heaps: Vec<u32>,
+    undos: Vec<Undo>,
+}
+
+impl Notes {
+    /// Takes a line. One that is cut off is of a change that was not made.
+    fn take(&mut self, line: &str) {
+        if let Some(pid) = line.strip_prefix(HEAP) {
+            self.heaps.extend(pid.parse::<u32>());
+        } else if let Some(undo) = line.strip_prefix(NOTE) {
+            self.undos.extend(undo.parse::<Undo>());
+        } else if let Some(undo) = line.strip_prefix(STRIKE).and_then(|it| it.parse().ok()) {
+            self.strike(&undo);
+        }
+    }
+
+    /// Undoes all of it; false where something could not be undone yet.
+    fn carry_out(mut self, with_heaps: bool, patience: Duration) -> bool {
+        let root = ProcRoot::live();
+        let heaps = std::mem::take(&mut self.heaps);
+        let mut is_done = true;
+        for pid in heaps.into_iter().filter(|_| with_heaps) {
+            is_done &= end_recording(&root, pid, &mut self);
+        }
+        for undo in self.undos {
+            // A target as it is works.
+            is_done &= on_tracer_thread(|| undo.carry_out(patience)).is_ok();
+        }
+        is_done
+    }
+}
+
+impl Keeper for Notes {
+    fn note(&mut self, undo: &Undo) {
+        self.undos.push(*undo);
+    }
+
+    fn strike(&mut self, undo: &Undo) {
+        self.undos.retain(|noted| noted != undo);
+    }
+}
+
+/// Ends a recording that was left behind. A thread that is on its way out of the recorder is given some time.
+fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes) -> bool {
+    for _ in 0..5 {
+        if root.read(Pid(pid), "stat").is_err() {
+            return true;
+        }
+        match Attached::left_behind(pid, PAUSE) {
+            Ok(None) => return true,
+            Ok(Some(left)) => match left.end(notes) {
+                Ok(_) => return true,
+                Err(_) => sleep(Duration::from_millis(100)),
+            },
+            Err(_) => sleep(Duration::from_millis(100)),
+        }
+    }
+    false
+}
+
+/// The keeper of this process.
 #[derive(Debug)]
 pub(crate) struct KeeperProcess {
     child: Option<(Child, ChildStdin)>,
-    heaps: Vec<u32>,
-    /// How many changes are noted and not struck out.
-    open: usize,
+    file: Option<(File, PathBuf)>,
+    notes: Notes,
 }
 
 impl KeeperProcess {
-    /// Starts it; it is ready when this returns.
+    /// Starts it, after what killed runs have left is undone; it is ready when this returns. Where no process can be started, or no file
+    /// written, the other alone keeps notes.
     pub(crate) fn start() -> KeeperProcess {
-        KeeperProcess { child: start().ok(), heaps: Vec::new(), open: 0 }
+        undo_left_behind();
+        let file = folder().and_then(|folder| new_file(&folder)).ok();
+        let path = file.as_ref().map(|(_, path)| path.as_path());
+        KeeperProcess { child: start(path).ok(), file, notes: Notes::default() }
     }
 
     /// Notes processes whose heap is recorded.
     pub(crate) fn note_heaps(&mut self, pids: &[u32]) {
         for pid in pids {
-            if !self.heaps.contains(pid) {
-                self.heaps.push(*pid);
+            if !self.notes.heaps.contains(pid) {
+                self.notes.heaps.push(*pid);
                 self.write(&format!("{HEAP}{pid}"));
             }
         }
     }
 
-    /// Nothing is left to undo but what was noted and not struck out: the keeper does that now.
+    /// Nothing is left to undo but mappings that were noted and not struck out: the keeper unmaps these when no thread uses them.
     pub(crate) fn dismiss(mut self) {
-        self.write(DONE);
-        if let Some((mut child, input)) = self.child.take() {
+        let is_done = self.notes.undos.is_empty();
+        if is_done && let Some((_, path)) = self.file.take() {
+            // What is left is a file that says so.
+            let _ = fs::remove_file(path);
+        }
+        if let Some((mut child, mut input)) = self.child.take() {
+            // If it was killed there is nothing to do about it.
+            let _ = writeln!(input, "{DONE}");
             drop(input);
-            // With something to undo it may wait for a thread of the target, longer than we do.
-            if self.open == 0 {
+            if is_done {
                 let _ = child.wait();
             }
         }
     }
 
     fn write(&mut self, line: &str) {
+        let line = format!("{line}\n");
+        if let Some((file, _)) = &mut self.file {
+            // On a full disk the keeper alone has the note.
+            let _ = file.write_all(line.as_bytes());
+        }
         if let Some((_, input)) = &mut self.child {
-            // If it was killed there is nothing to do about it.
-            let _ = writeln!(input, "{line}");
+            // If it was killed the file alone has it.
+            let _ = input.write_all(line.as_bytes());
         }
     }
 }
 
 impl Keeper for KeeperProcess {
     fn note(&mut self, undo: &Undo) {
-        self.open += 1;
+        self.notes.note(undo);
         self.write(&format!("{NOTE}{undo}"));
     }
 
     fn strike(&mut self, undo: &Undo) {
-        self.open = self.open.saturating_sub(1);
+        self.notes.strike(undo);
         self.write(&format!("{STRIKE}{undo}"));
     }
 }
 
-fn start() -> io::Result<(Child, ChildStdin)> {
+fn start(notes: Option<&Path>) -> io::Result<(Child, ChildStdin)> {
     let mut command = Command::new("/proc/self/exe");
     command.args(["keep", &std::process::id().to_string()]);
+    if let Some(path) = notes {
+        command.arg("--notes").arg(path);
+    }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.current_dir("/").spawn()?;
     let pipes = child.stdin.take().zip(child.stdout.take());
@@ -105,74 +195,129 @@ fn start() -> io::Result<(Child, ChildStdin)> {
     Ok((child, input))
 }
 
-/// Is the keeper: waits for the end of the process that started it, and undoes what it has left.
+/// Is the keeper of a process, or undoes what killed runs have left.
 pub(crate) fn run(args: &Keep) -> ExitCode {
+    let Some(pid) = args.pid else {
+        let is_done = undo_left_behind();
+        return if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    };
     ignore_requests_to_end();
     // Of its own session, it is no part of what the terminal or a shell ends together. It fails only where it is that already.
     let _ = rustix::process::setsid();
+    // While either of us has the file locked, it is not for others.
+    let file = args.notes.as_ref().and_then(|path| Some((open(path).ok()?, path)));
+    let file = file.filter(|(file, _)| flock(file, FlockOperation::LockShared).is_ok());
     let mut output = io::stdout();
     if writeln!(output, "{READY}").and_then(|()| output.flush()).is_err() {
         return ExitCode::FAILURE;
     }
-    let (mut heaps, mut undos, mut is_done) = (Vec::<u32>::new(), Vec::<Undo>::new(), false);
-    for line in io::stdin().lock().lines() {
-        // A line that is cut off is of a change that was not made.
-        let Ok(line) = line else { break };
-        if let Some(pid) = line.strip_prefix(HEAP) {
-            heaps.extend(pid.parse::<u32>());
-        } else if let Some(undo) = line.strip_prefix(NOTE) {
-            undos.extend(undo.parse::<Undo>());
-        } else if let Some(undo) = line.strip_prefix(STRIKE).and_then(|it| it.parse().ok()) {
-            undos.retain(|noted: &Undo| *noted != undo);
-        } else if line == DONE {
-            is_done = true;
-            break;
-        }
+    let (mut notes, mut is_done) = (Notes::default(), false);
+    for line in io::stdin().lock().lines().map_while(Result::ok) {
+        is_done = line == DONE;
+        notes.take(&line);
     }
     let root = ProcRoot::live();
-    if !is_done {
-        let since = Instant::now();
-        while !has_ended(&root, args.pid) && since.elapsed() < PATIENCE {
-            sleep(Duration::from_millis(5));
-        }
-        heaps.iter().for_each(|&pid| end_recording(&root, pid, &mut undos));
+    let since = Instant::now();
+    while !is_done && !has_ended(&root, pid) && since.elapsed() < PATIENCE {
+        sleep(Duration::from_millis(5));
     }
-    for undo in undos {
-        // Whoever attaches next finds the target as it is, which works.
-        let _ = on_tracer_thread(|| undo.carry_out());
+    if notes.carry_out(!is_done, KEEPER_PATIENCE)
+        && let Some((_, path)) = file
+    {
+        // It may be gone already.
+        let _ = fs::remove_file(path);
     }
     ExitCode::SUCCESS
 }
 
-/// Ends a recording that was left behind. A thread that is on its way out of the recorder is given some time.
-fn end_recording(root: &ProcRoot, pid: u32, undos: &mut Vec<Undo>) {
-    for _ in 0..5 {
-        if root.read(Pid(pid), "stat").is_err() {
-            return;
+/// Undoes what killed runs of this user have left; false where something could not be undone.
+fn undo_left_behind() -> bool {
+    let Ok(folder) = folder() else { return true };
+    let Ok(entries) = fs::read_dir(folder) else { return true };
+    let mut is_done = true;
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let Ok(mut file) = open(&path) else { continue };
+        // Its process or that one's keeper has it.
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            continue;
         }
-        let Ok(Some(left)) = Attached::left_behind(pid, PAUSE) else { return };
-        match left.end(&mut Collected(undos)) {
-            Ok(_) => return,
-            Err(_) => sleep(Duration::from_millis(100)),
+        let mut text = String::new();
+        let read = Read::by_ref(&mut file).take(MAX_NOTES).read_to_string(&mut text);
+        let mut notes = Notes::default();
+        text.lines().for_each(|line| notes.take(line));
+        match read.is_ok() && notes.carry_out(true, BRIEF_PATIENCE) {
+            true => drop(fs::remove_file(&path)),
+            false => is_done = false,
         }
+    }
+    is_done
+}
+
+/// The folder of files of notes: ours alone.
+fn folder() -> io::Result<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let base = runtime.filter(|path| path.is_absolute() && path.is_dir());
+    let base = base.unwrap_or_else(|| match uid {
+        0 if Path::new("/run").is_dir() => "/run".into(),
+        _ => std::env::temp_dir(),
+    });
+    let folder = base.join(format!("pagewise-{uid}"));
+    match DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(&folder)?;
+    match found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0 {
+        true => Ok(folder),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
     }
 }
 
-/// Notes of the keeper to itself.
-struct Collected<'a>(&'a mut Vec<Undo>);
-
-impl Keeper for Collected<'_> {
-    fn note(&mut self, undo: &Undo) {
-        self.0.push(*undo);
+/// A new file in the folder, locked.
+fn new_file(folder: &Path) -> io::Result<(File, PathBuf)> {
+    let pid = std::process::id();
+    for number in 0..1000 {
+        let path = folder.join(format!("{pid}-{number}"));
+        let mut options = OpenOptions::new();
+        match options.append(true).create_new(true).mode(0o600).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+            Ok(file) => {
+                flock(&file, FlockOperation::LockShared)?;
+                return Ok((file, path));
+            }
+        }
     }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
 
-    fn strike(&mut self, undo: &Undo) {
-        self.0.retain(|noted| noted != undo);
-    }
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 /// Whether a process has ended.
 pub(crate) fn has_ended(root: &ProcRoot, pid: u32) -> bool {
     let stat = root.read(Pid(pid), "stat").ok().and_then(|text| stat::parse(&text).ok());
     stat.is_none_or(|stat| stat.has_ended())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_what_was_written_and_not_struck_out() {
+        let mut notes = Notes::default();
+        for line in ["heap 7", "note 7 1 1000-2000", "note 8 2 3000-4000", "strike 7 1 1000-2000"] {
+            notes.take(line);
+        }
+        for line in ["note 9 1 10", "heap", "heap x", "", "done"] {
+            notes.take(line);
+        }
+        assert_eq!(notes.heaps, [7]);
+        let left: Vec<String> = notes.undos.iter().map(ToString::to_string).collect();
+        assert_eq!(left, ["8 2 3000-4000"]);
+    }
 }

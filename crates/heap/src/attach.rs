@@ -89,8 +89,25 @@ pub enum Refused {
 
 /// For how long threads are asked for one that may load the library.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often all threads are stopped in search of a moment in which none is in the way.
-const ATTEMPTS: u32 = 400;
+/// How all threads are stopped in search of a moment in which none is in the way.
+#[derive(Clone, Copy, Debug)]
+struct Pauses {
+    /// How often.
+    attempts: u32,
+    /// The longest pause after [`TOO_LONG`] attempts took longer than permitted.
+    at_last: Duration,
+}
+
+/// To begin a recording: no longer than permitted.
+const TO_BEGIN: Pauses = Pauses { attempts: 400, at_last: Duration::ZERO };
+/// To end it: a program is better paused than left changed.
+const TO_END: Pauses = Pauses { attempts: 400, at_last: PAUSE_AT_LAST };
+/// To unmap a page of moved instructions: it may as well stay.
+const TO_UNMAP_CODE: Pauses = Pauses { attempts: 10, at_last: Duration::ZERO };
+/// The longest pause of a program whose threads cannot be stopped faster.
+const PAUSE_AT_LAST: Duration = Duration::from_secs(2);
+/// Attempts that may take too long: the machine is busy.
+const TOO_LONG: u32 = 10;
 /// The stack that functions of ours run on.
 const STACK: u64 = 1 << 20;
 /// How much of a thread's stack is searched for return addresses.
@@ -113,6 +130,8 @@ pub struct Attached {
     release: u64,
     /// The address of the number of threads that are to come.
     coming: u64,
+    /// The moved first instructions of functions; empty where there are none.
+    moved: Range<u64>,
 }
 
 /// The beginning of a function.
@@ -216,7 +235,10 @@ impl Attached {
         let (own, detach) = (get(hooks::OWN)?, get(hooks::DETACH)?);
         let (release, coming) = (get(hooks::RELEASE)?, get(hooks::COMING)?);
         let recorder = process.recorder(detach)?;
-        Ok(Attached { process, entries, own, recorder, detach, release, coming })
+        let near = get(hooks::NEAR)?;
+        let moved = near..near.saturating_add((hooks::CODE_WORDS * 8) as u64);
+        let moved = if near == 0 { 0..0 } else { moved };
+        Ok(Attached { process, entries, own, recorder, detach, release, coming, moved })
     }
 
     /// A recording of a process whose collector was killed; none where there is none.
@@ -264,7 +286,8 @@ impl Attached {
         let process = Process::open(pid, self.process.max_pause)?;
         let (entries, recorder) = (self.entries.clone(), self.recorder.clone());
         let Attached { own, detach, release, coming, .. } = *self;
-        Ok(Attached { process, entries, own, recorder, detach, release, coming })
+        let moved = self.moved.clone();
+        Ok(Attached { process, entries, own, recorder, detach, release, coming, moved })
     }
 
     /// Puts jumps at the beginning of the functions.
@@ -277,7 +300,7 @@ impl Attached {
             let place = thread.place();
             is_inside(place.instruction) || self.process.stack(place.stack).any(is_inside)
         };
-        let stopped = self.process.stop_all_outside(&is_in_the_way)?;
+        let stopped = self.process.stop_all_outside(TO_BEGIN, &is_in_the_way)?;
         let Some(stopped) = stopped else {
             return Err(Refused::NeverSafe { pid: self.process.pid, waited: PATIENCE });
         };
@@ -316,10 +339,11 @@ impl Attached {
     fn end_traced(self, keeper: &mut dyn Keeper) -> Result<bool, Refused> {
         let process = &self.process;
         let unreadable = |source| process.unreadable(source);
-        let Some(mut stopped) = process.stop_all_outside(&|thread| self.is_recording(thread))?
+        let Some(mut stopped) =
+            process.stop_all_outside(TO_END, &|thread| self.is_recording(thread))?
         else {
             // Some thread does not come out: hooks are removed, and the recorder stays as it is.
-            let stopped = process.stop_all()?;
+            let stopped = process.stop_all(PAUSE_AT_LAST)?;
             let there = self.unhook();
             drop(stopped);
             return there.map_err(unreadable);
@@ -344,8 +368,18 @@ impl Attached {
     /// Has the recorder unmap its memory: it records no more, and no thread is in it.
     fn release(&self, keeper: &mut dyn Keeper) -> Result<bool, Refused> {
         let process = &self.process;
-        let Some(mut stopped) = process.stop_all_outside(&|thread| self.is_recording(thread))?
-        else {
+        // A signal's handler may return into the moved code; words of old frames look alike.
+        let may_return = |thread: &Tracee| {
+            let place = thread.place();
+            self.moved.contains(&place.instruction)
+                || process.stack(place.stack).any(|word| self.moved.contains(&word))
+        };
+        let is_in_the_way = |thread: &Tracee| self.is_recording(thread) || may_return(thread);
+        let (stopped, with_moved) = match process.stop_all_outside(TO_UNMAP_CODE, &is_in_the_way)? {
+            Some(stopped) => (Some(stopped), 1),
+            None => (process.stop_all_outside(TO_END, &|thread| self.is_recording(thread))?, 0),
+        };
+        let Some(mut stopped) = stopped else {
             // Its memory stays until the next recording ends.
             return Ok(true);
         };
@@ -360,7 +394,7 @@ impl Attached {
         // The others need not wait for that.
         drop(stopped);
         let room = Room::make(process, &mut thread, keeper)?;
-        let released = room.call(&mut thread, self.release, [0; 3], &mut || {});
+        let released = room.call(&mut thread, self.release, [with_moved, 0, 0], &mut || {});
         room.unmap(&mut thread, keeper);
         released.map(|_| true).map_err(|source| process.not_called(source))
     }
@@ -511,8 +545,8 @@ impl Process {
     }
 
     /// Stops all threads, also those that begin meanwhile; none where the process is gone. They run on when the values are dropped.
-    fn stop_all(&self) -> Result<Vec<Tracee>, Refused> {
-        self.target.stop_all(self.max_pause).or_else(|error| match error {
+    fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, Refused> {
+        self.target.stop_all(limit).or_else(|error| match error {
             remote::Error::Gone => Ok(Vec::new()),
             error => Err(self.not_stopped(error)),
         })
@@ -521,14 +555,25 @@ impl Process {
     /// Stops all threads while none is in the way; none where that never is.
     fn stop_all_outside(
         &self,
+        pauses: Pauses,
         is_in_the_way: &dyn Fn(&Tracee) -> bool,
     ) -> Result<Option<Vec<Tracee>>, Refused> {
-        for attempt in 0..ATTEMPTS {
-            let stopped = self.stop_all()?;
-            if !stopped.iter().any(is_in_the_way) {
-                return Ok(Some(stopped));
+        let mut too_long = 0;
+        for attempt in 0..pauses.attempts {
+            let limit = match too_long {
+                0..TOO_LONG => self.max_pause,
+                _ => self.max_pause.max(pauses.at_last),
+            };
+            match self.stop_all(limit) {
+                Ok(stopped) if !stopped.iter().any(is_in_the_way) => return Ok(Some(stopped)),
+                Ok(stopped) => drop(stopped),
+                Err(Refused::NotStopped { source: remote::Error::PauseTooLong { .. }, .. })
+                    if too_long < 2 * TOO_LONG =>
+                {
+                    too_long += 1;
+                }
+                Err(error) => return Err(error),
             }
-            drop(stopped);
             sleep(Duration::from_micros(100 + 50 * u64::from(attempt)));
         }
         Ok(None)

@@ -13,7 +13,7 @@ use pagewise_heaplog::tables::{attached, header, hooks};
 
 use crate::begin::{self, Stage};
 use crate::shared::{self, head};
-use crate::{kernel, live, log, mappings, peak, pools, rows, threads, tree};
+use crate::{inline, kernel, live, log, mappings, peak, pools, rows, threads, tree};
 
 /// Begins to record; [`attached::YES`], or why not.
 ///
@@ -28,7 +28,12 @@ pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) ->
     forget();
     // SAFETY: the caller's promise.
     let settings = unsafe { CStr::from_ptr(settings) };
-    begin::attach(settings.to_bytes())
+    let result = begin::attach(settings.to_bytes());
+    if result == attached::FAILED {
+        // SAFETY: calls are not recorded, so only this thread came to the recorder; moved instructions of an earlier recording stay.
+        unsafe { release(!inline::is_ready()) };
+    }
+    result
 }
 
 /// Ends the recording: calls go to the program's own functions from now on. It changes some words only, so other threads may run
@@ -39,20 +44,34 @@ pub(crate) extern "C" fn pagewise_heap_detach() -> u64 {
     attached::YES
 }
 
-/// Unmaps all memory of the recorder, once no thread can come to it any more.
+/// Unmaps all memory of the recorder, once no thread can come to it any more; the moved first instructions of functions only if
+/// `with_moved` is not 0.
 ///
 /// # Safety
 /// [`pagewise_heap_detach`] has returned. No thread was within the recorder at some time since, and the words of each thread
-/// (`hooks::OWN`) were zero then.
+/// (`hooks::OWN`) were zero then. If the moved instructions are unmapped, no thread was in them or was to return into them.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub(crate) unsafe extern "C" fn pagewise_heap_release() -> u64 {
+pub(crate) unsafe extern "C" fn pagewise_heap_release(with_moved: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { release(with_moved != 0) };
+    attached::YES
+}
+
+/// Unmaps all memory.
+///
+/// # Safety
+/// That of [`pagewise_heap_release`].
+unsafe fn release(with_moved: bool) {
     forget();
     begin::forget_alive();
+    if with_moved {
+        // SAFETY: the caller's promise.
+        unsafe { inline::forget() };
+    }
     // SAFETY: the caller's promise.
     unsafe { kernel::unmap_all() };
     // SAFETY: the caller's promise.
     unsafe { shared::uninstall() };
-    attached::YES
 }
 
 /// Forgets what may be left of another recording.

@@ -228,6 +228,30 @@ pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIO
     Some(all)
 }
 
+/// Whether there are moved instructions: threads may be within them.
+pub(crate) fn is_ready() -> bool {
+    READY.load(Relaxed) != 0
+}
+
+/// Unmaps the moved code: the functions begin as they did before, and are looked for anew the next time.
+///
+/// # Safety
+/// No thread is in that code or returns into it, and none is within the recorder.
+pub(crate) unsafe fn forget() {
+    let near = NEAR.swap(0, Relaxed);
+    if near == 0 {
+        return;
+    }
+    READY.store(0, Relaxed);
+    for moved in &MOVED {
+        moved.store(std::ptr::null_mut(), Relaxed);
+    }
+    others::forget();
+    let at = std::ptr::with_exposed_provenance_mut(near as usize);
+    // SAFETY: the caller's promise; the page was mapped as long.
+    unsafe { kernel::unmap(at, hooks::CODE_WORDS * 8) };
+}
+
 /// The same functions, so called that what they call is not the program's: they may be hooked under other names.
 pub(crate) fn surround(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
     for (to, function) in MOVED.iter().zip(functions) {

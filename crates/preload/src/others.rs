@@ -68,6 +68,13 @@ pub(crate) fn replace(index: usize, function: *mut ()) {
     BEHIND[index].store(function.cast(), Relaxed);
 }
 
+/// Looks the functions behind up again when they are next called.
+pub(crate) fn forget() {
+    for behind in &BEHIND {
+        behind.store(std::ptr::null_mut(), Relaxed);
+    }
+}
+
 /// The functions that a program calls that runs already, null where there are none.
 pub(crate) fn find_running() -> [*mut (); OTHERS] {
     NAMES.map(|name| real::running(name).cast())

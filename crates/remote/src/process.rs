@@ -388,7 +388,7 @@ impl Stopping<'_> {
 fn stopped_by(id: Tid, deadline: Instant) -> io::Result<bool> {
     let begin = Instant::now();
     loop {
-        match wait::take(id)? {
+        match wait::look(id)? {
             Some(Change::Ended(_)) => return Ok(false),
             // It was about to receive a signal: that is delivered first.
             Some(Change::Signal(signal)) => ptrace::resume(id, signal),

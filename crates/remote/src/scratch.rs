@@ -15,8 +15,6 @@ use crate::process::page_size;
 use crate::thread::Tracee;
 use crate::{Error, Target};
 
-/// How long a keeper waits for threads that still use a mapping of ours.
-const PATIENCE: Duration = Duration::from_secs(90);
 /// The longest pause for an undo.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -74,8 +72,8 @@ impl Undo {
     /// has ended or become another program.
     ///
     /// # Errors
-    /// As [`Target::stop_all`]; [`Error::NotStopped`] where a thread still uses it after a minute and a half.
-    pub fn carry_out(&self) -> Result<bool, Error> {
+    /// As [`Target::stop_all`]; [`Error::NotStopped`] where a thread still uses it after `patience`.
+    pub fn carry_out(&self, patience: Duration) -> Result<bool, Error> {
         let target = match Target::open(self.pid, Some(self.start_ticks)) {
             Err(Error::Gone) => return Ok(false),
             target => target?,
@@ -91,8 +89,8 @@ impl Undo {
             if !stopped.iter().any(uses) && self.unmap_by(&target, stopped)? {
                 return Ok(true);
             }
-            if begin.elapsed() > PATIENCE {
-                return Err(Error::NotStopped(PATIENCE));
+            if begin.elapsed() > patience {
+                return Err(Error::NotStopped(patience));
             }
             sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(100));

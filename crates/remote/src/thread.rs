@@ -485,7 +485,7 @@ impl Drop for Tracee {
 /// The next stop of a thread that runs a function, with something to do meanwhile.
 fn wait_for(tid: Tid, deadline: Instant, idle: &mut dyn FnMut()) -> io::Result<Change> {
     loop {
-        match wait::take(tid)? {
+        match wait::look(tid)? {
             Some(Change::Ended(_)) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
             Some(change) => return Ok(change),
             None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
@@ -501,7 +501,7 @@ fn wait_for(tid: Tid, deadline: Instant, idle: &mut dyn FnMut()) -> io::Result<C
 fn next(tid: Tid, deadline: Instant) -> io::Result<Change> {
     let begin = Instant::now();
     loop {
-        match wait::take(tid)? {
+        match wait::look(tid)? {
             Some(Change::Ended(_)) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
             Some(change) => return Ok(change),
             None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),

@@ -61,6 +61,11 @@ pub(crate) fn drop_zeros(
             let is_left = alone.is_left();
             Ok(Some((results, is_left, alone.end())))
         });
+        // On a busy machine another time may do.
+        if let Err(error @ remote::Error::PauseTooLong { .. }) = &done {
+            some.iter().for_each(|_| outcome.fail(error));
+            continue;
+        }
         match done.map_err(refused) {
             Ok(Some((results, is_left, pause))) => {
                 for result in results {

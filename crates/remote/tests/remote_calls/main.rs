@@ -159,8 +159,8 @@ fn calls_are_made_alone_and_threads_restore_themselves_from_there_too() {
     }
     let undo = format!("{} {} {}", target.pid(), target.start_ticks(), scratch.range());
     let undo: pagewise_remote::Undo = undo.parse().unwrap();
-    assert!(undo.carry_out().unwrap());
-    assert!(!undo.carry_out().unwrap(), "there is nothing to do twice");
+    assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
+    assert!(!undo.carry_out(Duration::from_secs(20)).unwrap(), "there is nothing to do twice");
     let maps = fs::read_to_string(format!("/proc/{}/maps", loops.child.id())).unwrap();
     assert!(!maps.contains(&scratch.range().to_string()));
     loops.end();

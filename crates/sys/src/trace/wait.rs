@@ -157,6 +157,49 @@ pub fn take(tid: Tid) -> io::Result<Option<Change>> {
     }
 }
 
+/// What is new of one thread, if anything: as [`take`], but a stop stays to be seen until the thread is resumed or detached.
+///
+/// A signal that a thread is about to receive must be looked at so: once its stop was taken, the kernel drops the signal if
+/// the tracer is killed before it resumes the thread.
+///
+/// # Errors
+/// None that the kernel is known to give for a thread of ours.
+pub fn look(tid: Tid) -> io::Result<Option<Change>> {
+    match look_at(libc::P_PID, tid.unsigned_abs()) {
+        Ok(Some((_, Change::Ended(_)))) => take(tid),
+        Ok(found) => Ok(found.map(|(_, change)| change)),
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The first change of one task, or of all children and tracees of this thread, which stays to be taken.
+fn look_at(which: libc::idtype_t, id: libc::id_t) -> io::Result<Option<(Tid, Change)>> {
+    // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
+    let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
+    let options = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT;
+    let options = options | libc::__WALL | libc::__WNOTHREAD;
+    // SAFETY: `info` is a `siginfo_t` that the call may fill in.
+    if unsafe { libc::waitid(which, id, &raw mut info, options) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: waitid filled in the SIGCHLD fields, or left the zeros that say "nothing".
+    let tid = unsafe { info.si_pid() };
+    // SAFETY: as above.
+    let code = unsafe { info.si_status() };
+    if tid == 0 {
+        return Ok(None);
+    }
+    // As waitpid would give it.
+    let status = match info.si_code {
+        libc::CLD_EXITED => code << 8,
+        libc::CLD_KILLED => code,
+        libc::CLD_DUMPED => code | 0x80,
+        _ => code << 8 | 0x7f,
+    };
+    Ok(Some((tid, Change::from_status(status))))
+}
+
 /// Waits, for as long as it takes, for what is new of any child or tracee of this thread, and takes it. `None` where
 /// a signal came first.
 ///
