@@ -336,22 +336,69 @@ fn a_program_with_all_its_memory_locked_is_told_from_one_with_none() {
 }
 
 #[test]
-fn every_column_and_counter_has_a_meaning() {
+fn every_column_has_a_meaning() {
     let report = json(&["fragmentation", "--json"]);
     let keys =
         |value: &Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
     let mut names = [
         keys(&report["nodes"][0]["zones"][0]),
         keys(&report["orders"][0]),
-        keys(&report["counters"]),
         keys(&json(&["doctor", "--json"])["checks"][0]),
     ]
     .concat();
-    for size in report["sizes"].as_array().into_iter().flatten() {
-        names.extend(keys(&size["stats"]));
-    }
     names.retain(|name| name != "name");
     for name in names {
         assert!(pagewise(&["define", &name]).status.success(), "{name}");
+    }
+}
+
+/// The statistics of a size of huge pages in Linux 6.18.
+const STATISTICS: [&str; 17] = [
+    "anon_fault_alloc",
+    "anon_fault_fallback",
+    "anon_fault_fallback_charge",
+    "nr_anon",
+    "nr_anon_partially_mapped",
+    "shmem_alloc",
+    "shmem_fallback",
+    "shmem_fallback_charge",
+    "split",
+    "split_deferred",
+    "split_failed",
+    "swpin",
+    "swpin_fallback",
+    "swpin_fallback_charge",
+    "swpout",
+    "swpout_fallback",
+    "zswpout",
+];
+
+#[test]
+fn every_statistic_of_a_kernel_that_was_captured_has_a_meaning() {
+    for name in STATISTICS {
+        assert!(pagewise(&["define", name]).status.success(), "{name}");
+    }
+}
+
+#[test]
+fn a_counter_that_nobody_knows_is_shown_with_the_kernels_name() {
+    let stats = format!("{HUGE}/hugepages-2048kB/stats");
+    let (known, unknown) = (format!("{stats}/nr_anon"), format!("{stats}/anon_fault_invented"));
+    let vmstat = "nr_free_pages 1\nthp_fault_alloc 3\nthp_invented 41\ncompact_invented 0\n";
+    let files = [("buddyinfo", TWO_NODES), ("vmstat", vmstat), (&known, "5\n"), (&unknown, "7\n")];
+    let tree = tree(&files);
+    let report = of_tree(&["fragmentation"], &tree);
+    let counters = &report["counters"];
+    assert_eq!(number(&counters["thp_invented"], "count"), 41);
+    assert!(counters["thp_invented"]["meaning"]["absent"].is_string(), "{counters}");
+    assert!(counters["thp_fault_alloc"]["meaning"].is_string(), "{counters}");
+    assert!(counters["nr_free_pages"].is_null(), "it counts nothing of huge pages");
+    let stats = &report["sizes"][0]["stats"];
+    assert_eq!([number(stats, "nr_anon"), number(stats, "anon_fault_invented")], [5, 7]);
+    let text = pagewise(&["fragmentation", "--root", tree.path().to_str().unwrap()]);
+    assert!(text.status.success());
+    let text = String::from_utf8(text.stdout).unwrap();
+    for shown in ["thp_invented", "41", "compact_invented", "anon_fault_invented", "7"] {
+        assert!(text.contains(shown), "{shown}: {text}");
     }
 }

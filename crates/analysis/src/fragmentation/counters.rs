@@ -3,19 +3,24 @@
 use pagewise_model::fields::{FIELDS, Field};
 use pagewise_model::fragmentation::{Counted, Fragmentation, SizeStats};
 use pagewise_model::report::{Audience, Block, Cells, Column, Fact, Label, Table, Value};
-use pagewise_model::{Absent, Reading};
+use pagewise_model::{Absent, Name, Reading};
 
 use super::{fact, facts_of, label};
 use crate::explain::meaning;
 
-/// The counters of `vmstat` that are told of: those with a row in the table of fields.
-fn known() -> impl Iterator<Item = &'static Field> {
-    FIELDS.iter().filter(|field| field.source == "vmstat")
+/// The fields of a source that have a meaning.
+fn known(source: &str) -> impl Iterator<Item = &'static Field> {
+    FIELDS.iter().filter(move |field| field.source == source)
 }
+
+/// Counters of `vmstat` whose names begin so are reported also without a meaning: newer kernels have more of them.
+const FAMILIES: [&[u8]; 3] = [b"thp_", b"compact_", b"allocstall"];
 
 /// A counter that this kernel has.
 struct Row {
-    field: &'static Field,
+    name: Label,
+    /// Empty for a counter that the table of fields does not have.
+    meaning: &'static str,
     count: u64,
     /// How many were added, and how many that is a second; absent where there is only one reading.
     added: Reading<(u64, f64)>,
@@ -28,20 +33,31 @@ pub(super) fn elapsed_ns(before: &Fragmentation, now: &Fragmentation) -> Reading
 
 fn rows(before: Option<&Fragmentation>, now: &Fragmentation) -> Reading<Vec<Row>> {
     let counters = now.vmstat.as_ref().map_err(Clone::clone)?;
-    let count = |field: &Field, counters: &[Counted]| {
-        counters.iter().find(|c| c.name.as_bytes() == field.name.as_bytes()).map(|c| c.count)
-    };
-    let added = |field: &Field, count_now: u64| -> Reading<(u64, f64)> {
+    let added = |counter: &Counted| -> Reading<(u64, f64)> {
         let before = before.ok_or(Absent::NotCollected("take --every 1s for a rate".into()))?;
         let earlier = before.vmstat.as_ref().map_err(Clone::clone)?;
-        let added = count_now.saturating_sub(count(field, earlier).unwrap_or(0));
+        let earlier = earlier.iter().find(|it| it.name == counter.name).map_or(0, |it| it.count);
+        let added = counter.count.saturating_sub(earlier);
         Ok((added, per_second(added, elapsed_ns(before, now)?)))
     };
-    let row = |field: &'static Field| {
-        let count = count(field, counters)?;
-        Some(Row { field, count, added: added(field, count) })
+    let row = |counter: &Counted, meaning| Row {
+        name: label(&counter.name.escaped()),
+        meaning,
+        count: counter.count,
+        added: added(counter),
     };
-    Ok(known().filter_map(row).collect())
+    let find = |field: &Field| counters.iter().find(|it| is_called(it, field.name));
+    let with_meaning = known("vmstat").filter_map(|field| Some(row(find(field)?, field.meaning)));
+    let others = counters.iter().filter(|counter| {
+        let is_of_a_family =
+            FAMILIES.iter().any(|family| counter.name.as_bytes().starts_with(family));
+        is_of_a_family && !known("vmstat").any(|field| is_called(counter, field.name))
+    });
+    Ok(with_meaning.chain(others.map(|counter| row(counter, ""))).collect())
+}
+
+fn is_called(counter: &Counted, name: &str) -> bool {
+    counter.name.as_bytes() == name.as_bytes()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a rate is shown with three digits")]
@@ -89,7 +105,7 @@ pub(super) fn programs(before: Option<&Fragmentation>, now: &Fragmentation) -> O
     let added = |row: &Row, make: fn((u64, f64)) -> Value| Value::of(row.added.clone(), make);
     let mut columns = vec![
         Column::new("count", "Since boot", values(&|row| Value::Count(row.count))),
-        Column::new("meaning", "Meaning", values(&|row| Value::text(row.field.meaning))),
+        Column::new("meaning", "Meaning", values(&meaning_of)),
     ];
     if before.is_some() {
         let change = values(&|row| added(row, |(count, _)| Value::Count(count)));
@@ -97,16 +113,24 @@ pub(super) fn programs(before: Option<&Fragmentation>, now: &Fragmentation) -> O
         columns.push(Column::new("change", "Added", change));
         columns.push(Column::new("per_second", "A second", rate));
     }
-    let keys = rows.iter().map(|row| row.field.name.into()).collect();
+    let keys = rows.iter().map(|row| row.name.clone()).collect();
     Some(Table { row_keys: Some(keys), ..table("counters", Audience::Programs, columns) })
+}
+
+fn meaning_of(row: &Row) -> Value {
+    let unknown = || Absent::NotCollected("pagewise does not know this counter".into());
+    match row.meaning {
+        "" => Value::Absent(unknown()),
+        meaning => Value::text(meaning),
+    }
 }
 
 /// The counters that are not 0, and the names of those that are.
 fn people(rows: &[Row], has_rates: bool) -> Table {
     let shown: Vec<&Row> = rows.iter().filter(|row| row.count > 0).collect();
-    let zero: Vec<&str> = rows.iter().filter(|row| row.count == 0).map(|r| r.field.name).collect();
+    let zero: Vec<&str> = rows.iter().filter(|row| row.count == 0).map(|r| &*r.name).collect();
     let mut columns = vec![
-        Column::new("counter", "Counter", Cells::Labels(texts(&shown, |row| row.field.name))),
+        Column::new("counter", "Counter", Cells::Labels(texts(&shown, |row| row.name.clone()))),
         Column::new("count", "Since boot", Cells::Counts(shown.iter().map(|r| r.count).collect())),
     ];
     if has_rates {
@@ -117,7 +141,11 @@ fn people(rows: &[Row], has_rates: bool) -> Table {
             Cells::Values(shown.iter().map(rate).collect()),
         ));
     }
-    columns.push(Column::new("meaning", "", Cells::Labels(texts(&shown, |row| row.field.meaning))));
+    columns.push(Column::new(
+        "meaning",
+        "",
+        Cells::Labels(texts(&shown, |row| row.meaning.into())),
+    ));
     let note = if zero.is_empty() {
         String::new()
     } else {
@@ -130,18 +158,24 @@ fn people(rows: &[Row], has_rates: bool) -> Table {
     }
 }
 
-fn texts(rows: &[&Row], text: fn(&Row) -> &'static str) -> Vec<Label> {
-    rows.iter().map(|row| text(row).into()).collect()
+fn texts(rows: &[&Row], text: fn(&Row) -> Label) -> Vec<Label> {
+    rows.iter().map(|row| text(row)).collect()
 }
 
 /// The counters that moved, as facts of a line. For people: programs have [`programs`].
 pub(super) fn moving(before: &Fragmentation, now: &Fragmentation) -> Vec<Fact> {
     let rows = rows(Some(before), now).unwrap_or_default();
     let moved = rows.iter().filter_map(|row| match row.added {
-        Ok((1.., rate)) => Some(fact(row.field.name, row.field.name, Value::Rate(rate), "")),
+        Ok((1.., rate)) => Some(Fact {
+            key: row.name.clone(),
+            label: row.name.clone(),
+            value: Value::Rate(rate),
+            meaning: "".into(),
+            audience: Audience::People,
+        }),
         _ => None,
     });
-    moved.map(Fact::for_people).collect()
+    moved.collect()
 }
 
 /// `sizes[]`: every statistic of every size.
@@ -161,16 +195,24 @@ fn sizes_for_people(sizes: &[SizeStats]) -> Option<Table> {
         sizes.iter().filter(|size| size.stats.iter().any(|stat| stat.count > 0)).collect();
     let columns =
         [Column::new("size", "Size", Cells::Bytes(used.iter().map(|s| s.size.0).collect()))];
-    let known = FIELDS.iter().filter(|field| field.source == "hugepages stats");
-    let statistics = known.filter_map(|field| {
+    let source = "hugepages stats";
+    let mut unknown: Vec<&Name> =
+        used.iter().flat_map(|size| &size.stats).map(|it| &it.name).collect();
+    unknown.retain(|name| !known(source).any(|field| name.as_bytes() == field.name.as_bytes()));
+    unknown.sort();
+    unknown.dedup();
+    let known_names = known(source).map(|field| (Name::from(field.name), meaning(field.name)));
+    let names = known_names.chain(unknown.into_iter().map(|name| (name.clone(), "")));
+    let statistics = names.filter_map(|(name, meaning)| {
         let count = |size: &&SizeStats| {
-            let stat = size.stats.iter().find(|s| s.name.as_bytes() == field.name.as_bytes());
+            let stat = size.stats.iter().find(|stat| stat.name == name);
             stat.map_or(Value::None, |stat| Value::Count(stat.count))
         };
         let counts: Vec<Value> = used.iter().map(count).collect();
+        let name = label(&name.escaped());
         counts.iter().any(|count| matches!(count, Value::Count(1..))).then(|| Column {
-            meaning: meaning(field.name).into(),
-            ..Column::new(field.name, field.name, Cells::Values(counts))
+            meaning: meaning.into(),
+            ..Column::new(name.clone(), name, Cells::Values(counts))
         })
     });
     (!used.is_empty()).then(|| Table {
