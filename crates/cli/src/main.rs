@@ -19,9 +19,13 @@ use clap::Parser;
 use crate::args::{Cli, Command};
 use crate::commands::run_command::NotRun;
 use crate::look::Look;
+use crate::output::{note, write_stderr};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return show(&error),
+    };
     let look = Look::resolve(&cli.look);
     let done = match cli.command {
         Command::Explain(args) => commands::explain::run(args, &look),
@@ -55,16 +59,27 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|error| fail(&error))
 }
 
+/// Prints what clap has to say: help, the version, or what is wrong with the options.
+fn show(said: &clap::Error) -> ExitCode {
+    let code = u8::try_from(said.exit_code()).unwrap_or(2);
+    match said.print() {
+        // What was asked for must arrive; that something is wrong says the exit code, too.
+        Err(error) if !said.use_stderr() => {
+            fail(&anyhow::Error::new(error).context("cannot write to standard output"))
+        }
+        _ => ExitCode::from(code),
+    }
+}
+
 /// Prints the chain of causes and the next step, and chooses the exit code.
-#[expect(clippy::print_stderr, reason = "this is where errors reach the user")]
 fn fail(error: &anyhow::Error) -> ExitCode {
     if is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
     let chain: Vec<String> = error.chain().map(|cause| clean(&cause.to_string())).collect();
-    eprintln!("pagewise: {}", chain.join(": "));
+    note(chain.join(": "));
     if let Some(hint) = hint(error) {
-        eprintln!("  → {}", clean(&hint));
+        write_stderr(&format!("  → {}\n", clean(&hint)));
     }
     if let Some(not_run) = error.downcast_ref::<NotRun>() {
         return ExitCode::from(not_run.code());

@@ -1,6 +1,6 @@
 //! Where a report goes: standard output or files, as text, JSON or HTML.
 
-use std::fs::File;
+use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
@@ -8,6 +8,7 @@ use anyhow::Context;
 use pagewise_model::Report;
 use pagewise_model::report::Table;
 use pagewise_model::traced::Profile;
+use pagewise_sys::output_file::{self, Access};
 use pagewise_view::text::Units;
 use pagewise_view::{csv, export, html, json, text};
 
@@ -109,14 +110,37 @@ pub(crate) fn to_stdout(draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> 
     draw(&mut out).and_then(|()| out.flush()).context("cannot write to standard output")
 }
 
+/// Writes a report into a file; see [`output_file`].
 pub(crate) fn into_file(
     path: &Path,
     draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
-    let write = || {
-        let mut out = BufWriter::with_capacity(BUFFER, File::create(path)?);
-        draw(&mut out)?;
-        out.flush()
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    write_file(path, Access::Umask, draw)
+}
+
+/// Writes a recording into a file, which its owner alone can read.
+pub(crate) fn save(
+    path: &Path,
+    draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    write_file(path, Access::Owner, draw)
+}
+
+fn write_file(
+    path: &Path,
+    access: Access,
+    draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    let written = output_file::write(path, access, draw);
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Prints a line for people on standard error. An error is ignored: there is no other place to print it.
+pub(crate) fn note(text: impl Display) {
+    write_stderr(&format!("pagewise: {text}\n"));
+}
+
+/// Prints text on standard error as it is; see [`note`].
+pub(crate) fn write_stderr(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
 }

@@ -3,10 +3,9 @@
 //! A recorder connects to a socket and hands over the file that its tables are in. From then on nothing is asked of the
 //! program: whatever ends it, its tables stay until they are read here a last time.
 
-use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use pagewise_heaplog::recording::{Amount, Begin, End, Ending, Layout, Moment, Tree};
 use pagewise_heaplog::tables::{self, greeting, header};
-use pagewise_heaplog::writer::Writer;
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,6 +26,7 @@ use crate::library::Library;
 use crate::meeting::{Meeting, receive};
 use crate::memory;
 use crate::names::Nameless;
+use crate::output::{Output, Then};
 use crate::tables::{State, Tables};
 
 /// What is wanted of a recording.
@@ -60,8 +59,6 @@ pub struct Collector {
     coming: Vec<(UnixStream, Instant)>,
     running: Vec<Recorded>,
     finished: Vec<Finished>,
-    /// Their files: a build has thousands of processes.
-    taken: HashSet<PathBuf>,
     /// The process ran already.
     attaches: bool,
     /// Connections cannot be accepted at present.
@@ -162,7 +159,6 @@ impl Collector {
             coming: Vec::new(),
             running: Vec::new(),
             finished: Vec::new(),
-            taken: HashSet::new(),
             attaches: false,
             is_deaf: false,
             greeted: 0,
@@ -305,8 +301,8 @@ impl Collector {
         }
         for index in gone.into_iter().rev() {
             let recorded = self.running.swap_remove(index);
-            let finished = self.end(recorded, Ending::Gone)?;
-            self.keep(finished);
+            let finished = self.end(recorded, Ending::Gone, Then::Keep)?;
+            self.finished.push(finished);
         }
         Ok(next)
     }
@@ -327,14 +323,23 @@ impl Collector {
         // Who has the number of one that is recorded has taken its place by `execve`.
         if let Some(index) = self.running.iter().position(|recorded| recorded.pid == pid) {
             let recorded = self.running.swap_remove(index);
-            let finished = self.end(recorded, Ending::Replaced)?;
+            let then = match self.request.follow {
+                // What a program recorded before it became another gets a name of its own.
+                true if is_first => Then::Move(self.beside(pid)),
+                true => Then::Keep,
+                false => Then::Discard,
+            };
+            let finished = self.end(recorded, Ending::Replaced, then)?;
             if self.request.follow {
-                self.keep_replaced(finished)?;
+                self.finished.push(finished);
             }
         }
-        let path = if is_first { self.request.file.clone() } else { self.beside(pid) };
+        let create = |begin: &Begin| match is_first {
+            true => Output::create(&self.request.file, begin),
+            false => Output::create_new(&self.beside(pid), begin),
+        };
         let unread = |source| Error::Tables { pid, source };
-        let begun = Recorded::begin(pid, parent, path, file, &self.root, self.attaches);
+        let begun = Recorded::begin(pid, parent, create, file, &self.root, self.attaches);
         let recorded = match begun {
             // Some other program that found the socket does not end what is recorded.
             Err(_) if !is_first => {
@@ -370,46 +375,24 @@ impl Collector {
         Ok(Some(()))
     }
 
-    /// A file for another process.
+    /// What the file of another process is called, where that name is free.
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));
-        let mut number = 1;
-        let mut free = path.clone();
-        while self.taken.contains(Path::new(&free)) {
-            number += 1;
-            free = path.clone();
-            free.push(format!(".{number}"));
-        }
-        free.into()
-    }
-
-    /// What a program recorded before it became another gets a name of its own.
-    fn keep_replaced(&mut self, mut finished: Finished) -> Result<(), Error> {
-        let path = self.beside(finished.pid);
-        fs::rename(&finished.file, &path)
-            .map_err(|source| Error::File { path: path.clone(), source })?;
-        finished.file = path;
-        self.keep(finished);
-        Ok(())
+        path.into()
     }
 
     /// Ends a recording. Of a child whose tables cannot be read the file is as if cut off.
-    fn end(&self, recorded: Recorded, how: Ending) -> Result<Finished, Error> {
+    fn end(&self, recorded: Recorded, how: Ending, then: Then) -> Result<Finished, Error> {
         let is_first = Some(recorded.pid) == self.first;
-        let (pid, path) = (recorded.pid, recorded.path.clone());
-        match recorded.finish(how, &self.root) {
+        let (pid, path) = (recorded.pid, recorded.output.path().to_owned());
+        match recorded.finish(how, then, &self.root) {
             Err(Error::Tables { .. }) if !is_first => {
                 let bytes = fs::metadata(&path).map_or(0, |file| file.len());
                 Ok(Finished { broken: true, ..Finished::nothing(pid, path, bytes, how) })
             }
             result => result,
         }
-    }
-
-    fn keep(&mut self, finished: Finished) {
-        self.taken.insert(finished.file.clone());
-        self.finished.push(finished);
     }
 
     /// Ends all recordings: the first process has ended so. What was recorded, the first process's first.
@@ -427,7 +410,7 @@ impl Collector {
             } else {
                 Ending::Gone
             };
-            let finished = self.end(recorded, ending)?;
+            let finished = self.end(recorded, ending, Then::Keep)?;
             self.finished.push(finished);
         }
         let mut finished = std::mem::take(&mut self.finished);
@@ -502,12 +485,11 @@ pub(crate) fn hear(stream: &UnixStream) -> io::Result<Option<(u32, u32, File)>> 
 #[derive(Debug)]
 struct Recorded {
     pid: u32,
-    path: PathBuf,
     program: Vec<u8>,
     /// Whether an `operator new` of the allocator's is recorded.
     has_new: bool,
     tables: Tables,
-    writer: Writer<BufWriter<File>>,
+    output: Output,
     began: Instant,
     /// When to look next, and how much later after that.
     next: Instant,
@@ -589,7 +571,7 @@ impl Recorded {
     fn begin(
         pid: u32,
         parent: u32,
-        path: PathBuf,
+        create: impl FnOnce(&Begin) -> Result<Output, Error>,
         file: File,
         root: &ProcRoot,
         attached: bool,
@@ -616,19 +598,17 @@ impl Recorded {
             lifetimes_every: u32::try_from(tables.head(header::LIFETIMES_EVERY)?).unwrap_or(0),
             attached,
         };
-        let create = || Writer::create(BufWriter::new(File::create(&path)?), &begin);
-        let writer = match create() {
-            Ok(writer) => writer,
-            Err(source) => return Ok(Err(Unrecorded::File(Error::File { path, source }))),
+        let output = match create(&begin) {
+            Ok(output) => output,
+            Err(error) => return Ok(Err(Unrecorded::File(error))),
         };
         let now = Instant::now();
         let recorded = Recorded {
             pid,
-            path,
             program,
             has_new: hooked.has_new,
             tables,
-            writer,
+            output,
             began: now,
             next: now + FIRST,
             step: FIRST,
@@ -696,9 +676,9 @@ impl Recorded {
         let new =
             tables.news(&self.program).map_err(|source| Error::Tables { pid: *pid, source })?;
         let layout = Layout { time_ns: nanoseconds(time), ..tables.known_only(layout) };
-        new.write(&mut self.writer)
-            .and_then(|()| self.writer.layout(&layout))
-            .map_err(|source| Error::File { path: self.path.clone(), source })
+        let written =
+            new.write(&mut self.output.writer).and_then(|()| self.output.writer.layout(&layout));
+        written.map_err(|source| self.output.error(source))
     }
 
     /// Of several threads the recorder knows peaks only so well: a moment that was seen may have been higher.
@@ -736,22 +716,20 @@ impl Recorded {
             resident: memory.resident,
             tree: Some(tree(&state.live)),
         };
-        new.write(&mut self.writer)
-            .and_then(|()| self.writer.moment(&moment))
-            .map_err(|source| Error::File { path: self.path.clone(), source })
+        let written =
+            new.write(&mut self.output.writer).and_then(|()| self.output.writer.moment(&moment));
+        written.map_err(|source| self.output.error(source))
     }
 
     fn counts(&mut self, state: State, time: Duration) -> Result<(), Error> {
         let mut counts = state.counts;
         counts.time_ns = nanoseconds(time);
         counts.peak_at_ns = self.peak_at_ns;
-        self.writer
-            .counts(&counts)
-            .map_err(|source| Error::File { path: self.path.clone(), source })
+        self.output.writer.counts(&counts).map_err(|source| self.output.error(source))
     }
 
     /// Takes down how it was at the end.
-    fn finish(mut self, how: Ending, root: &ProcRoot) -> Result<Finished, Error> {
+    fn finish(mut self, how: Ending, then: Then, root: &ProcRoot) -> Result<Finished, Error> {
         let time = self.began.elapsed();
         let how = if self.became_another { Ending::Replaced } else { how };
         let runs_on = how == Ending::Detached;
@@ -765,14 +743,8 @@ impl Recorded {
         }
         let (allocated, peak, live) = (state.all_allocated(), state.counts.peak, state.all_live());
         self.counts(state, time)?;
-        let Recorded { pid, path, writer, has_new, became_another, .. } = self;
-        let bytes = writer.written();
-        let end = || -> io::Result<()> {
-            let file = writer.end(&End { time_ns: nanoseconds(time), how })?;
-            file.into_inner().map_err(io::IntoInnerError::into_error)?.flush()
-        };
-        end().map_err(|source| Error::File { path: path.clone(), source })?;
-        let bytes = fs::metadata(&path).map_or(bytes, |file| file.len());
+        let Recorded { pid, output, has_new, became_another, .. } = self;
+        let (path, bytes) = output.end(&End { time_ns: nanoseconds(time), how }, then)?;
         let without_memory = trouble == tables::trouble::MEMORY;
         let without_calls = trouble == tables::trouble::CALLS;
         let without_new = own_new != 0 && !has_new;

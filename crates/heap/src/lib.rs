@@ -18,6 +18,7 @@ mod library;
 mod meeting;
 mod memory;
 mod names;
+mod output;
 pub mod probes;
 mod resolve;
 mod tables;

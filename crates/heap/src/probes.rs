@@ -8,14 +8,12 @@ mod state;
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_heaplog::recording::{Begin, End, Ending, Moment};
-use pagewise_heaplog::writer::Writer;
 use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, variables};
 use pagewise_sys::perf_event::{Event, Kind, Mode};
@@ -25,6 +23,7 @@ use thiserror::Error;
 
 use crate::collector::{FIRST, Finished, MOMENTS, lives, nanoseconds, tree};
 use crate::memory;
+use crate::output::{Output, Then};
 use state::{Call, Role, State};
 
 /// Why a program that is linked statically is not recorded.
@@ -207,7 +206,7 @@ struct One {
     /// Whether it has executed something since it last called anything.
     execs: bool,
     began: Instant,
-    file: Option<(PathBuf, Writer<BufWriter<File>>)>,
+    file: Option<Output>,
 }
 
 impl One {
@@ -355,37 +354,22 @@ impl Probes {
         for mut one in std::mem::take(&mut self.watched.replaced) {
             let is_first = one.pid == self.first;
             self.create(&mut one)?;
-            let finished = one.finish(Ending::Replaced)?;
-            let Some(mut finished) = finished else { continue };
-            if !is_first {
-                self.finished.push(finished);
-            } else if self.request.follow {
-                let path = self.beside(finished.pid);
-                fs::rename(&finished.file, &path)
-                    .map_err(|source| crate::Error::File { path: path.clone(), source })?;
-                finished.file = path;
-                self.finished.push(finished);
-            }
+            let then = match is_first {
+                true if self.request.follow => Then::Move(self.beside(one.pid)),
+                true => Then::Discard,
+                false => Then::Keep,
+            };
+            let is_kept = !matches!(then, Then::Discard);
+            self.finished.extend(one.finish(Ending::Replaced, then)?.filter(|_| is_kept));
         }
         Ok(())
     }
 
-    /// A file for another process.
+    /// What the file of another process is called, where that name is free.
     fn beside(&self, pid: u32) -> PathBuf {
-        let name = |number: usize| {
-            let mut path = self.request.file.clone().into_os_string();
-            path.push(format!(".{pid}"));
-            if number > 1 {
-                path.push(format!(".{number}"));
-            }
-            PathBuf::from(path)
-        };
-        let is_taken = |path: &PathBuf| {
-            let open = self.watched.running.iter().chain(&self.watched.replaced);
-            let mut open = open.filter_map(|one| one.file.as_ref().map(|(path, _)| path));
-            self.finished.iter().any(|it| it.file == *path) || open.any(|it| it == path)
-        };
-        (1..).map(name).find(|path| !is_taken(path)).unwrap_or_default()
+        let mut path = self.request.file.clone().into_os_string();
+        path.push(format!(".{pid}"));
+        path.into()
     }
 
     /// Makes a process's file, if it has none yet.
@@ -394,7 +378,6 @@ impl Probes {
             return Ok(());
         }
         let is_first = one.pid == self.first;
-        let path = if is_first { self.request.file.clone() } else { self.beside(one.pid) };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let program = self.program.clone().into_os_string().into_vec();
         let words = self.root.read(Pid(one.pid), "cmdline").ok().filter(|it| !it.is_empty());
@@ -419,10 +402,10 @@ impl Probes {
             lifetimes_every: u32::from(self.request.every_bytes.is_none()),
             attached: false,
         };
-        let create = || Writer::create(BufWriter::new(File::create(&path)?), &begin);
-        let writer =
-            create().map_err(|source| crate::Error::File { path: path.clone(), source })?;
-        one.file = Some((path, writer));
+        one.file = Some(match is_first {
+            true => Output::create(&self.request.file, &begin)?,
+            false => Output::create_new(&self.beside(one.pid), &begin)?,
+        });
         Ok(())
     }
 
@@ -445,7 +428,7 @@ impl Probes {
                 false if lives(&self.root, one.pid) => Ending::Detached,
                 false => Ending::Gone,
             };
-            self.finished.extend(one.finish(ending)?);
+            self.finished.extend(one.finish(ending, Then::Keep)?);
         }
         let file = &self.request.file;
         self.finished.sort_by_key(|finished| finished.file != *file);
@@ -458,7 +441,7 @@ impl One {
         &mut self,
         resident: Option<pagewise_heaplog::recording::Resident>,
     ) -> Result<(), crate::Error> {
-        let Some((path, writer)) = &mut self.file else { return Ok(()) };
+        let Some(output) = &mut self.file else { return Ok(()) };
         let new = self.state.news();
         let moment = Moment {
             time_ns: nanoseconds(self.began.elapsed()),
@@ -468,24 +451,20 @@ impl One {
             resident,
             tree: Some(tree(&self.state.live_by_site())),
         };
+        let writer = &mut output.writer;
         let written = new.write(writer).and_then(|()| writer.moment(&moment));
-        written.map_err(|source| crate::Error::File { path: path.clone(), source })
+        written.map_err(|source| output.error(source))
     }
 
     /// Ends its recording; none where there is none.
-    fn finish(mut self, how: Ending) -> Result<Option<Finished>, crate::Error> {
+    fn finish(mut self, how: Ending, then: Then) -> Result<Option<Finished>, crate::Error> {
         self.add(None)?;
         let time_ns = nanoseconds(self.began.elapsed());
         let counts = self.state.counts(time_ns);
         let (allocated, peak, live) = (self.state.allocated, counts.peak, self.state.live);
-        let Some((path, mut writer)) = self.file else { return Ok(None) };
-        let end = || -> io::Result<()> {
-            writer.counts(&counts)?;
-            let file = writer.end(&End { time_ns, how })?;
-            file.into_inner().map_err(io::IntoInnerError::into_error)?.flush()
-        };
-        end().map_err(|source| crate::Error::File { path: path.clone(), source })?;
-        let bytes = fs::metadata(&path).map_or(0, |file| file.len());
+        let Some(mut output) = self.file else { return Ok(None) };
+        output.writer.counts(&counts).map_err(|source| output.error(source))?;
+        let (path, bytes) = output.end(&End { time_ns, how }, then)?;
         Ok(Some(Finished {
             pid: self.pid,
             file: path,

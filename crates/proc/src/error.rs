@@ -32,6 +32,14 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A file could not be written.
+    #[error("cannot write {}", shown(path))]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// We may not read a file.
     #[error("{} may not be read", shown(path))]
     NotPermitted {
@@ -90,7 +98,7 @@ impl Error {
             Error::NotASnapshot { .. } => {
                 Some("`pagewise explain TARGET --save FILE` makes one".into())
             }
-            Error::Parse { .. } | Error::Io { .. } => None,
+            Error::Parse { .. } | Error::Io { .. } | Error::Write { .. } => None,
         }
     }
 

@@ -1,52 +1,29 @@
 //! Snapshots in files.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 
 use pagewise_model::Snapshot;
 use pagewise_model::name::escape;
 use pagewise_model::snapshot::SNAPSHOT_VERSION;
+use pagewise_sys::output_file::{self, Access};
 
 use crate::Error;
 
-/// Writes a snapshot. A regular file is replaced in one step, so that no half of one is ever seen there; into a
-/// pipe or a device it is written as it is.
+/// Writes a snapshot, which its owner alone can read. A regular file is replaced in one step once the new one is on
+/// disk; into a pipe or a device it is written as it is.
 ///
 /// # Errors
-/// [`Error::Io`]
+/// [`Error::Write`]
 pub fn save(snapshot: &Snapshot, path: &Path) -> Result<(), Error> {
-    let saved = match fs::canonicalize(path) {
-        Ok(place) if place.is_file() => replace(snapshot, &place),
-        // What `/dev/stdout` leads to may have no name of its own.
-        _ if path.exists() => {
-            OpenOptions::new().write(true).open(path).and_then(|f| write(snapshot, f))
-        }
-        _ => replace(snapshot, path),
-    };
-    saved.map_err(|source| Error::io(path, source))
+    output_file::write(path, Access::Owner, |out| write(snapshot, out))
+        .map_err(|source| Error::Write { path: path.into(), source })
 }
 
-/// Writes into a new file beside the place and moves that there.
-fn replace(snapshot: &Snapshot, path: &Path) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let beside = path.with_file_name(name);
-    // A file of that name is of a process that was killed, or a trap: it is never written into.
-    let _ = fs::remove_file(&beside);
-    let file = OpenOptions::new().write(true).create_new(true).open(&beside)?;
-    let synced = |file: File| write(snapshot, &file).and_then(|()| file.sync_all());
-    synced(file).and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
-        // What could not be finished is of no use to anyone.
-        let _ = fs::remove_file(&beside);
-    })
-}
-
-fn write(snapshot: &Snapshot, file: impl Write) -> io::Result<()> {
-    let mut out = BufWriter::with_capacity(1 << 16, file);
-    serde_json::to_writer(&mut out, snapshot)?;
-    out.write_all(b"\n")?;
-    out.flush()
+fn write(snapshot: &Snapshot, out: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, snapshot)?;
+    out.write_all(b"\n")
 }
 
 /// Opens a snapshot.

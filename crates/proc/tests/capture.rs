@@ -560,6 +560,6 @@ mod saved {
     #[test]
     fn a_folder_that_is_not_there_is_an_error_that_names_the_file() {
         let error = save(&read(us(), Wish::Fast).unwrap(), Path::new("/nowhere/x")).unwrap_err();
-        assert_eq!(error.to_string(), "cannot read /nowhere/x");
+        assert_eq!(error.to_string(), "cannot write /nowhere/x");
     }
 }

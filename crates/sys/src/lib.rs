@@ -12,6 +12,7 @@ pub mod interrupt;
 pub mod launch;
 pub mod madvise;
 pub mod mapping;
+pub mod output_file;
 pub mod pagemap_scan;
 pub mod perf_event;
 pub mod perf_page;

@@ -27,7 +27,7 @@ use crate::args::{self, Faults};
 use crate::commands::heap::NO_LIBRARY;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
-use crate::output::{emit, emit_beside, export, into_file};
+use crate::output::{emit, emit_beside, export, save};
 
 /// Between looks at whether it is over, and at what has happened: mappings that no event tells are read then.
 const LOOK: Duration = Duration::from_millis(10);
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Faults, look: &args::Look) -> anyhow::Result<ExitCode> 
         (None, None) => command(args)?,
     };
     if let Some(path) = &args.save {
-        into_file(path, |out| Ok(serde_json::to_writer(out, &recording)?))?;
+        save(path, |out| Ok(serde_json::to_writer(out, &recording)?))?;
     }
     let words: Vec<_> = recording.command.iter().map(Name::escaped).collect();
     let title = format!("Page faults: {} ({})", words.join(" "), recording.pid);

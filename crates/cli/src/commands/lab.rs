@@ -77,7 +77,7 @@ fn try_out(mut args: LabTry, look: &Look) -> anyhow::Result<ExitCode> {
     let notebook = notebook?;
     if let Some(path) = &args.save {
         let text = serde_json::to_vec(&notebook).context("a notebook is JSON")?;
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        into_file(path, |out| out.write_all(&text))?;
     }
     show(&notebook, &args.output, look)?;
     // As a shell would tell it of a process that the signal ended.

@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::CommandFactory;
 
 use crate::args::Cli;
-use crate::output::to_stdout;
+use crate::output::{into_file, to_stdout};
 
 /// Prints a completion script.
 pub(crate) fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
@@ -23,12 +23,23 @@ pub(crate) fn man(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     match dir {
         Some(dir) => {
             std::fs::create_dir_all(dir)
-                .and_then(|()| clap_mangen::generate_to(Cli::command(), dir))
                 .with_context(|| format!("cannot write the manual pages into {}", dir.display()))?;
+            let mut command = Cli::command().disable_help_subcommand(true);
+            command.build();
+            pages(&command, dir)?;
         }
         None => to_stdout(|out| render(out))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the page of a command and those of its subcommands.
+fn pages(command: &clap::Command, dir: &Path) -> anyhow::Result<()> {
+    for subcommand in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+        pages(subcommand, dir)?;
+    }
+    let page = clap_mangen::Man::new(command.clone());
+    into_file(&dir.join(page.get_filename()), |mut out| page.render(&mut out))
 }
 
 fn render(mut out: &mut dyn io::Write) -> io::Result<()> {

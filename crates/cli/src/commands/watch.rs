@@ -29,7 +29,7 @@ use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 use crate::args;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
-use crate::output::{emit, emit_beside, to_stdout};
+use crate::output::{emit, emit_beside, to_stdout, write_stderr};
 use crate::plan::Usage;
 
 /// Between looks at whether the process is still there.
@@ -393,7 +393,6 @@ fn made(
     }
 }
 
-#[expect(clippy::print_stderr, reason = "who waits for a hit wants to know when to begin")]
 fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
@@ -414,12 +413,12 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
     let mut watch = Watch::open(&root, pid.0, found.address, found.length, asked.reads)?;
     let name = Name::new(stat.name.as_bytes());
     let mapped = if found.mapping.is_none() { "; no memory is mapped there" } else { "" };
-    eprintln!(
-        "watching {} bytes at {:#x} of {} ({pid}){mapped}; Ctrl-C ends it",
+    write_stderr(&format!(
+        "watching {} bytes at {:#x} of {} ({pid}){mapped}; Ctrl-C ends it\n",
         found.length,
         found.address,
         pagewise_model::name::escape(name.as_bytes()),
-    );
+    ));
     let mut seen = Seen::new(asked, people);
     let ended = observe(&mut watch, &mut seen, people, || {
         Ok(if interrupts.came() {

@@ -11,7 +11,7 @@ use pagewise_view::export::{collapsed, counters, flamegraph, heaptrack, massif, 
 
 use super::open;
 use crate::args::heap::{HeapExport, OfArg};
-use crate::output::{into_file, to_stdout};
+use crate::output::{into_file, note, to_stdout};
 
 /// Writes each format that was asked for.
 pub(super) fn run(args: &HeapExport) -> anyhow::Result<()> {
@@ -82,7 +82,6 @@ impl Place {
 }
 
 /// Writes for heaptrack, and says what is not as it was.
-#[expect(clippy::print_stderr, reason = "the file itself may be standard output")]
 fn export_heaptrack(recording: &Recording, place: &Place) -> anyhow::Result<()> {
     let mut written = Written::default();
     let is_packed = place.is_packed();
@@ -96,15 +95,15 @@ fn export_heaptrack(recording: &Recording, place: &Place) -> anyhow::Result<()> 
     })?;
     if written.each > 1 {
         let each = written.each;
-        eprintln!(
-            "pagewise: an allocation in the file for heaptrack stands for {each}; bytes are exact"
-        );
+        note(format_args!(
+            "an allocation in the file for heaptrack stands for {each}; bytes are exact"
+        ));
     }
     if written.not_temporary > 0 {
         let count = written.not_temporary;
-        eprintln!(
-            "pagewise: {count} temporary allocations are no such in the file for heaptrack: they were live at the peak"
-        );
+        note(format_args!(
+            "{count} temporary allocations are no such in the file for heaptrack: they were live at the peak"
+        ));
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ use pagewise_sys::trace;
 
 use crate::args::heap::HeapRun;
 use crate::commands::run_command::{NotRun, exit_code};
+use crate::output::note;
 
 /// Between looks at whether the command has ended.
 const LOOK: Duration = Duration::from_millis(5);
@@ -129,18 +130,16 @@ fn how(ending: trace::Ending) -> Ending {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "standard output is the command's")]
 fn tell_of_go() {
-    eprintln!(
-        "pagewise: only what its C code allocates is recorded: Go's runtime has no malloc, `go tool pprof` tells of its heap"
+    note(
+        "only what its C code allocates is recorded: Go's runtime has no malloc, `go tool pprof` tells of its heap",
     );
 }
 
-#[expect(clippy::print_stderr, reason = "standard output is the command's")]
 fn tell_lost(lost: u64) {
-    eprintln!(
-        "pagewise: {lost} events were lost, for the program was faster: it did more than is recorded"
-    );
+    note(format_args!(
+        "{lost} events were lost, for the program was faster: it did more than is recorded"
+    ));
 }
 
 /// The recorder.
@@ -187,29 +186,26 @@ fn wait(
     }
 }
 
-#[expect(clippy::print_stderr, reason = "standard output is the command's")]
 fn tell_without_tables(processes: &[u32]) {
     for pid in processes {
-        eprintln!(
-            "pagewise: process {pid} was not recorded: its limits (ulimit -v, ulimit -f) leave no room for the recorder's \
+        note(format_args!(
+            "process {pid} was not recorded: its limits (ulimit -v, ulimit -f) leave no room for the recorder's \
              tables, 1 GiB of addresses of which little is used"
-        );
+        ));
     }
 }
 
 /// Says on standard error which allocators of the programs are not recorded.
-#[expect(clippy::print_stderr, reason = "standard output is the command's")]
 pub(super) fn tell_not_recorded(collector: &Collector) {
     for left_out in collector.left_out() {
-        eprintln!("pagewise: {left_out}");
+        note(format_args!("{left_out}"));
     }
     for nameless in collector.nameless() {
-        eprintln!("pagewise: {nameless}");
+        note(format_args!("{nameless}"));
     }
 }
 
 /// Says on standard error where the recordings are.
-#[expect(clippy::print_stderr, reason = "standard output is the command's")]
 pub(super) fn tell(
     finished: &[Finished],
     greeted: usize,
@@ -219,33 +215,33 @@ pub(super) fn tell(
 ) {
     for (program, why) in not_hooked {
         let program = pagewise_model::name::escape(program);
-        eprintln!("pagewise: {program} was not recorded: it has a malloc of its own, and {why}");
+        note(format_args!("{program} was not recorded: it has a malloc of its own, and {why}"));
     }
     for recording in finished {
         let file = pagewise_model::name::escape(recording.file.as_os_str().as_bytes());
         if recording.without_memory {
-            eprintln!("pagewise: {file} is empty: there was no memory for the recorder's tables");
+            note(format_args!("{file} is empty: there was no memory for the recorder's tables"));
         } else {
-            eprintln!("pagewise: see `pagewise heap report {file}`");
+            note(format_args!("see `pagewise heap report {file}`"));
         }
         if recording.without_new {
-            eprintln!(
-                "pagewise: {file} is without what C++ code allocates: the allocator's library has an operator new of its own"
-            );
+            note(format_args!(
+                "{file} is without what C++ code allocates: the allocator's library has an operator new of its own"
+            ));
         }
         if recording.broken {
-            eprintln!("pagewise: {file} ends where the recorder's tables could no longer be read");
+            note(format_args!("{file} ends where the recorder's tables could no longer be read"));
         }
         if recording.became_another {
-            eprintln!(
-                "pagewise: {file} ends where the program became another (execve), which did not load the recorder: its \
+            note(format_args!(
+                "{file} ends where the program became another (execve), which did not load the recorder: its \
                  environment was emptied, or it gains privileges or is linked statically"
-            );
+            ));
         }
         if recording.without_calls {
-            eprintln!(
-                "pagewise: {file} ends where the program gave up system calls (seccomp), before it ended"
-            );
+            note(format_args!(
+                "{file} ends where the program gave up system calls (seccomp), before it ended"
+            ));
         }
     }
     if finished.is_empty() {
@@ -255,9 +251,9 @@ pub(super) fn tell(
             "the command did not load the recorder: it is linked statically, or gains privileges as it starts"
         };
         if not_hooked.is_empty() && !told {
-            eprintln!("pagewise: nothing was recorded: {why}");
+            note(format_args!("nothing was recorded: {why}"));
         }
     } else if refused > 0 {
-        eprintln!("pagewise: {refused} children were not recorded: see --follow");
+        note(format_args!("{refused} children were not recorded: see --follow"));
     }
 }

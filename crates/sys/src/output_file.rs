@@ -1,0 +1,501 @@
+//! Files of results: complete, or as they were before.
+//!
+//! A regular file is replaced in one step by a new one that was written beside it without a name, so that a full disk, a
+//! signal or a kill leaves the old file as it was and no half of a new one. Devices, FIFOs and open descriptors
+//! (`/dev/stdout`) are written as they are. A link is followed, and the file that it leads to is replaced.
+
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, BufWriter, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, accessat, linkat};
+use rustix::io::Errno;
+use tempfile::TempPath;
+
+/// Who may read a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Its owner alone (0600), since it holds addresses or contents of a process's memory. It is on disk before it takes
+    /// the place of another.
+    Owner,
+    /// As the umask says; a file that is replaced keeps its mode and owner.
+    Umask,
+}
+
+/// Large enough that a page of 65,000 rows takes few system calls.
+const BUFFER: usize = 256 << 10;
+
+/// Writes a file. Where that fails, what was there before is unchanged, unless it is no regular file or its folder takes
+/// no new one.
+///
+/// # Errors
+/// Of `draw`, and of writing.
+pub fn write(
+    path: &Path,
+    access: Access,
+    draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    let target = match Destination::of(path)? {
+        Destination::Stream(file) => return buffered(&file, draw),
+        Destination::File(target) => target,
+    };
+    let old = existing(&target)?;
+    if old.is_some() {
+        accessat(CWD, &target, rustix::fs::Access::WRITE_OK, AtFlags::EACCESS)?;
+    }
+    let mut new = match NewFile::beside(&target, access, old.as_ref()) {
+        Ok(new) => new,
+        // The folder may be another user's, and the file ours to write.
+        Err(error) if old.is_some() && is_refused(&error) => {
+            return buffered(&emptied(&target)?, draw);
+        }
+        Err(error) => return Err(error),
+    };
+    buffered(new.file(), draw)?;
+    if access == Access::Owner {
+        new.file().sync_all()?;
+    }
+    match new.replace(&target) {
+        // A file that is a mount of its own, as in containers, cannot be replaced.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
+            let mut written = new.file();
+            written.rewind()?;
+            io::copy(&mut written, &mut emptied(&target)?).map(drop)
+        }
+        replaced => replaced,
+    }
+}
+
+fn emptied(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).truncate(true).open(path)
+}
+
+fn buffered(file: &File, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut out = BufWriter::with_capacity(BUFFER, file);
+    let drawn = draw(&mut out).and_then(|()| out.flush());
+    if drawn.is_err() {
+        // What is left in the buffer is not tried again.
+        let _ = out.into_parts();
+    }
+    drawn
+}
+
+fn existing(path: &Path) -> io::Result<Option<Metadata>> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a folder takes no new file from us.
+fn is_refused(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::ACCESS | Errno::PERM | Errno::ROFS))
+}
+
+/// What a path leads to.
+enum Destination {
+    /// A regular file that is replaced, or a name where nothing is yet.
+    File(PathBuf),
+    /// What is written as it is.
+    Stream(File),
+}
+
+impl Destination {
+    fn of(path: &Path) -> io::Result<Destination> {
+        let Some(target) = followed(path)? else {
+            // As a shell does, also where the descriptor is that of a file.
+            return Ok(Destination::Stream(emptied(path)?));
+        };
+        match existing(&target)? {
+            Some(what) if what.is_dir() => Err(Errno::ISDIR.into()),
+            Some(what) if !what.is_file() => {
+                let mut options = OpenOptions::new();
+                options.write(true).custom_flags(OFlags::NOCTTY.bits().cast_signed());
+                Ok(Destination::Stream(options.open(&target)?))
+            }
+            None if target.file_name().is_none() => Err(Errno::NOENT.into()),
+            _ => Ok(Destination::File(target)),
+        }
+    }
+}
+
+/// Where a path leads that may be a link; none where a link is one of `/proc`, which leads to an open file whatever it
+/// is called.
+fn followed(path: &Path) -> io::Result<Option<PathBuf>> {
+    /// As many as the kernel follows.
+    const MAX_LINKS: usize = 40;
+    let mut at = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        let Ok(what) = fs::symlink_metadata(&at) else { return Ok(Some(at)) };
+        if !what.is_symlink() {
+            return Ok(Some(at));
+        }
+        let folder = folder_of(&at).to_owned();
+        if is_proc(&folder) {
+            return Ok(None);
+        }
+        // As fs.protected_symlinks, which the kernel does not apply to links that are read.
+        let around = fs::metadata(&folder)?;
+        let is_shared = around.mode() & 0o1002 == 0o1002;
+        let uid = rustix::process::geteuid().as_raw();
+        if is_shared && what.uid() != uid && what.uid() != around.uid() {
+            return Err(Errno::ACCESS.into());
+        }
+        at = folder.join(fs::read_link(&at)?);
+    }
+    Err(Errno::LOOP.into())
+}
+
+fn is_proc(folder: &Path) -> bool {
+    const PROC: rustix::fs::FsWord = 0x9fa0;
+    rustix::fs::statfs(folder).is_ok_and(|fs| fs.f_type == PROC)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A file that is to take a place.
+enum NewFile {
+    /// Without a name: it is gone with this process, however that ends.
+    Unnamed(File),
+    /// On file systems that have no files without a name.
+    Named(File, TempPath),
+}
+
+/// What names of files begin with that are there for a moment.
+const PREFIX: &str = ".pagewise-";
+
+impl NewFile {
+    fn beside(target: &Path, access: Access, old: Option<&Metadata>) -> io::Result<NewFile> {
+        let mode = match access {
+            Access::Owner => 0o600,
+            Access::Umask => 0o666,
+        };
+        let folder = folder_of(target);
+        let new = match unnamed(folder, mode)? {
+            Some(file) => NewFile::Unnamed(file),
+            None => {
+                let mut builder = tempfile::Builder::new();
+                builder.prefix(PREFIX).permissions(Permissions::from_mode(mode));
+                let (file, name) = builder.tempfile_in(folder)?.into_parts();
+                NewFile::Named(file, name)
+            }
+        };
+        if let (Access::Umask, Some(old)) = (access, old) {
+            // Only root may give files away: otherwise it becomes ours.
+            let _ = fchown(new.file(), Some(old.uid()), Some(old.gid()));
+            new.file().set_permissions(Permissions::from_mode(old.mode() & 0o777))?;
+        }
+        Ok(new)
+    }
+
+    fn file(&self) -> &File {
+        match self {
+            NewFile::Unnamed(file) | NewFile::Named(file, _) => file,
+        }
+    }
+
+    /// Takes the place.
+    fn replace(&mut self, target: &Path) -> io::Result<()> {
+        match self {
+            NewFile::Unnamed(file) => Ok(named(file, target)?.persist(target)?),
+            NewFile::Named(_, name) => {
+                fs::rename(&name, target)?;
+                // There is no such name any more.
+                name.disable_cleanup(true);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A file without a name in a folder; none where there is no such thing.
+fn unnamed(folder: &Path, mode: u32) -> io::Result<Option<File>> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(folder, flags, Mode::from_raw_mode(mode)) {
+        // By this path it gets a name: in a /proc of another pid namespace it has none.
+        Ok(file) if fs::metadata(path_of(&file)).is_ok() => Ok(Some(file.into())),
+        Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn path_of(file: impl AsFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
+}
+
+/// Gives a file a name beside its place, since a name that is taken cannot be given.
+fn named(file: &File, target: &Path) -> io::Result<TempPath> {
+    let give = |name: &Path| -> io::Result<()> {
+        Ok(linkat(CWD, path_of(file), CWD, name, AtFlags::SYMLINK_FOLLOW)?)
+    };
+    let made = tempfile::Builder::new().prefix(PREFIX).make_in(folder_of(target), give)?;
+    Ok(made.into_temp_path())
+}
+
+/// A file that is written over time, such as a recording: readable at any time up to where it is cut off.
+///
+/// Where nothing has its name yet it has it from the beginning. A regular file of that name stays until this one is
+/// complete; up to then it is called `NAME.part`.
+#[derive(Debug)]
+pub struct Growing {
+    /// As it was asked for.
+    name: PathBuf,
+    /// Where it is now; none where it is a device, a FIFO or an open descriptor.
+    at: Option<PathBuf>,
+    /// Whose place it takes when it is complete.
+    replaces: Option<PathBuf>,
+}
+
+impl Growing {
+    /// Makes a file that its owner alone can read. A link is followed.
+    ///
+    /// # Errors
+    /// Of making it.
+    pub fn create(path: &Path) -> io::Result<(Growing, File)> {
+        let name = path.to_owned();
+        let target = match Destination::of(path)? {
+            Destination::Stream(file) => {
+                return Ok((Growing { name, at: None, replaces: None }, file));
+            }
+            Destination::File(target) => target,
+        };
+        match private(&target) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let mut part = target.clone().into_os_string();
+                part.push(".part");
+                let (at, file) = private_at_free_name(Path::new(&part))?;
+                Ok((Growing { name, at: Some(at), replaces: Some(target) }, file))
+            }
+            made => Ok((Growing { name, at: Some(target), replaces: None }, made?)),
+        }
+    }
+
+    /// Makes a file that its owner alone can read at a name that nothing has, no link either: `PATH`, `PATH.2` and so on.
+    ///
+    /// # Errors
+    /// Of making it.
+    pub fn create_new(path: &Path) -> io::Result<(Growing, File)> {
+        let (at, file) = private_at_free_name(path)?;
+        Ok((Growing { name: at.clone(), at: Some(at), replaces: None }, file))
+    }
+
+    /// Where it is now.
+    pub fn path(&self) -> &Path {
+        self.at.as_ref().unwrap_or(&self.name)
+    }
+
+    /// It is complete: it is put on disk, and takes the place that it was made for. Where it is from now on.
+    ///
+    /// # Errors
+    /// Of these.
+    pub fn complete(self, file: &File) -> io::Result<PathBuf> {
+        on_disk(file)?;
+        if let (Some(at), Some(target)) = (&self.at, &self.replaces) {
+            fs::rename(at, target)?;
+        }
+        Ok(self.name)
+    }
+
+    /// It is complete, and goes to a name that nothing has instead of its own: `PATH`, `PATH.2` and so on.
+    ///
+    /// # Errors
+    /// Of making or renaming a file.
+    pub fn complete_at(self, file: &File, path: &Path) -> io::Result<PathBuf> {
+        on_disk(file)?;
+        let Some(at) = self.at else { return Ok(self.name) };
+        // The name is taken first: it is no other's then, and a rename does not follow links.
+        let (to, _) = private_at_free_name(path)?;
+        fs::rename(at, &to)?;
+        Ok(to)
+    }
+
+    /// It is of no use to anyone.
+    pub fn discard(self) {
+        if let Some(at) = self.at {
+            let _ = fs::remove_file(at);
+        }
+    }
+}
+
+/// Puts a file on disk, where it is one that can be.
+fn on_disk(file: &File) -> io::Result<()> {
+    match file.sync_all() {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
+        synced => synced,
+    }
+}
+
+fn private(path: &Path) -> io::Result<File> {
+    // With `create_new` no link is followed.
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+fn private_at_free_name(path: &Path) -> io::Result<(PathBuf, File)> {
+    /// Names that are tried: somebody may have put files there.
+    const MAX_NAMES: u32 = 10_000;
+    let mut free = path.to_owned();
+    let mut number = 1;
+    loop {
+        match private(&free) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < MAX_NAMES => {
+                number += 1;
+                let mut name = path.to_owned().into_os_string();
+                name.push(format!(".{number}"));
+                free = name.into();
+            }
+            made => return Ok((free, made?)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    fn put(path: &Path, access: Access, text: &str) {
+        write(path, access, |out| out.write_all(text.as_bytes())).unwrap();
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_fails_leaves_the_file_as_it_was_and_nothing_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report");
+        put(&path, Access::Umask, "good");
+        for access in [Access::Owner, Access::Umask] {
+            let failed = write(&path, access, |out| {
+                out.write_all(&[b'x'; 1 << 20])?;
+                Err(Errno::NOSPC.into())
+            });
+            assert_eq!(failed.unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
+        }
+        assert_eq!(fs::read(&path).unwrap(), b"good");
+        assert_eq!(names(folder.path()), ["report"]);
+    }
+
+    #[test]
+    fn a_report_keeps_the_mode_of_the_file_that_it_replaces_and_a_recording_is_its_owners() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o604)).unwrap();
+        put(&path, Access::Umask, "new");
+        assert_eq!((fs::read(&path).unwrap(), mode(&path)), (b"new".to_vec(), 0o604));
+        put(&path, Access::Owner, "new");
+        assert_eq!(mode(&path), 0o600);
+        let (growing, _) = Growing::create(&folder.path().join("recording")).unwrap();
+        assert_eq!(mode(growing.path()), 0o600);
+    }
+
+    #[test]
+    fn a_link_stays_and_what_it_leads_to_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (inner, link) = (folder.path().join("inner"), folder.path().join("link"));
+        fs::create_dir(&inner).unwrap();
+        symlink("inner/file", &link).unwrap();
+        put(&link, Access::Umask, "first");
+        put(&link, Access::Owner, "second");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(inner.join("file")).unwrap(), b"second");
+        assert_eq!([names(folder.path()), names(&inner)], [vec!["inner", "link"], vec!["file"]]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_replaced_is_written_in_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("report"), folder.path().join("other"));
+        fs::write(&path, "a longer old text").unwrap();
+        fs::write(&other, "x").unwrap();
+        if rustix::mount::mount_bind(&other, &path).is_err() {
+            eprintln!("skipped: a file cannot be mounted here");
+            return;
+        }
+        put(&path, Access::Umask, "new");
+        let written = fs::read(&other).unwrap();
+        rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
+        assert_eq!(written, b"new");
+        assert_eq!(names(folder.path()), ["other", "report"]);
+    }
+
+    #[test]
+    fn links_in_a_circle_and_folders_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let circle = folder.path().join("circle");
+        symlink("circle", &circle).unwrap();
+        for path in [circle.as_path(), folder.path(), Path::new("/"), Path::new("")] {
+            assert!(write(path, Access::Umask, |_| Ok(())).is_err(), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn devices_and_open_files_are_written_as_they_are() {
+        put(Path::new("/dev/null"), Access::Owner, "nothing");
+        let full = write(Path::new("/dev/full"), Access::Umask, |out| out.write_all(b"x"));
+        assert_eq!(full.unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
+        let file = tempfile::tempfile().unwrap();
+        put(&path_of(&file), Access::Umask, "through a descriptor");
+        assert_eq!(fs::read(path_of(&file)).unwrap(), b"through a descriptor");
+    }
+
+    #[test]
+    fn a_recording_takes_the_place_of_another_when_it_is_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.pwh");
+        let (growing, mut file) = Growing::create(&path).unwrap();
+        assert_eq!(growing.path(), path, "nothing was there");
+        file.write_all(b"first").unwrap();
+        assert_eq!(growing.complete(&file).unwrap(), path);
+        // One that was killed.
+        let (_, mut killed) = Growing::create(&path).unwrap();
+        killed.write_all(b"cut").unwrap();
+        let (growing, mut file) = Growing::create(&path).unwrap();
+        file.write_all(b"second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        assert_eq!(growing.complete(&file).unwrap(), path);
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        assert_eq!(fs::read(folder.path().join("r.pwh.part")).unwrap(), b"cut");
+        assert_eq!(names(folder.path()), ["r.pwh", "r.pwh.part"]);
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_passed_over_also_where_it_is_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, victim) = (folder.path().join("r.pwh.7"), folder.path().join("victim"));
+        symlink(&victim, &path).unwrap();
+        let (growing, file) = Growing::create_new(&path).unwrap();
+        assert_eq!(growing.path(), folder.path().join("r.pwh.7.2"));
+        assert_eq!(growing.complete_at(&file, &path).unwrap(), folder.path().join("r.pwh.7.3"));
+        assert!(!victim.exists());
+        assert_eq!(names(folder.path()), ["r.pwh.7", "r.pwh.7.3"]);
+    }
+
+    #[test]
+    fn what_is_discarded_is_gone_but_no_device_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.pwh");
+        Growing::create(&path).unwrap().0.discard();
+        assert!(names(folder.path()).is_empty());
+        let (growing, file) = Growing::create(Path::new("/dev/null")).unwrap();
+        assert_eq!(growing.complete_at(&file, &path).unwrap(), Path::new("/dev/null"));
+        Growing::create(Path::new("/dev/null")).unwrap().0.discard();
+        assert!(Path::new("/dev/null").exists() && names(folder.path()).is_empty());
+    }
+}
