@@ -402,6 +402,7 @@ mod tests {
             assert_eq!(said("crates/view/src/a.rs", &text), [format!("2: `{print}`")]);
             assert_eq!(said("crates/cli/src/a.rs", &text), [format!("2: `{print}`")]);
             assert!(said("xtask/src/a.rs", &text).is_empty());
+            let text = format!("//! A.\n#![forbid(unsafe_code)]\nfn f() {{ {print}(\"x\") }}");
             assert!(said("crates/heap/build.rs", &text).is_empty());
         }
     }

@@ -305,7 +305,7 @@ const COMMANDS: &[&[&str]] = &[
     &["heap", "export", "first.pwh", "--heaptrack"],
     &["heap", "attach", "4194304"],
     &["guard", "--", "true"],
-    &["guard", "--rate", "1", "--", "./misuse", "overflow"],
+    &["guard", "--rate", "1", "--", "./misuse", "double_free"],
     &["watch", "--symbol", "stop", "--", "true"],
     &["sim", "cache", "--workload", "no-such"],
     &["lab", "list"],

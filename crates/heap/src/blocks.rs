@@ -7,9 +7,8 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,11 +22,11 @@ use pagewise_proc::ProcRoot;
 use pagewise_trace::FileSymbols;
 use pagewise_trace::faults::{Blocks, Known};
 
-use crate::collector::hear;
+use crate::collector::hello;
 use crate::error::Error;
 use crate::hook::{self, Why};
 use crate::library::{Library, NAME};
-use crate::meeting::Answered;
+use crate::meeting::{Answered, Client, Heard};
 use crate::resolve;
 use crate::tables::{Logged, Tables};
 
@@ -106,9 +105,8 @@ impl Live {
         let (sender, heard) = channel();
         let root = ProcRoot::live();
         let (whom, others) = (Arc::clone(&expected), Arc::clone(&refused));
-        let meeting = Answered::open(library, move |stream| {
-            answer(stream, &root, &whom, &others, &sender);
-        })?;
+        let meeting =
+            Answered::open(library, move |client| answer(client, &root, &whom, &others, &sender))?;
         Ok(Live {
             meeting,
             least: least.max(1),
@@ -354,14 +352,18 @@ impl Blocks for Live {
 
 /// Answers a recorder, which waits for that.
 fn answer(
-    mut stream: UnixStream,
+    client: &mut Client,
     root: &ProcRoot,
     expected: &AtomicU32,
     refused: &AtomicUsize,
     heard: &Sender<Result<Program, Why>>,
-) {
-    // Who does not say who it is is none of ours.
-    let Ok(Some((pid, _, file))) = hear(&stream) else { return };
+) -> Heard {
+    let (pid, file) = match hello(client) {
+        Ok(Some((_, file))) => (client.pid, file),
+        Ok(None) => return Heard::More,
+        // Who does not say who it is is none of ours.
+        Err(_) => return Heard::Done,
+    };
     let is_it = pid == expected.load(Ordering::Acquire);
     let program = is_it.then(|| program(pid, file, root)).and_then(Result::ok);
     let is_recorded = matches!(program, Some(Ok(_)));
@@ -369,7 +371,8 @@ fn answer(
     // What it writes is read from here on.
     let is_heard = program.is_some_and(|program| heard.send(program).is_ok());
     let answer = if is_recorded && is_heard { greeting::YES } else { greeting::NO };
-    let _ = stream.write_all(&[answer]);
+    client.answer(answer);
+    Heard::Done
 }
 
 /// A program that can be recorded; else why its `malloc` cannot be hooked.
@@ -393,6 +396,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use pagewise_heaplog::tables::{HEADER, LENGTH, LOG, MAGIC, log};
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
 
@@ -401,7 +405,8 @@ mod tests {
 
     impl Tables {
         fn new() -> Tables {
-            let file = tempfile::tempfile().unwrap();
+            let file = memfd_create("pagewise-heap", MemfdFlags::CLOEXEC).unwrap();
+            let file = File::from(file);
             file.set_len(LENGTH as u64).unwrap();
             let tables = Tables(file);
             tables.head(header::MAGIC, MAGIC);

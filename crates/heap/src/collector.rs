@@ -5,11 +5,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,12 @@ use pagewise_heaplog::recording::{Amount, Begin, End, Ending, Layout, Moment, Tr
 use pagewise_heaplog::tables::{self, greeting, header};
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::Error;
 use crate::hook::{self, Hooked, LeftOut, Why};
 use crate::layout;
 use crate::library::Library;
-use crate::meeting::{Meeting, receive};
+use crate::meeting::{Client, Clients, Heard, Meeting};
 use crate::memory;
 use crate::names::Nameless;
 use crate::output::{Output, Then};
@@ -56,7 +55,7 @@ pub struct Collector {
     /// The process that the recording is of; the others are its children.
     first: Option<u32>,
     /// Who has connected and said nothing yet.
-    coming: Vec<(UnixStream, Instant)>,
+    coming: Clients,
     running: Vec<Recorded>,
     finished: Vec<Finished>,
     /// The process ran already.
@@ -121,11 +120,13 @@ impl Finished {
     }
 }
 
-/// How long a recorder that has connected may take to say who it is.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long recorders that have connected are answered at a time.
+const ANSWERING: Duration = Duration::from_millis(50);
 /// The time between moments, at first; it doubles whenever there are [`MOMENTS`] more.
 pub(crate) const FIRST: Duration = Duration::from_millis(5);
 pub(crate) const MOMENTS: u32 = 40;
+/// Processes that could not be recorded and are told of.
+const MAX_TOLD: usize = 100;
 /// Looking takes no more than one of so many parts of the time.
 const SHARE: u32 = 50;
 /// The time between looks at where memory lies, at first; it doubles whenever there are [`LAYOUTS`] more.
@@ -149,14 +150,13 @@ impl Collector {
     /// Where no socket can be made.
     pub fn open(request: Request) -> Result<Collector, Error> {
         let (meeting, listener) = Meeting::open(&request.library)?;
-        listener.set_nonblocking(true).map_err(Error::Socket)?;
         Ok(Collector {
             request,
             meeting,
             listener,
             root: ProcRoot::live(),
             first: None,
-            coming: Vec::new(),
+            coming: Clients::default(),
             running: Vec::new(),
             finished: Vec::new(),
             attaches: false,
@@ -258,28 +258,19 @@ impl Collector {
     /// # Errors
     /// Where a file cannot be written, or tables cannot be read.
     pub fn step(&mut self) -> Result<Duration, Error> {
-        self.is_deaf = loop {
-            match self.listener.accept() {
-                Ok((stream, _)) if self.meeting.admits(&stream) => {
-                    self.coming.push((stream, Instant::now()));
-                }
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break false,
-                // There are too many open files, for a time.
-                Err(_) => break true,
-            }
-        };
-        for (stream, since) in std::mem::take(&mut self.coming) {
-            // A thread that we have stopped says nothing: it is not waited for.
-            let is_silent = self.attaches && !has_spoken(&stream);
-            if is_silent && since.elapsed() < PATIENCE {
-                self.coming.push((stream, since));
-            } else if !is_silent {
-                // Who does not say who it is is none of ours.
-                let _ = self.greet(&stream)?;
-            }
+        self.is_deaf = !self.meeting.accept(&self.listener, self.first, &mut self.coming);
+        let until = Instant::now() + ANSWERING;
+        for mut client in self.coming.all() {
+            // Silent ones take no time; of others some may have to wait for the next step.
+            let heard = match Instant::now() < until {
+                true => self.hear(&mut client)?,
+                false => Heard::Later,
+            };
+            self.coming.back(client, heard);
         }
-        let mut next = Duration::from_millis(200);
+        // What they say is not waited for by anybody but us.
+        let soon = Duration::from_millis(if self.coming.is_empty() { 200 } else { 1 });
+        let mut next = soon;
         let now = Instant::now();
         let mut gone = Vec::new();
         for (index, recorded) in self.running.iter_mut().enumerate() {
@@ -307,18 +298,30 @@ impl Collector {
         Ok(next)
     }
 
-    fn greet(&mut self, stream: &UnixStream) -> Result<Option<()>, Error> {
-        let Ok(Some((pid, parent, file))) = hear(stream) else { return Ok(None) };
+    fn hear(&mut self, client: &mut Client) -> Result<Heard, Error> {
+        match hello(client) {
+            Ok(Some((parent, file))) => self.greet(client, parent, file)?,
+            Ok(None) => return Ok(Heard::More),
+            // Who does not say who it is is none of ours.
+            Err(_) => {}
+        }
+        Ok(Heard::Done)
+    }
+
+    fn greet(&mut self, client: &Client, parent: u32, file: File) -> Result<(), Error> {
+        let pid = client.pid;
         if file.metadata().is_ok_and(|file| file.len() == 0) {
-            self.without_tables.push(pid);
-            return Ok(None);
+            if !self.without_tables.contains(&pid) && self.without_tables.len() < MAX_TOLD {
+                self.without_tables.push(pid);
+            }
+            return Ok(());
         }
         self.greeted += 1;
         let is_first = self.first.is_none_or(|first| first == pid);
         if !is_first && !self.request.follow {
             self.refused += 1;
-            let _ = (&*stream).write_all(&[greeting::NO]);
-            return Ok(None);
+            client.answer(greeting::NO);
+            return Ok(());
         }
         // Who has the number of one that is recorded has taken its place by `execve`.
         if let Some(index) = self.running.iter().position(|recorded| recorded.pid == pid) {
@@ -344,17 +347,19 @@ impl Collector {
             // Some other program that found the socket does not end what is recorded.
             Err(_) if !is_first => {
                 self.refused += 1;
-                return Ok(None);
+                return Ok(());
             }
             Ok(Err(Unrecorded::NotHooked(program, why))) => {
-                self.not_hooked.push((program, why));
-                let _ = (&*stream).write_all(&[greeting::NO]);
-                return Ok(None);
+                if self.not_hooked.len() < MAX_TOLD {
+                    self.not_hooked.push((program, why));
+                }
+                client.answer(greeting::NO);
+                return Ok(());
             }
             Ok(Err(Unrecorded::File(error))) => return Err(error),
             recorded => recorded.map_err(unread)?.ok(),
         };
-        let Some((recorded, hooked)) = recorded else { return Ok(None) };
+        let Some((recorded, hooked)) = recorded else { return Ok(()) };
         for left_out in hooked.left_out {
             if !self.left_out.contains(&left_out) {
                 self.left_out.push(left_out);
@@ -371,8 +376,8 @@ impl Collector {
             recorded.tables.answer(tables::collector::PID, &words).map_err(unread)?;
         }
         self.running.push(recorded);
-        let _ = (&*stream).write_all(&[greeting::YES]);
-        Ok(Some(()))
+        client.answer(greeting::YES);
+        Ok(())
     }
 
     /// What the file of another process is called, where that name is free.
@@ -400,7 +405,14 @@ impl Collector {
     /// # Errors
     /// Where a file cannot be written, or tables cannot be read.
     pub fn finish(mut self, how: Ending) -> Result<Vec<Finished>, Error> {
-        self.step()?;
+        /// Who has connected before the end is answered, but not who does so for ever.
+        const LAST_STEPS: usize = 20;
+        for _ in 0..LAST_STEPS {
+            self.step()?;
+            if self.coming.is_empty() {
+                break;
+            }
+        }
         let first = self.first;
         for recorded in std::mem::take(&mut self.running) {
             let ending = if Some(recorded.pid) == first {
@@ -454,31 +466,26 @@ pub(crate) fn lives(root: &ProcRoot, pid: u32) -> bool {
     stat.is_some_and(|stat| !stat.has_ended())
 }
 
-/// Whether there is something to hear.
-fn has_spoken(stream: &UnixStream) -> bool {
-    let mut wanted = [PollFd::new(stream, PollFlags::IN)];
-    poll(&mut wanted, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-}
-
-/// What a recorder says when it connects: its process, the parent, and the file of its tables.
-pub(crate) fn hear(stream: &UnixStream) -> io::Result<Option<(u32, u32, File)>> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut hello = [0; 16];
-    let (received, file) = receive(stream, &mut hello)?;
-    if received != hello.len() || hello[..8] != greeting::HELLO {
-        return Ok(None);
+/// What a recorder says when it connects: its parent, and the file of its tables; none as long as it has not said all.
+///
+/// # Errors
+/// Where it is no recorder.
+pub(crate) fn hello(client: &mut Client) -> io::Result<Option<(u32, File)>> {
+    const LENGTH: usize = 16;
+    let broken = || io::Error::from(io::ErrorKind::InvalidData);
+    let lives = client.receive(LENGTH);
+    if client.bytes.len() < LENGTH {
+        return if lives { Ok(None) } else { Err(broken()) };
     }
-    let number = |at: usize| hello[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+    let number = |at: usize| client.bytes[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
     let (said, parent) = (number(8), number(12));
-    // In a pid namespace of its own a process has another number than here.
-    let seen = rustix::net::sockopt::socket_peercred(stream)
-        .ok()
-        .and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
-    let pid = seen.unwrap_or(said);
-    let parent = if pid == said { parent } else { 0 };
-    Ok(file.map(|file| (pid, parent, file.into())))
+    if client.bytes[..8] != greeting::HELLO {
+        return Err(broken());
+    }
+    // In a pid namespace of its own a process has another number than here, and its parent too.
+    let parent = if client.pid == said { parent } else { 0 };
+    let file = client.file.take().ok_or_else(broken)?;
+    Ok(Some((parent, file.into())))
 }
 
 /// A process that is recorded.

@@ -6,7 +6,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, StatVfsMountFlags, flock, statvfs};
@@ -18,9 +18,11 @@ const PREFIX: &str = "pagewise-heap-";
 /// The file that is locked.
 const LOCK: &str = "lock";
 /// Bytes of a path to which the folder's name and the socket's can be added: a socket's has 107 at most.
-const LONGEST: usize = 70;
-/// The socket.
-pub(crate) const SOCKET: &str = "s";
+const LONGEST: usize = 107 - PREFIX.len() - "/".len() - LETTERS - "/".len() - SECRET;
+/// Letters of a name of 5 bits each that make a folder's name its own.
+const LETTERS: usize = 8;
+/// Letters of a name that nobody can guess: 130 bits.
+pub(crate) const SECRET: usize = 26;
 
 /// A folder of ours alone; it goes with this.
 #[derive(Debug)]
@@ -78,10 +80,22 @@ pub(crate) fn takes_programs(folder: &Path) -> bool {
     is_plain && !statvfs(folder).is_ok_and(refuses)
 }
 
+/// A name by chance, of 5 bits a letter.
+///
+/// # Errors
+/// Where the kernel has no random numbers.
+pub(crate) fn random_name(letters: usize) -> io::Result<String> {
+    let mut bytes = vec![0; letters];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes
+        .iter()
+        .map(|byte| char::from(b"abcdefghijklmnopqrstuvwxyz234567"[usize::from(byte & 31)]))
+        .collect())
+}
+
 fn make_in(base: &Path) -> io::Result<Folder> {
-    let pid = std::process::id();
-    for number in 0_u32.. {
-        let path = base.join(format!("{PREFIX}{pid}-{number}"));
+    for number in 0..=1000 {
+        let path = base.join(format!("{PREFIX}{}", random_name(LETTERS)?));
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => continue,
@@ -95,9 +109,6 @@ fn make_in(base: &Path) -> io::Result<Folder> {
             && is_at(&lock, &path.join(LOCK))
         {
             return Ok(Folder { path, _lock: lock });
-        }
-        if number >= 1000 {
-            break;
         }
     }
     Err(io::Error::other("no folder for temporary files can be locked"))
@@ -129,7 +140,12 @@ fn remove_left(base: &Path) {
             continue;
         }
         // The lock goes last: while it is there, another does not take the folder for one that is being made.
-        for name in [SOCKET, NAME, LOCK] {
+        for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|it| it.is_socket()) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        for name in [NAME, LOCK] {
             let _ = fs::remove_file(path.join(name));
         }
         let _ = fs::remove_dir(&path);
@@ -138,6 +154,8 @@ fn remove_left(base: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
@@ -150,15 +168,17 @@ mod tests {
         for folder in [&gone, &foreign, &unlocked] {
             DirBuilder::new().mode(0o700).create(folder).unwrap();
         }
-        for name in [SOCKET, NAME, LOCK] {
+        for name in [NAME, LOCK] {
             fs::write(gone.join(name), "x").unwrap();
             fs::write(foreign.join(name), "x").unwrap();
         }
-        fs::write(lives.path().join(SOCKET), "x").unwrap();
+        for folder in [gone.as_path(), lives.path()] {
+            UnixListener::bind(folder.join("socket")).unwrap();
+        }
         remove_left(base.path());
         assert!(!gone.exists());
         assert!(foreign.join(LOCK).exists() && unlocked.exists());
-        assert!(lives.path().join(SOCKET).exists());
+        assert!(lives.path().join("socket").exists());
         let path = lives.path().to_owned();
         drop(lives);
         assert!(!path.exists());

@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TrySendError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
@@ -21,12 +20,11 @@ use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::ProcRoot;
 use pagewise_trace::{FileSymbols, Module};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::error::Error;
 use crate::library::{Library, NAME};
-use crate::meeting::{Answered, receive};
+use crate::meeting::{Answered, Client, Heard};
 
 /// What is wanted of a guard.
 #[derive(Clone, Debug)]
@@ -58,7 +56,7 @@ pub enum Side {
 
 /// What a guard says.
 #[derive(Debug)]
-pub enum Heard {
+pub enum Event {
     /// A process is guarded from now on.
     Hello {
         /// The process.
@@ -100,11 +98,14 @@ struct RawModule {
 pub struct Listener {
     wanted: Wanted,
     meeting: Answered,
-    heard: Receiver<Heard>,
+    heard: Receiver<Event>,
 }
 
-/// How long a guard that has connected may take to say all.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// What was said and nobody has taken yet.
+const MAX_EVENTS: usize = 1000;
+/// Descriptors that are held for processes, and for one.
+const MAX_HELD: usize = 256;
+const MAX_HELD_FOR_ONE: usize = 4;
 
 impl Listener {
     /// Begins to listen.
@@ -112,19 +113,29 @@ impl Listener {
     /// # Errors
     /// Where no socket can be made.
     pub fn open(wanted: Wanted) -> Result<Listener, Error> {
-        let (sender, heard) = channel();
+        let (sender, heard) = sync_channel(MAX_EVENTS);
         let root = ProcRoot::live();
         let mut held = Held::default();
-        let meeting = Answered::open(&wanted.library, move |mut stream| {
-            // Who says what cannot be read is no guard of ours; an answer is given to what somebody reads.
-            let Ok((words, file)) = hear(&mut stream) else { return };
-            let heard = match file {
-                Some(file) => held.hold(&stream, file).is_some(),
-                None => read(&words, &root).is_some_and(|message| sender.send(message).is_ok()),
+        let meeting = Answered::open(&wanted.library, move |client| {
+            let words = match message(client) {
+                Ok(Some(words)) => words,
+                Ok(None) => return Heard::More,
+                // Who says what cannot be read is no guard of ours.
+                Err(_) => return Heard::Done,
             };
-            if heard {
-                let _ = stream.write_all(&[greeting::YES]);
+            let is_heard = match client.file.take() {
+                Some(file) => held.hold(client.pid, file).is_some(),
+                None => match read(&words, &root).map(|event| sender.try_send(event)) {
+                    // The guard waits for its answer meanwhile.
+                    Some(Err(TrySendError::Full(_))) => return Heard::Later,
+                    sent => matches!(sent, Some(Ok(()))),
+                },
+            };
+            // An answer is given to what somebody reads.
+            if is_heard {
+                client.answer(greeting::YES);
             }
+            Heard::Done
         })?;
         Ok(Listener { wanted, meeting, heard })
     }
@@ -149,7 +160,7 @@ impl Listener {
     }
 
     /// What was said, as soon as it is; none where nothing is for so long.
-    pub fn next(&self, wait: Duration) -> Option<Heard> {
+    pub fn next(&self, wait: Duration) -> Option<Event> {
         match self.heard.recv_timeout(wait) {
             Ok(heard) => Some(heard),
             Err(RecvTimeoutError::Timeout) => None,
@@ -163,43 +174,52 @@ impl Listener {
 
 /// Descriptors that processes have us hold until they end, with what tells of that.
 #[derive(Debug, Default)]
-struct Held(Vec<(OwnedFd, OwnedFd)>);
+struct Held(Vec<(u32, OwnedFd, OwnedFd)>);
 
 impl Held {
-    fn hold(&mut self, stream: &UnixStream, file: OwnedFd) -> Option<()> {
-        self.0.retain(|(process, _)| {
+    fn hold(&mut self, pid: u32, file: OwnedFd) -> Option<()> {
+        self.0.retain(|(_, process, _)| {
             let mut wanted = [PollFd::new(process, PollFlags::IN)];
             !poll(&mut wanted, Some(&Timespec::default())).is_ok_and(|ended| ended > 0)
         });
-        let peer = socket_peercred(stream).ok()?.pid;
-        self.0.push((pidfd_open(peer, PidfdFlags::empty()).ok()?, file));
+        let of_it = self.0.iter().filter(|(held_for, ..)| *held_for == pid).count();
+        if self.0.len() >= MAX_HELD || of_it >= MAX_HELD_FOR_ONE {
+            return None;
+        }
+        let process = rustix::process::Pid::from_raw(pid.cast_signed())?;
+        self.0.push((pid, pidfd_open(process, PidfdFlags::empty()).ok()?, file));
         Some(())
     }
 }
 
-/// A message, and the file that came with it.
-fn hear(stream: &mut UnixStream) -> io::Result<(Vec<u64>, Option<OwnedFd>)> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut bytes = vec![0; 8 * (word::LENGTH + 1)];
-    let (got, file) = receive(stream, &mut bytes)?;
-    stream.read_exact(&mut bytes[got..])?;
+/// The words of a message; none as long as it is not complete.
+///
+/// # Errors
+/// Where it is none.
+fn message(client: &mut Client) -> io::Result<Option<Vec<u64>>> {
+    const HEADER: usize = 8 * (word::LENGTH + 1);
+    let broken = || io::Error::from(io::ErrorKind::InvalidData);
     let words = |bytes: &[u8]| -> Vec<u64> {
         let word = |piece: &[u8]| piece.try_into().map_or(0, u64::from_ne_bytes);
         bytes.chunks_exact(8).map(word).collect()
     };
-    let first = words(&bytes);
-    let length = usize::try_from(first[word::LENGTH]).unwrap_or(usize::MAX);
-    if first[word::MAGIC] != MAGIC || length > MOST_WORDS || length < first.len() {
-        return Err(io::ErrorKind::InvalidData.into());
+    let mut lives = client.receive(HEADER);
+    if client.bytes.len() >= HEADER {
+        let first = words(&client.bytes[..HEADER]);
+        let length = usize::try_from(first[word::LENGTH]).unwrap_or(usize::MAX);
+        if first[word::MAGIC] != MAGIC || length > MOST_WORDS || length < first.len() {
+            return Err(broken());
+        }
+        lives = client.receive(8 * length);
+        if client.bytes.len() == 8 * length {
+            return Ok(Some(words(&client.bytes)));
+        }
     }
-    bytes.resize(8 * length, 0);
-    stream.read_exact(&mut bytes[8 * (word::LENGTH + 1)..])?;
-    Ok((words(&bytes), file))
+    if lives { Ok(None) } else { Err(broken()) }
 }
 
 /// What a message says; none where it makes no sense.
-fn read(words: &[u64], root: &ProcRoot) -> Option<Heard> {
+fn read(words: &[u64], root: &ProcRoot) -> Option<Event> {
     let get = |number: usize| words.get(number).copied();
     let pid = u32::try_from(get(word::PID)?).ok()?;
     match get(word::KIND)? {
@@ -209,9 +229,9 @@ fn read(words: &[u64], root: &ProcRoot) -> Option<Heard> {
                 means::MARKS => Means::Marks,
                 _ => Means::Mappings,
             };
-            Some(Heard::Hello { pid, means })
+            Some(Event::Hello { pid, means })
         }
-        kind::END => Some(Heard::End {
+        kind::END => Some(Event::End {
             guarded: get(word::GUARDED)?,
             left_out: get(word::LEFT_OUT)?,
             most_bytes: get(word::MOST)?,
@@ -219,7 +239,7 @@ fn read(words: &[u64], root: &ProcRoot) -> Option<Heard> {
         kind::BUG => {
             let program = fs::read_link(root.file(Pid(pid), "exe"));
             let program = program.map(|path| path.into_os_string().into_vec()).unwrap_or_default();
-            read_bug(words, Pid(pid), &program).map(|raw| Heard::Bug(Box::new(raw)))
+            read_bug(words, Pid(pid), &program).map(|raw| Event::Bug(Box::new(raw)))
         }
         _ => None,
     }

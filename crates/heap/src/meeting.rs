@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -10,22 +10,25 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use crate::error::Error;
-use crate::folder::{Folder, SOCKET};
-use crate::library::{Library, NAME};
 use pagewise_heaplog::tables::greeting;
 use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, stat};
-use rustix::net::sockopt::socket_peercred;
+use pagewise_sys::peer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::error::Error;
+use crate::folder::{Folder, SECRET, random_name};
+use crate::library::{Library, NAME};
 
 /// The folder, which goes with this, and the recorder's file.
 #[derive(Debug)]
 pub(crate) struct Meeting {
     folder: Folder,
+    socket: PathBuf,
     recorder: PathBuf,
     uid: u32,
     /// A user whose processes may come, too.
@@ -35,18 +38,28 @@ pub(crate) struct Meeting {
 impl Meeting {
     /// Makes the folder and the socket, and sees that the recorder's file is somewhere.
     pub(crate) fn open(library: &Library) -> Result<(Meeting, UnixListener), Error> {
-        let folder = Folder::make().map_err(Error::Socket)?;
-        let recorder = library.place(folder.path()).map_err(Error::Socket)?;
+        Meeting::make(library).map_err(Error::Socket)
+    }
+
+    fn make(library: &Library) -> io::Result<(Meeting, UnixListener)> {
+        let folder = Folder::make()?;
+        let recorder = library.place(folder.path())?;
         let uid = rustix::process::geteuid().as_raw();
-        let meeting = Meeting { folder, recorder, uid, guest: None };
-        let listener = UnixListener::bind(meeting.socket()).map_err(Error::Socket)?;
+        let path = folder.path();
+        let (first, socket) = (path.join("socket"), path.join(random_name(SECRET)?));
+        let listener = UnixListener::bind(&first)?;
+        listener.set_nonblocking(true)?;
+        // /proc/net/unix shows everybody the name that a socket was bound to, but not the one that it has now: where others
+        // may not list the folder, only who is told the name can connect.
+        fs::rename(&first, &socket)?;
         if uid == 0 {
             // What root runs may become another user's process; who else comes is told by where it comes from.
-            let open = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
-            open(meeting.folder(), 0o711).map_err(Error::Socket)?;
-            open(&meeting.socket(), 0o666).map_err(Error::Socket)?;
+            fs::set_permissions(&socket, Permissions::from_mode(0o666))?;
+            fs::set_permissions(path, Permissions::from_mode(0o711))?;
+        } else {
+            fs::set_permissions(&socket, Permissions::from_mode(0o600))?;
         }
-        Ok((meeting, listener))
+        Ok((Meeting { folder, socket, recorder, uid, guest: None }, listener))
     }
 
     /// The folder.
@@ -59,33 +72,72 @@ impl Meeting {
         &self.recorder
     }
 
-    /// Where the socket is.
-    pub(crate) fn socket(&self) -> PathBuf {
-        self.folder.path().join(SOCKET)
-    }
-
     /// Lets another user's processes come.
     pub(crate) fn invite(&mut self, uid: u32) -> Result<(), Error> {
-        for path in [self.socket(), self.folder().to_owned()] {
-            chown(&path, Some(uid), None).map_err(Error::Socket)?;
+        // Root's is open to whoever knows its name.
+        if self.uid != 0 {
+            for path in [&self.socket, self.folder.path()] {
+                chown(path, Some(uid), None).map_err(Error::Socket)?;
+            }
         }
         self.guest = Some(uid);
         Ok(())
     }
 
-    /// Whether who has connected is heard: processes of our user and of one that was let in, and what we have started, whoever it
-    /// has become.
-    pub(crate) fn admits(&self, stream: &UnixStream) -> bool {
-        let Ok(peer) = socket_peercred(stream) else { return false };
-        let uid = peer.uid.as_raw();
-        let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
-        uid == self.uid || self.guest == Some(uid) || descends_from_us(pid)
+    /// Accepts those who have connected, for a bounded time: processes of our user and of one that was let in, and what we
+    /// have started, whoever it has become. Others are dropped. False where none can be accepted at present.
+    ///
+    /// `first` is the process that is waited for, if there is one.
+    pub(crate) fn accept(
+        &self,
+        listener: &UnixListener,
+        first: Option<u32>,
+        clients: &mut Clients,
+    ) -> bool {
+        let until = Instant::now() + MAX_ACCEPTING;
+        for _ in 0..MAX_ACCEPTED {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    if let Some(client) = self.admitted(stream, first) {
+                        clients.add(client);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // There are too many open files, for a time.
+                Err(_) => return false,
+            }
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Who has connected, if it is heard.
+    fn admitted(&self, stream: UnixStream, first: Option<u32>) -> Option<Client> {
+        let peer = peer::of(&stream).ok()?;
+        // Who has no id here cannot be recorded.
+        let pid = peer.pid?;
+        let is_first = first == Some(pid);
+        let is_ours = is_first || descends_from(pid, &[std::process::id(), first.unwrap_or(0)]);
+        if !is_ours && peer.uid != self.uid && self.guest != Some(peer.uid) {
+            return None;
+        }
+        stream.set_nonblocking(true).ok()?;
+        let rank = match () {
+            () if is_first => Rank::First,
+            () if is_ours => Rank::Ours,
+            () => Rank::Stranger,
+        };
+        let (bytes, file) = (Vec::new(), None);
+        Some(Client { stream, pid, rank, since: Instant::now(), bytes, file })
     }
 
     /// What a recorder is told: how to record, and where to say so.
     pub(crate) fn settings(&self, words: &str) -> OsString {
         let mut settings = OsString::from(format!("{words},socket="));
-        settings.push(self.socket());
+        settings.push(&self.socket);
         settings
     }
 
@@ -105,11 +157,125 @@ impl Meeting {
     }
 }
 
+/// Connections that are accepted at a time, and for how long: others wait in the kernel.
+const MAX_ACCEPTED: usize = 256;
+const MAX_ACCEPTING: Duration = Duration::from_millis(5);
+/// Clients that are waited for at a time, and of those of one process.
+const MAX_CLIENTS: usize = 64;
+const MAX_CLIENTS_OF_A_PROCESS: usize = 4;
+/// How long a client may take to say all.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Whose client it is: of those that say nothing the lowest are dropped first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rank {
+    /// Any process of a user that may come.
+    Stranger,
+    /// A process that we have started, or that the first one has.
+    Ours,
+    /// The process that is waited for.
+    First,
+}
+
+/// Who has connected and has not said all yet.
+#[derive(Debug)]
+pub(crate) struct Client {
+    stream: UnixStream,
+    /// The process, as the kernel says.
+    pub(crate) pid: u32,
+    rank: Rank,
+    since: Instant,
+    /// What it has said so far.
+    pub(crate) bytes: Vec<u8>,
+    /// The file that came with it.
+    pub(crate) file: Option<OwnedFd>,
+}
+
+/// What came of listening to a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// It has not said all.
+    More,
+    /// It has, and there is no room for it at present.
+    Later,
+    /// It has been answered, or is none of ours.
+    Done,
+}
+
+impl Client {
+    /// Takes what has come, without waiting: up to `length` bytes in all. False where the client is gone or broken.
+    pub(crate) fn receive(&mut self, length: usize) -> bool {
+        while self.bytes.len() < length {
+            let mut piece = [0; 4 << 10];
+            let room = piece.len().min(length - self.bytes.len());
+            match receive(&self.stream, &mut piece[..room]) {
+                Ok((0, _)) => return false,
+                Ok((count, file)) => {
+                    self.bytes.extend_from_slice(&piece[..count]);
+                    // One is all that anybody sends.
+                    self.file = self.file.take().or(file);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
+        }
+        true
+    }
+
+    /// Answers. It is one byte, for which there is room.
+    pub(crate) fn answer(&self, byte: u8) {
+        let _ = (&self.stream).write_all(&[byte]);
+    }
+
+    fn is_late(&self) -> bool {
+        self.since.elapsed() >= PATIENCE
+    }
+}
+
+/// Clients that have not said all yet: a bounded number, so that those who say nothing take nobody's place for long.
+#[derive(Debug, Default)]
+pub(crate) struct Clients(Vec<Client>);
+
+impl Clients {
+    /// Adds one. Where there are too many, the oldest of the lowest rank goes; of one process, its oldest.
+    fn add(&mut self, client: Client) {
+        let of_it = |it: &Client| it.pid == client.pid;
+        let oldest = if self.0.iter().filter(|it| of_it(it)).count() >= MAX_CLIENTS_OF_A_PROCESS {
+            self.0.iter().position(of_it)
+        } else if self.0.len() >= MAX_CLIENTS {
+            let lowest = self.0.iter().map(|it| it.rank).min();
+            self.0.iter().position(|it| Some(it.rank) == lowest)
+        } else {
+            None
+        };
+        if let Some(oldest) = oldest {
+            self.0.remove(oldest);
+        }
+        self.0.push(client);
+    }
+
+    /// Takes all out, the highest rank and the oldest first; who is to be waited for is put [`back`](Clients::back).
+    pub(crate) fn all(&mut self) -> Vec<Client> {
+        let mut all = std::mem::take(&mut self.0);
+        all.sort_by_key(|client| std::cmp::Reverse(client.rank));
+        all
+    }
+
+    /// Waits further for one, unless it is late.
+    pub(crate) fn back(&mut self, client: Client, heard: Heard) {
+        if heard == Heard::Later || heard == Heard::More && !client.is_late() {
+            self.0.push(client);
+        }
+    }
+
+    /// Whether there is nobody.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// Receives bytes, and the file that comes with them; how many bytes came.
-pub(crate) fn receive(
-    stream: &UnixStream,
-    bytes: &mut [u8],
-) -> io::Result<(usize, Option<OwnedFd>)> {
+fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
@@ -121,14 +287,13 @@ pub(crate) fn receive(
     Ok((received.bytes, files.flatten().next()))
 }
 
-/// Whether we have started a process, or what started it.
-fn descends_from_us(mut pid: u32) -> bool {
+/// Whether one of these processes has started a process, or what started it.
+fn descends_from(mut pid: u32, ancestors: &[u32]) -> bool {
     /// A parent that ends meanwhile leaves its number to others: no chain is followed for ever.
-    const MOST: usize = 256;
+    const MOST: usize = 64;
     let root = ProcRoot::live();
-    let us = std::process::id();
     for _ in 0..MOST {
-        if pid == us {
+        if ancestors.contains(&pid) {
             return true;
         }
         let stat = root.read(Pid(pid), "stat").ok().and_then(|text| stat::parse(&text).ok());
@@ -144,36 +309,35 @@ fn descends_from_us(mut pid: u32) -> bool {
 #[derive(Debug)]
 pub(crate) struct Answered {
     meeting: Arc<Meeting>,
-    ends: Arc<AtomicBool>,
+    /// Closed where the thread is to end.
+    ends: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Answered {
-    /// Begins to answer.
+    /// Begins to answer. Nobody is waited for: `answer` takes what has come of what a client says.
     pub(crate) fn open(
         library: &Library,
-        mut answer: impl FnMut(UnixStream) + Send + 'static,
+        mut answer: impl FnMut(&mut Client) -> Heard + Send + 'static,
     ) -> Result<Answered, Error> {
         let (meeting, listener) = Meeting::open(library)?;
+        let (ends, ended) = UnixStream::pair().map_err(Error::Socket)?;
         let meeting = Arc::new(meeting);
         let door = Arc::clone(&meeting);
-        let ends = Arc::<AtomicBool>::default();
-        let ended = Arc::clone(&ends);
         let listen = move || {
-            for stream in listener.incoming() {
-                if ended.load(Ordering::Acquire) {
-                    return;
-                }
-                if let Ok(stream) = stream
-                    && door.admits(&stream)
-                {
-                    answer(stream);
+            let mut clients = Clients::default();
+            let mut can_accept = true;
+            while wait(&ended, &listener, can_accept, &clients) {
+                can_accept = door.accept(&listener, None, &mut clients);
+                for mut client in clients.all() {
+                    let heard = answer(&mut client);
+                    clients.back(client, heard);
                 }
             }
         };
         let named = thread::Builder::new().name("listener".to_owned());
         let thread = named.spawn(listen).map_err(Error::Socket)?;
-        Ok(Answered { meeting, ends, thread: Some(thread) })
+        Ok(Answered { meeting, ends: Some(ends), thread: Some(thread) })
     }
 
     /// The variables that a program is to have in its environment, beside ours.
@@ -182,13 +346,138 @@ impl Answered {
     }
 }
 
+/// Waits until there is something to do; false where it is to end.
+fn wait(ended: &UnixStream, listener: &UnixListener, can_accept: bool, clients: &Clients) -> bool {
+    /// Between looks at those who wait for room, and where no connection can be accepted.
+    const LOOK: i64 = 20_000_000;
+    let mut wanted = vec![PollFd::new(ended, PollFlags::IN)];
+    let mut is_soon = !can_accept;
+    if can_accept {
+        wanted.push(PollFd::new(listener, PollFlags::IN));
+    }
+    for client in &clients.0 {
+        is_soon |= !client.bytes.is_empty();
+        if client.bytes.is_empty() {
+            wanted.push(PollFd::new(&client.stream, PollFlags::IN));
+        }
+    }
+    let timeout = match is_soon {
+        true => Timespec { tv_sec: 0, tv_nsec: LOOK },
+        // Those who say nothing go when their time is over.
+        false => Timespec { tv_sec: 1, tv_nsec: 0 },
+    };
+    let _ = poll(&mut wanted, Some(&timeout));
+    wanted[0].revents().is_empty()
+}
+
 impl Drop for Answered {
     fn drop(&mut self) {
-        self.ends.store(true, Ordering::Release);
-        // It waits for somebody to connect.
-        let _ = UnixStream::connect(self.meeting.socket());
+        drop(self.ends.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{IoSlice, Read};
+    use std::os::fd::AsFd;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+    use super::*;
+
+    /// A client, and the other end of it.
+    fn client(pid: u32, rank: Rank) -> (Client, UnixStream) {
+        let (stream, other) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let since = Instant::now();
+        (Client { stream, pid, rank, since, bytes: Vec::new(), file: None }, other)
+    }
+
+    #[test]
+    fn the_socket_has_a_name_that_the_kernel_tells_nobody() {
+        let recorder = tempfile::NamedTempFile::new().unwrap();
+        let library = Library::File(recorder.path().to_owned());
+        let (meeting, listener) = Meeting::open(&library).unwrap();
+        let name = meeting.socket.file_name().unwrap().to_str().unwrap().to_owned();
+        assert_eq!(name.len(), SECRET);
+        let told = fs::read_to_string("/proc/net/unix").unwrap();
+        assert!(told.contains("pagewise-heap-") && !told.contains(&name));
+        let (other, _) = Meeting::open(&library).unwrap();
+        assert_ne!(other.socket.file_name(), meeting.socket.file_name());
+        let connected = UnixStream::connect(&meeting.socket).unwrap();
+        let mut clients = Clients::default();
+        assert!(meeting.accept(&listener, None, &mut clients));
+        assert_eq!(clients.0.len(), 1);
+        assert_eq!((clients.0[0].pid, clients.0[0].rank), (std::process::id(), Rank::Ours));
+        drop(connected);
+    }
+
+    #[test]
+    fn who_says_nothing_takes_nobodys_place() {
+        let mut clients = Clients::default();
+        let (first, _first) = client(7, Rank::First);
+        let (ours, _ours) = client(8, Rank::Ours);
+        clients.add(first);
+        clients.add(ours);
+        for pid in 100..10_000 {
+            clients.add(client(pid, Rank::Stranger).0);
+        }
+        assert_eq!(clients.0.len(), MAX_CLIENTS);
+        let all: Vec<u32> = clients.all().iter().map(|client| client.pid).collect();
+        assert_eq!(all[..2], [7, 8], "who is waited for comes first");
+        assert_eq!(all.last(), Some(&9999), "the oldest strangers have gone");
+        // One process has a few at most, also the first one.
+        for _ in 0..100 {
+            clients.add(client(7, Rank::First).0);
+        }
+        assert_eq!(clients.0.len(), MAX_CLIENTS_OF_A_PROCESS);
+    }
+
+    #[test]
+    fn who_is_late_goes() {
+        let mut clients = Clients::default();
+        let (mut late, _late) = client(7, Rank::First);
+        late.since = Instant::now().checked_sub(PATIENCE * 2).unwrap();
+        clients.back(late, Heard::More);
+        assert!(clients.is_empty());
+        clients.back(client(7, Rank::First).0, Heard::More);
+        assert!(!clients.is_empty());
+    }
+
+    #[test]
+    fn what_comes_in_pieces_is_put_together_without_waiting() {
+        let (mut it, mut other) = client(7, Rank::First);
+        assert!(it.receive(10) && it.bytes.is_empty());
+        for piece in [&b"abc"[..], b"defg"] {
+            other.write_all(piece).unwrap();
+            assert!(it.receive(10));
+        }
+        assert_eq!(it.bytes, b"abcdefg");
+        other.write_all(b"hijklmno").unwrap();
+        assert!(it.receive(10));
+        assert_eq!(it.bytes, b"abcdefghij", "no more than was asked for");
+        drop(other);
+        assert!(!it.receive(100));
+    }
+
+    #[test]
+    fn files_that_nobody_asked_for_are_closed() {
+        let (mut it, other) = client(7, Rank::First);
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let file = writer.as_fd();
+        let files = [file, file, file, file, file];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        sendmsg(&other, &[IoSlice::new(b"hello")], &mut control, SendFlags::empty()).unwrap();
+        drop(writer);
+        assert!(it.receive(5) && it.file.is_some());
+        drop(it);
+        drop(other);
+        // It ends where nobody has the other side open any more.
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 }

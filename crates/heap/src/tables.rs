@@ -151,6 +151,11 @@ impl Tables {
     /// Where they are not of this version, or cannot be read.
     pub(crate) fn open(file: File) -> io::Result<Tables> {
         let tables = Tables { file, known: Known::default(), moment: 1, bytes: Vec::new() };
+        // A file of memory, which can be read without waiting for anybody, whoever has sent it.
+        if rustix::fs::fcntl_get_seals(&tables.file).is_err() {
+            let words = "the recorder in the program shares no memory";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, words));
+        }
         let length = tables.file.metadata()?.len();
         if length != tables::LENGTH as u64 || tables.head(header::MAGIC)? != MAGIC {
             let words = "the recorder in the program is of another version";
@@ -551,4 +556,45 @@ fn halves(bytes: &[u8]) -> [u32; 2] {
 
 fn name(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|&byte| byte != 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    fn memory() -> File {
+        let file = File::from(memfd_create("pagewise-heap", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&file, tables::LENGTH as u64).unwrap();
+        file.write_all_at(&MAGIC.to_ne_bytes(), HEADER.place(header::MAGIC) as u64).unwrap();
+        file
+    }
+
+    #[test]
+    fn tables_that_are_cut_off_meanwhile_are_an_error() {
+        let file = memory();
+        let mut tables = Tables::open(file.try_clone().unwrap()).unwrap();
+        assert!(tables.state(true).is_ok() && tables.news(b"x").is_ok());
+        ftruncate(&file, 64).unwrap();
+        assert!(tables.state(true).is_err());
+        ftruncate(&file, 0).unwrap();
+        assert!(tables.head(header::MAGIC).is_err() && tables.own().is_err());
+    }
+
+    #[test]
+    fn what_is_no_memory_or_of_another_length_is_refused() {
+        let on_disk = tempfile::tempfile_in("/var/tmp").unwrap();
+        on_disk.set_len(tables::LENGTH as u64).unwrap();
+        let (pipe, _writer) = io::pipe().unwrap();
+        let short = memory();
+        ftruncate(&short, tables::LENGTH as u64 - 1).unwrap();
+        let long = memory();
+        ftruncate(&long, tables::LENGTH as u64 + 1).unwrap();
+        let pipe = File::from(std::os::fd::OwnedFd::from(pipe));
+        let device = File::open("/dev/zero").unwrap();
+        for file in [on_disk, pipe, device, short, long] {
+            assert!(Tables::open(file).is_err());
+        }
+    }
 }

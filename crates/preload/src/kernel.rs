@@ -89,7 +89,7 @@ impl File {
         Ok(file)
     }
 
-    /// A Unix socket that is connected to `path`, on which an answer is waited for two seconds at most.
+    /// A Unix socket that is connected to `path`; connecting, sending and receiving wait for two seconds each at most.
     pub(crate) fn connect(path: &[u8]) -> Result<File, Errno> {
         let kind = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC).cast_unsigned() as usize;
         let unix = libc::AF_UNIX.cast_unsigned() as usize;
@@ -103,21 +103,24 @@ impl File {
         for (to, from) in address.sun_path.iter_mut().zip(path) {
             *to = from.cast_signed();
         }
+        // Also of connecting: whoever listens may be slow, or stopped.
+        let patience = libc::timeval { tv_sec: 2, tv_usec: 0 };
+        for option in [libc::SO_SNDTIMEO, libc::SO_RCVTIMEO] {
+            let arguments = [
+                socket.argument(),
+                libc::SOL_SOCKET.cast_unsigned() as usize,
+                option.cast_unsigned() as usize,
+                (&raw const patience).addr(),
+                size_of::<libc::timeval>(),
+                0,
+            ];
+            // SAFETY: the time lies here, of the length that is told.
+            unsafe { call(libc::SYS_setsockopt, arguments) }?;
+        }
         let length = size_of::<libc::sockaddr_un>();
         let at = (&raw const address).addr();
         // SAFETY: the address lies here, of the length that is told.
         unsafe { call(libc::SYS_connect, [socket.argument(), at, length, 0, 0, 0]) }?;
-        let patience = libc::timeval { tv_sec: 2, tv_usec: 0 };
-        let arguments = [
-            socket.argument(),
-            libc::SOL_SOCKET.cast_unsigned() as usize,
-            libc::SO_RCVTIMEO.cast_unsigned() as usize,
-            (&raw const patience).addr(),
-            size_of::<libc::timeval>(),
-            0,
-        ];
-        // SAFETY: the time lies here, of the length that is told.
-        unsafe { call(libc::SYS_setsockopt, arguments) }?;
         Ok(socket)
     }
 

@@ -14,6 +14,7 @@ pub mod madvise;
 pub mod mapping;
 pub mod output_file;
 pub mod pagemap_scan;
+pub mod peer;
 pub mod perf_event;
 pub mod perf_page;
 pub mod perf_ring;

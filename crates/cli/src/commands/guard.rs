@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagewise_analysis::guard;
-use pagewise_heap::guard::{Heard, Listener, Resolver, Side, Wanted};
+use pagewise_heap::guard::{Event, Listener, Resolver, Side, Wanted};
 use pagewise_heap::library;
 use pagewise_model::calls::Ending;
 use pagewise_model::guard::{Guarded, Means};
@@ -28,6 +28,9 @@ use crate::output::emit_beside;
 
 /// Between looks at what was heard; the command's end is seen at once, and guards are answered by a thread of its own.
 const LOOK: Duration = Duration::from_millis(50);
+/// What is heard between two such looks, and after the command's end: who never stops to say something is left.
+const AT_A_TIME: usize = 256;
+const AT_THE_END: usize = 10_000;
 /// Up to this rate much of the time may go into what is guarded.
 const OFTEN: u64 = 100;
 
@@ -70,7 +73,8 @@ pub(crate) fn run(args: &Guard, look: &args::Look) -> anyhow::Result<ExitCode> {
     let mut told = Told::new(args, Pid(running.pid()));
     let outcome = wait(running, &listener, &mut told, not_run)?;
     // What was said before the end is there once the end is seen.
-    while let Some(heard) = listener.next(Duration::ZERO) {
+    for _ in 0..AT_THE_END {
+        let Some(heard) = listener.next(Duration::ZERO) else { break };
         told.take(heard)?;
     }
     let guarded = told.finish(&outcome);
@@ -96,7 +100,8 @@ fn wait(
     not_run: impl Fn(io::Error) -> NotRun,
 ) -> anyhow::Result<Outcome> {
     loop {
-        while let Some(heard) = listener.next(Duration::ZERO) {
+        for _ in 0..AT_A_TIME {
+            let Some(heard) = listener.next(Duration::ZERO) else { break };
             told.take(heard)?;
         }
         match running.wait(Some(Instant::now() + LOOK)) {
@@ -146,31 +151,31 @@ impl<'a> Told<'a> {
         }
     }
 
-    fn take(&mut self, heard: Heard) -> anyhow::Result<()> {
+    fn take(&mut self, heard: Event) -> anyhow::Result<()> {
         /// Bugs that are kept: who makes more of them has heard enough.
         const MOST: usize = 10_000;
         match heard {
-            Heard::Hello { pid, means } => {
+            Event::Hello { pid, means } => {
                 self.pids.insert(pid);
                 self.guarded.processes += 1;
                 if pid == self.guarded.pid.0 || self.guarded.means.is_ok() {
                     self.guarded.means = Ok(means);
                 }
             }
-            Heard::End { guarded, left_out, most_bytes } => {
+            Event::End { guarded, left_out, most_bytes } => {
                 self.guarded.told += 1;
                 self.guarded.guarded += guarded;
                 self.guarded.left_out += left_out;
                 self.guarded.most_bytes = self.guarded.most_bytes.max(most_bytes);
             }
-            Heard::Bug(raw) if self.guarded.bugs.len() < MOST => {
+            Event::Bug(raw) if self.guarded.bugs.len() < MOST => {
                 let bug = self.resolver.resolve(*raw);
                 if is_for_screen(&self.args.output) {
                     tell(&guard::lines(&bug, self.guarded.bugs.len() + 1))?;
                 }
                 self.guarded.bugs.push(bug);
             }
-            Heard::Bug(_) => {}
+            Event::Bug(_) => {}
         }
         Ok(())
     }

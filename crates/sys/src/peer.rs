@@ -1,0 +1,46 @@
+//! Who has connected to a Unix socket (`SO_PEERCRED`).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// The process that connected, as it was then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its id here; none where it is of a pid namespace that is not seen from here.
+    pub pid: Option<u32>,
+    /// Its effective user.
+    pub uid: u32,
+}
+
+/// Asks the kernel who has connected.
+///
+/// # Errors
+/// `ENOTSOCK` where it is no socket.
+pub fn of(stream: impl AsFd) -> io::Result<Peer> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("it is small");
+    let (socket, option) = (stream.as_fd().as_raw_fd(), libc::SO_PEERCRED);
+    // SAFETY: the kernel writes no more than `length` bytes into `peer`, any of which are valid.
+    let got = unsafe {
+        libc::getsockopt(socket, libc::SOL_SOCKET, option, (&raw mut peer).cast(), &raw mut length)
+    };
+    if got != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let pid = u32::try_from(peer.pid).ok().filter(|&pid| pid != 0);
+    Ok(Peer { pid, uid: peer.uid })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_pair_of_sockets_is_connected_by_this_process() {
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let us = Peer { pid: Some(std::process::id()), uid: rustix::process::geteuid().as_raw() };
+        assert_eq!(of(&stream).unwrap(), us);
+    }
+}
