@@ -95,8 +95,8 @@ fn subject(source: args::Source) -> anyhow::Result<Subject> {
 }
 
 fn process(root: &ProcRoot, name: &str, request: &Request) -> anyhow::Result<Seen> {
-    let pid = target::find(root, name)?;
-    Ok(Seen { snapshot: capture(root, pid, request)?, exit: ExitCode::SUCCESS })
+    let (root, pid) = target::hold(root, name)?;
+    Ok(Seen { snapshot: capture(&root, pid, request)?, exit: ExitCode::SUCCESS })
 }
 
 /// `/proc`, or the copy that was named.

@@ -32,7 +32,9 @@ fn write(root: &ProcRoot, pid: Pid, what: &[u8]) -> Result<Duration, Error> {
     let begin = Instant::now();
     let file = OpenOptions::new().write(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(what));
-    written.map(|()| begin.elapsed()).map_err(|error| Error::of_process(error, pid, &path))
+    written
+        .map(|()| begin.elapsed())
+        .map_err(|error| Error::of_process(error, pid, &root.usual(&path)))
 }
 
 /// The mappings with every counter of `smaps`, `Referenced` among them.

@@ -74,6 +74,8 @@ pub fn of(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Result<Reading<Reg
     let first = start + HEADER as u64;
     let length = (shape.used * shape.entry_size) as u64;
     let entries = piece(pid, first..first + length).map_err(explain)?;
+    // They were read by the process's id.
+    root.check(pid)?;
     let pools = entries.chunks_exact(shape.entry_size).filter_map(parse).collect();
     Ok(Ok(Registry { pid, process: Name::default(), pools, lost: shape.lost }))
 }

@@ -3,33 +3,103 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pagewise_model::name::escape;
 use pagewise_model::{Absent, Name, Pid, Reading};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Access, AtFlags, Mode, OFlags, accessat};
 use rustix::io::Errno;
 
 use crate::text::number;
 use crate::{Error, stat};
 
 /// The tree that processes are read from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ProcRoot {
     path: PathBuf,
     live: bool,
+    held: Option<Held>,
+}
+
+/// A process whose folder is open: it is that process's for ever, also when its id is another's.
+#[derive(Clone, Debug)]
+struct Held {
+    pid: Pid,
+    folder: Arc<OwnedFd>,
+}
+
+impl Held {
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.folder.as_raw_fd()).into()
+    }
+
+    fn lives(&self) -> bool {
+        accessat(&self.folder, "stat", Access::EXISTS, AtFlags::empty()).is_ok()
+    }
 }
 
 impl ProcRoot {
     /// `/proc` of the running kernel.
     pub fn live() -> ProcRoot {
-        ProcRoot { path: "/proc".into(), live: true }
+        ProcRoot { path: "/proc".into(), live: true, held: None }
     }
 
     /// A copy of a `/proc`, or of the part of it that matters: `DIR/<pid>/smaps` and so on.
     pub fn at(path: impl Into<PathBuf>) -> ProcRoot {
-        ProcRoot { path: path.into(), live: false }
+        ProcRoot { path: path.into(), live: false, held: None }
+    }
+
+    /// The same tree, with the folder of a process held open: all that is read of it from now on is of the process that
+    /// has this id now. Once that has ended there is [`Error::NoSuchProcess`], whoever gets its id.
+    ///
+    /// What is not read by way of the tree, as by `ptrace` or `process_vm_readv`, is of the process where
+    /// [`check`](ProcRoot::check) says so afterwards. A copied tree, and one of another pid namespace, stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchProcess`], [`Error::Io`].
+    pub fn holding(&self, pid: Pid) -> Result<ProcRoot, Error> {
+        if !self.has_our_ids() {
+            return Ok(self.clone());
+        }
+        let path = self.path.join(pid.to_string());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(&path, flags, Mode::empty())
+            .map_err(|error| self.explain(pid, &path, error.into()))?;
+        let held = Held { pid, folder: Arc::new(folder) };
+        // Its parent may have waited for it between.
+        if !held.lives() {
+            return Err(Error::NoSuchProcess { pid });
+        }
+        Ok(ProcRoot { held: Some(held), ..self.clone() })
+    }
+
+    /// Whether a process that is [held](ProcRoot::holding) has its id yet, and with it all that was asked for by its id
+    /// up to now. One that has ended has its id until its parent has waited for it.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchProcess`]
+    pub fn check(&self, pid: Pid) -> Result<(), Error> {
+        match self.held(pid) {
+            Some(held) if !held.lives() => Err(Error::NoSuchProcess { pid }),
+            _ => Ok(()),
+        }
+    }
+
+    fn held(&self, pid: Pid) -> Option<&Held> {
+        self.held.as_ref().filter(|held| held.pid == pid)
+    }
+
+    /// The path that people know a file by.
+    pub(crate) fn usual(&self, path: &Path) -> PathBuf {
+        let held = self.held.as_ref();
+        let inner = held.and_then(|held| Some((held.pid, path.strip_prefix(held.path()).ok()?)));
+        inner.map_or_else(
+            || path.to_owned(),
+            |(pid, name)| self.path.join(pid.to_string()).join(name),
+        )
     }
 
     /// Where the tree is.
@@ -86,7 +156,8 @@ impl ProcRoot {
 
     /// The path of a process's file.
     pub fn file(&self, pid: Pid, name: &str) -> PathBuf {
-        self.path.join(pid.to_string()).join(name)
+        let folder = self.held(pid).map(Held::path);
+        folder.unwrap_or_else(|| self.path.join(pid.to_string())).join(name)
     }
 
     /// All of a process's file.
@@ -145,12 +216,15 @@ impl ProcRoot {
 
     /// What an error on a process's file means.
     pub(crate) fn explain(&self, pid: Pid, path: &Path, error: io::Error) -> Error {
-        let gone = || !self.path.join(pid.to_string()).exists();
+        let gone = || match self.held(pid) {
+            Some(held) => !held.lives(),
+            None => !self.path.join(pid.to_string()).exists(),
+        };
         match Errno::from_io_error(&error) {
             Some(Errno::SRCH) => Error::NoSuchProcess { pid },
             Some(Errno::NOENT) if gone() => Error::NoSuchProcess { pid },
-            Some(Errno::PERM | Errno::ACCESS) => Error::NotPermitted { path: path.into() },
-            _ => Error::io(path, error),
+            Some(Errno::PERM | Errno::ACCESS) => Error::NotPermitted { path: self.usual(path) },
+            _ => Error::io(&self.usual(path), error),
         }
     }
 
@@ -165,8 +239,16 @@ impl ProcRoot {
             Some(Errno::NOENT) if path.parent().is_some_and(|folder| !folder.exists()) => {
                 Absent::Vanished
             }
+            Some(Errno::NOENT)
+                if self
+                    .held
+                    .as_ref()
+                    .is_some_and(|it| path.starts_with(it.path()) && !it.lives()) =>
+            {
+                Absent::Vanished
+            }
             Some(Errno::NOENT) => Absent::NotInThisKernel("".into()),
-            _ => Absent::NotSupported(format!("{}: {error}", shown(path)).into()),
+            _ => Absent::NotSupported(format!("{}: {error}", shown(&self.usual(path))).into()),
         }
     }
 }

@@ -5,6 +5,15 @@ use pagewise_model::{Name, Pid};
 use crate::text::number;
 use crate::{Error, ProcRoot, stat};
 
+/// [`find`], and the tree with that process [held](ProcRoot::holding), for whoever reads it more than once.
+///
+/// # Errors
+/// As [`find`]; [`Error::NoSuchProcess`].
+pub fn hold(root: &ProcRoot, text: &str) -> Result<(ProcRoot, Pid), Error> {
+    let pid = find(root, text)?;
+    Ok((root.holding(pid)?, pid))
+}
+
 /// Finds the process that `text` names: a pid, `self`, the exact name of one process, else a part of one's.
 ///
 /// A name is the kernel's (`comm`), or the last component of the program's path or of the command's first word.

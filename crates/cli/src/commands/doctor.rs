@@ -21,7 +21,8 @@ pub(crate) fn run(args: &Doctor, look: &Look) -> anyhow::Result<ExitCode> {
     let root = root(args.root.as_deref());
     // A tree that is not there is an error, not a machine of which nothing is known.
     root.pids()?;
-    let pid = args.target.as_deref().map(|name| target::find(&root, name)).transpose()?;
+    let held = args.target.as_deref().map(|name| target::hold(&root, name)).transpose()?;
+    let (root, pid) = held.map_or((root, None), |(root, pid)| (root, Some(pid)));
     let target = pid.map(|pid| capture(&root, pid, &Request::default())).transpose()?;
     let files = doctor::files();
     let process = pid.or_else(|| root.ourselves());

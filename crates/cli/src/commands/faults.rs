@@ -155,7 +155,7 @@ fn watch(name: &str, args: &Faults) -> anyhow::Result<Recording> {
     if !root.has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be watched from here");
     }
-    let pid = target::find(&root, name)?;
+    let (root, pid) = target::hold(&root, name)?;
     if root.ourselves() == Some(pid) {
         bail!("no process can watch itself: it would fault while it counts");
     }
@@ -169,6 +169,8 @@ fn watch(name: &str, args: &Faults) -> anyhow::Result<Recording> {
     let interrupts = Interrupts::note();
     allow_files();
     let mut recorder = Recorder::open(request(args, Target::Process(pid.0)))?;
+    // It was opened by its id.
+    root.check(pid)?;
     recorder.start()?;
     let begin = Instant::now();
     let lives = || {

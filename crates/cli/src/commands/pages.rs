@@ -24,8 +24,7 @@ use crate::plan::Usage;
 
 /// Looks at the pages of a process, or waits and says what it touched.
 pub(crate) fn run(args: &Pages, look: &look::Look) -> anyhow::Result<ExitCode> {
-    let root = ProcRoot::live();
-    let pid = target::find(&root, &args.target)?;
+    let (root, pid) = target::hold(&ProcRoot::live(), &args.target)?;
     let page_size = page_size();
     let place = args.place.as_deref().map(|text| Place::parse(text, page_size)).transpose()?;
     if let Some(interval) = args.touched {

@@ -111,13 +111,15 @@ fn watch_process(
     during: Option<Duration>,
 ) -> anyhow::Result<Recording> {
     let root = ProcRoot::live();
-    let pid = target::find(&root, name)?;
+    let (root, pid) = target::hold(&root, name)?;
     if stat::parse(&root.read(pid, "stat")?)?.has_ended() {
         bail!("process {pid} has ended and waits for its parent: it flushes nothing");
     }
     let gone = || pagewise_trace::Error::Gone { pid: pid.0 };
     let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
     let held = pidfd_open(number, PidfdFlags::empty()).map_err(|_| gone())?;
+    // It was opened by its id; from here on its end is seen.
+    root.check(pid)?;
     watch(Target::Process(pid.0), Some((pid, held)), callers, around.clone(), during)
 }
 

@@ -52,7 +52,7 @@ fn watch(name: &str, during: Option<Duration>) -> anyhow::Result<Recording> {
     if !root.has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be traced from here");
     }
-    let pid = target::find(&root, name)?;
+    let (root, pid) = target::hold(&root, name)?;
     if root.ourselves() == Some(pid) {
         bail!("no process can trace itself");
     }
@@ -65,6 +65,8 @@ fn watch(name: &str, during: Option<Duration>) -> anyhow::Result<Recording> {
     }
     let deadline = during.map(|during| Instant::now() + during);
     let mut watched = Watched::attach(pid.0, deadline).map_err(|error| refused(pid.0, &error))?;
+    // It was attached to by its id.
+    root.check(pid)?;
     Ok(record(&mut watched, Vec::new())?)
 }
 

@@ -398,7 +398,7 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
     if !root.has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be watched from here");
     }
-    let pid = target::find(&root, asked.target.unwrap_or_default())?;
+    let (root, pid) = target::hold(&root, asked.target.unwrap_or_default())?;
     if root.ourselves() == Some(pid) {
         bail!("no process can watch itself: what it finds would be its own doing");
     }
@@ -411,6 +411,8 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
     let block = block_at(&root, pid, found.address);
     let interrupts = Interrupts::note_all();
     let mut watch = Watch::open(&root, pid.0, found.address, found.length, asked.reads)?;
+    // It was opened by its id.
+    root.check(pid)?;
     let name = Name::new(stat.name.as_bytes());
     let mapped = if found.mapping.is_none() { "; no memory is mapped there" } else { "" };
     write_stderr(&format!(
