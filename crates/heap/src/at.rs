@@ -1,6 +1,6 @@
 //! The block that an address of a running process lies in now, where a recorder in the process keeps a map of them.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 
@@ -9,6 +9,7 @@ use pagewise_heaplog::tables::header;
 use pagewise_heaplog::tables::live::{KIND, LEAF, NARROW, SPACE};
 use pagewise_model::watched::Held;
 use pagewise_model::{AddrRange, Pid};
+use pagewise_proc::target_file::{self, FileId};
 use pagewise_proc::{ProcRoot, maps};
 use pagewise_sys::remote;
 use pagewise_trace::FileSymbols;
@@ -31,8 +32,9 @@ const MOST: u64 = 16 << 20;
 /// The block at an address; none where no recorder tells, where there is no block, and where it is not sure which.
 pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<Held> {
     let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
-    let AddrRange { start, end } = tables::mapping(&mappings)?;
-    let file = File::open(root.file(pid, &format!("map_files/{start:x}-{end:x}"))).ok()?;
+    let range = tables::mapping(&mappings)?;
+    let tables = mappings.iter().find(|mapping| mapping.range == range)?;
+    let file = target_file::open_range(root, pid, range, FileId::of(tables)).ok()?;
     let mut tables = Tables::open(file).ok()?;
     let map = tables.head(header::LIVE_MAP).ok()?;
     let mapping = mappings.iter().find(|mapping| mapping.range.contains(address))?.range;

@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use pagewise_heaplog::tables::named::{self, row};
 use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
 use pagewise_model::{AddrRange, Mapping, Name, Pid};
+use pagewise_proc::target_file::{self, Refusal, TargetRoot};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_remote::{
     self as remote, Function, Keeper, Scratch, TargetMemory, Tracee, on_tracer_thread,
@@ -780,13 +781,12 @@ impl Loader {
         let not = |why: &str| Refused::Not { pid, why: why.to_owned() };
         let libc = mappings.iter().find(|it| is_libc(&it.name) && it.prot.exec);
         let libc = libc.ok_or_else(|| not("its C library has no code"))?;
-        let file = File::open(through_root(root, pid, libc));
-        let file =
-            file.map_err(|source| Refused::Unreadable { pid, what: "the C library", source })?;
-        let same = file.metadata().is_ok_and(|it| it.ino() == libc.inode);
-        if !same {
-            return Err(not("its C library is not the file any more that it was started with"));
-        }
+        let file = target_file::open_mapped(root, Pid(pid), libc).map_err(|why| match why {
+            Refusal::OtherFile | Refusal::NotRegular => {
+                not("its C library is not the file any more that it was started with")
+            }
+            why => Refused::Unreadable { pid, what: "the C library", source: why.into() },
+        })?;
         let functions = variables::functions(&file, &NAMES);
         let address = |name: &str| {
             let function = functions.iter().find(|function| function.name == name)?;
@@ -814,11 +814,6 @@ fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, Refused> {
     let text = root.read(Pid(pid), "maps");
     let text = text.map_err(|error| Refused::Not { pid, why: error.to_string() })?;
     Ok(maps::parse(&text).mappings)
-}
-
-fn through_root(root: &ProcRoot, pid: u32, mapping: &Mapping) -> PathBuf {
-    let path = Path::new(std::ffi::OsStr::from_bytes(mapping.path()));
-    root.file(Pid(pid), "root").join(path.strip_prefix("/").unwrap_or(path))
 }
 
 /// Whether the process can be recorded, as far as it can be told from outside.
@@ -853,9 +848,8 @@ fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<()
         }
         seen.push(mapping.inode);
         let is_ours = is_recorder(&mapping.name);
-        let Ok(file) = File::open(through_root(root, pid, mapping)) else { continue };
-        let is_regular = file.metadata().is_ok_and(|it| it.is_file());
-        if !is_ours && is_regular && !variables::functions(&file, &["malloc"]).is_empty() {
+        let Ok(file) = target_file::open_mapped(root, Pid(pid), mapping) else { continue };
+        if !is_ours && !variables::functions(&file, &["malloc"]).is_empty() {
             let name = mapping.name.escaped();
             return not(format!(
                 "{name} has a malloc of its own, within which its threads may be: `pagewise heap run` records it"
@@ -887,7 +881,7 @@ fn without_libc(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> &'static str
 }
 
 fn executable(root: &ProcRoot, pid: u32) -> Option<File> {
-    File::open(root.file(Pid(pid), "exe")).ok()
+    target_file::open_program(root, Pid(pid)).ok()
 }
 
 fn is_of_32_bits(file: &File) -> bool {
@@ -940,10 +934,9 @@ fn is_recorder(name: &Name) -> bool {
 
 /// Whether the recorder that we see is what the process sees by the same name.
 fn same_file(root: &ProcRoot, pid: u32, library: &Path) -> Result<(), Refused> {
-    let theirs = root.file(Pid(pid), "root").join(library.strip_prefix("/").unwrap_or(library));
-    let identity = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino()));
-    let same = identity(&theirs).ok().zip(identity(library).ok()).is_some_and(|(a, b)| a == b);
-    if same {
+    let theirs = TargetRoot::of(root, Pid(pid)).and_then(|it| it.find(library));
+    let ours = TargetRoot::own().and_then(|it| it.find(library));
+    if theirs.ok().zip(ours.ok()).is_some_and(|(theirs, ours)| theirs.id() == ours.id()) {
         return Ok(());
     }
     let library = library.display();

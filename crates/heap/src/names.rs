@@ -10,7 +10,7 @@ use std::io::Read;
 use pagewise_heaplog::tables::named::role;
 use pagewise_model::{Mapping, Name, Pid};
 use pagewise_proc::variables::{self, Functions};
-use pagewise_proc::{ProcRoot, maps};
+use pagewise_proc::{ProcRoot, maps, target_file};
 
 /// A function that allocates or frees.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -332,7 +332,7 @@ pub(crate) fn find(root: &ProcRoot, pid: Pid) -> Names {
             continue;
         }
         seen.push(key);
-        let Some(file) = variables::open(root, pid, mapping) else { continue };
+        let Ok(file) = target_file::open_mapped(root, pid, mapping) else { continue };
         let functions = variables::functions_where(&file, &is_wanted);
         let pieces: Vec<&Mapping> =
             mappings.iter().filter(|it| (it.device, it.inode) == key).collect();
@@ -343,7 +343,7 @@ pub(crate) fn find(root: &ProcRoot, pid: Pid) -> Names {
                 && !is_of_system(&mapping.name) =>
             {
                 let file = mapping.name.clone();
-                let found = words(variables::open(root, pid, mapping));
+                let found = words(target_file::open_mapped(root, pid, mapping).ok());
                 names.nameless.extend(found.map(|allocator| Nameless { file, allocator }));
             }
             None => {}

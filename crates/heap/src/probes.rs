@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_heaplog::recording::{Begin, End, Ending, Moment};
 use pagewise_model::Pid;
+use pagewise_proc::target_file::{self, MAX_ELF_BYTES};
 use pagewise_proc::{ProcRoot, variables};
 use pagewise_sys::perf_event::{Event, Kind, Mode};
 use pagewise_sys::perf_ring::{Carries, Sampling};
@@ -88,9 +89,8 @@ pub struct Plan {
 /// Where it is, and cannot be watched: why.
 pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
     let Some(path) = find(program) else { return Ok(None) };
-    let Ok(file) = File::open(&path) else { return Ok(None) };
-    let is_regular = file.metadata().is_ok_and(|it| it.is_file());
-    if !is_regular || !is_static(&file).unwrap_or(false) {
+    let Ok(file) = target_file::open_regular(&path, MAX_ELF_BYTES) else { return Ok(None) };
+    if !is_static(&file).unwrap_or(false) {
         return Ok(None);
     }
     let names: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
@@ -115,8 +115,8 @@ pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
 /// Whether a command's program has Go's runtime, beside C code whose heap can be recorded.
 pub fn has_go(program: &OsStr) -> bool {
     find(program)
-        .and_then(|path| File::open(path).ok())
-        .is_some_and(|file| file.metadata().is_ok_and(|it| it.is_file()) && is_of_go(&file))
+        .and_then(|path| target_file::open_regular(&path, MAX_ELF_BYTES).ok())
+        .is_some_and(|file| is_of_go(&file))
 }
 
 /// The file of a command, as a shell finds it.

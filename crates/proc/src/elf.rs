@@ -3,11 +3,10 @@
 //! Of a file no more is read than its headers and name tables, each in one piece of limited size: a process
 //! chooses what it maps, so any file can be here.
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
-use std::fs::{self, File, Metadata};
-use std::io::{self, ErrorKind};
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use object::Endianness;
@@ -20,7 +19,8 @@ use pagewise_model::{Absent, Backing, Device, Name, Pid, Reading};
 
 use crate::ProcRoot;
 use crate::mountinfo::Mount;
-use crate::root::{self, PTRACE};
+use crate::root::PTRACE;
+use crate::target_file::{self, FileId, Found, Refusal, TargetRoot};
 
 /// No larger piece of a file is read: headers and tables of names are smaller, and a file may be all hole.
 const LARGEST: u64 = 16 << 20;
@@ -49,7 +49,7 @@ pub(crate) fn objects(
     mounts: &[Mount],
 ) -> Vec<Object> {
     let overlays = mounts.iter().filter(|m| m.fs == b"overlay").map(|m| m.device).collect();
-    let looker = Looker { root, pid, exe, overlays };
+    let looker = Looker { root, pid, exe, overlays, own_root: OnceCell::new() };
     let mut seen = HashSet::new();
     let mut last = None;
     let files = mappings.iter().filter(|mapping| {
@@ -69,6 +69,7 @@ struct Looker<'a> {
     pid: Pid,
     exe: Option<&'a Name>,
     overlays: Vec<Device>,
+    own_root: OnceCell<Option<TargetRoot>>,
 }
 
 impl Looker<'_> {
@@ -83,10 +84,11 @@ impl Looker<'_> {
         Object { device: first.device, inode: first.inode, name: first.name.clone(), on_disk, elf }
     }
 
-    /// A name as the process itself sees it.
-    fn path(&self, name: &[u8]) -> PathBuf {
-        let name = Path::new(std::ffi::OsStr::from_bytes(name));
-        self.root.file(self.pid, "root").join(name.strip_prefix("/").unwrap_or(name))
+    /// The file that a name leads the process to. It is not opened.
+    fn find(&self, name: &[u8]) -> Result<Found, Refusal> {
+        let root = self.own_root.get_or_init(|| TargetRoot::of(self.root, self.pid).ok());
+        let root = root.as_ref().ok_or(Refusal::NotPermitted)?;
+        root.find(Path::new(std::ffi::OsStr::from_bytes(name)))
     }
 
     /// The mapped file itself, whatever became of its name; following it needs a capability.
@@ -95,16 +97,18 @@ impl Looker<'_> {
     }
 
     fn on_disk(&self, first: &Mapping) -> Reading<OnDisk> {
-        let found = match fs::metadata(self.path(first.path())) {
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+        let found = match self.find(first.path()) {
+            Err(Refusal::Missing) => {
                 // A file can be called "x (deleted)" and be there.
-                let is_there = first.is_deleted() && self.path(first.name.as_bytes()).exists();
+                let is_there = first.is_deleted() && self.find(first.name.as_bytes()).is_ok();
                 return Ok(if is_there { OnDisk::Same } else { OnDisk::Missing });
             }
+            // A link is in a place where the mapped file has none.
+            Err(Refusal::NotRegular) => return Ok(OnDisk::Replaced),
             found => found.map_err(|_| Absent::NotPermitted(PTRACE.into()))?,
         };
         let is_same = match fs::metadata(self.by_map(first)) {
-            Ok(mapped) => (mapped.dev(), mapped.ino()) == (found.dev(), found.ino()),
+            Ok(mapped) => FileId::of_metadata(&mapped) == found.id(),
             Err(_) => self.is_same(first, &found),
         };
         Ok(if is_same { OnDisk::Same } else { OnDisk::Replaced })
@@ -114,30 +118,23 @@ impl Looker<'_> {
     ///
     /// The device does not decide: btrfs shows another one there. Before Linux 6.8 neither does the inode of a file
     /// on an overlay, so there the kernel's word that the name was not deleted has to do.
-    fn is_same(&self, first: &Mapping, found: &Metadata) -> bool {
-        let dev = found.dev();
-        let device = Device { major: rustix::fs::major(dev), minor: rustix::fs::minor(dev) };
-        found.ino() == first.inode || !first.is_deleted() && self.overlays.contains(&device)
+    fn is_same(&self, first: &Mapping, found: &Found) -> bool {
+        let id = found.id();
+        id.inode == first.inode || !first.is_deleted() && self.overlays.contains(&id.device)
     }
 
     fn elf(&self, first: &Mapping) -> Reading<Elf> {
-        let file = root::open(&self.by_map(first)).or_else(|_| self.by_name(first));
-        let file = file.map_err(|e| match e.kind() {
-            ErrorKind::PermissionDenied => Absent::NotPermitted(PTRACE.into()),
-            ErrorKind::NotFound => Absent::NotPermitted("CAP_SYS_ADMIN: it has no name".into()),
-            _ => Absent::NotSupported(e.to_string().into()),
+        let file = target_file::open_mapped(self.root, self.pid, first);
+        let file = file.map_err(|why| match why {
+            Refusal::NotPermitted => Absent::NotPermitted(PTRACE.into()),
+            Refusal::Missing | Refusal::OtherFile => {
+                Absent::NotPermitted("CAP_SYS_ADMIN: it has no name".into())
+            }
+            why => Absent::NotSupported(why.to_string().into()),
         })?;
         let all: &[u32] = &[elf::SHT_DYNSYM, elf::SHT_SYMTAB];
         let is_exe = self.exe == Some(&first.name);
         headers(Pieces(&ReadCache::new(&file), LARGEST), if is_exe { all } else { &all[..1] })
-    }
-
-    fn by_name(&self, first: &Mapping) -> io::Result<File> {
-        let file = root::open(&self.path(first.path()))?;
-        match self.is_same(first, &file.metadata()?) {
-            true => Ok(file),
-            false => Err(io::Error::from(ErrorKind::NotFound)),
-        }
     }
 }
 

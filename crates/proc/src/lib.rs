@@ -33,6 +33,7 @@ pub mod status;
 mod stream;
 pub mod swaps;
 pub mod target;
+pub mod target_file;
 mod text;
 pub mod threads;
 pub mod tree;

@@ -10,6 +10,8 @@ use crate::text::{Cursor, lines};
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// The number of the mount, as in `mnt_id` of `/proc/<pid>/fdinfo`.
+    pub id: u64,
     /// The device of its files.
     pub device: Device,
     /// The folder of the filesystem that is mounted.
@@ -30,12 +32,13 @@ pub fn parse(text: &[u8]) -> Vec<Mount> {
 fn mount(line: &[u8]) -> Option<Mount> {
     // 36 35 98:0 /root /point options optional-fields - fs source super-options
     let mut words = line.split(|&b| b == b' ');
-    let device = device(words.nth(2)?)?;
+    let id = Cursor::new(words.next()?).decimal()?;
+    let device = device(words.nth(1)?)?;
     let (root, point) = (path(words.next()?), path(words.next()?));
     let mut words = words.skip_while(|word| *word != b"-").skip(1);
     let fs = words.next()?.to_vec();
     let options = words.nth(1).unwrap_or_default().to_vec();
-    Some(Mount { device, root, point, fs, options })
+    Some(Mount { id, device, root, point, fs, options })
 }
 
 fn device(word: &[u8]) -> Option<Device> {
@@ -74,7 +77,7 @@ mod tests {
         let line = b"36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - tmpfs none rw,size=4k\n";
         let mounts = parse(line);
         assert_eq!(mounts[0].point, PathBuf::from("/mnt 2"));
-        assert_eq!(mounts[0].fs, b"tmpfs");
+        assert_eq!((mounts[0].id, mounts[0].fs.as_slice()), (36, b"tmpfs".as_slice()));
         assert_eq!(mounts[0].options, b"rw,size=4k");
         assert_eq!(mounts[0].device, Device { major: 98, minor: 0 });
     }

@@ -2,10 +2,7 @@
 //! dynamic linker says that it has mapped more of them.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::fs::File;
 
 use object::Endianness;
 use object::elf;
@@ -15,7 +12,7 @@ use pagewise_model::mapping::Mapping;
 use pagewise_model::{Name, Pid};
 
 use crate::elf::Pieces;
-use crate::{ProcRoot, root};
+use crate::{ProcRoot, target_file};
 
 /// No larger table is read: those of programs of some 100 MB of symbols are smaller, and a file may be all hole.
 const LARGEST: u64 = 1 << 30;
@@ -184,7 +181,7 @@ fn of_file(
     name: &[u8],
     kinds: &[u8],
 ) -> Vec<Variable> {
-    let Some(file) = open(root, pid, first) else { return Vec::new() };
+    let Ok(file) = target_file::open_mapped(root, pid, first) else { return Vec::new() };
     let cache = ReadCache::new(&file);
     let data = Pieces(&cache, LARGEST);
     let found = match data.read_bytes_at(0, 5) {
@@ -215,17 +212,6 @@ fn of_file(
     variables.sort_by_key(|it| (it.address, std::cmp::Reverse(it.size)));
     variables.dedup_by_key(|it| it.address);
     variables
-}
-
-/// The file of a mapping: by its mapping, which takes a capability, else by its name where that is still the same file.
-pub fn open(root: &ProcRoot, pid: Pid, first: &Mapping) -> Option<File> {
-    let mapped = root.file(pid, "map_files").join(first.range.to_string());
-    root::open(&mapped).ok().or_else(|| {
-        let path = Path::new(std::ffi::OsStr::from_bytes(first.path()));
-        let path: PathBuf = root.file(pid, "root").join(path.strip_prefix("/").ok()?);
-        let is_it = fs::metadata(&path).ok()?.ino() == first.inode;
-        is_it.then(|| root::open(&path).ok()).flatten()
-    })
 }
 
 /// A `PT_LOAD`.

@@ -1,0 +1,582 @@
+//! The one way by which files are opened that a target names: files that it maps, its program, separate debug files, perf maps.
+//!
+//! A target chooses these names, so the file behind a name may be a FIFO, a device, a link to a file that only root may read, or
+//! 300 GB long. Each file is opened in these steps, and nothing that is not a regular file is ever opened for reading:
+//!
+//! 1. `/proc/PID/map_files/START-END` leads to the mapped file itself, whatever its name leads to now. It needs
+//!    `CAP_SYS_ADMIN` or `CAP_CHECKPOINT_RESTORE`.
+//! 2. Without these: `openat2` in `/proc/PID/root` with `RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS`. Links lead to where they lead
+//!    the target, never out of its root. Where a seccomp filter forbids `openat2` (ENOSYS, EPERM), one component at a time
+//!    with `O_NOFOLLOW`: names in `maps` have no links.
+//! 3. Both use `O_PATH`, which runs no code of a driver and waits for nobody. `fstat` then shows the type, the size and the identity.
+//! 4. The checked inode is opened through `/proc/self/fd/N` with `O_NONBLOCK`, so that a lease of the target delays nothing.
+//!
+//! # Identity
+//!
+//! `maps` has the device of the file system and the inode. `stat` has the same inode, but not always the same device:
+//!
+//! | file system | `st_dev` | accepted by name if |
+//! |---|---|---|
+//! | most | as in `maps` | device and inode are those of `maps` |
+//! | btrfs and others with subvolumes | the subvolume's | the inode is, and the mount that the file was found on has the device of `maps` |
+//! | overlayfs | the overlay's; before Linux 6.8 `maps` has the device and inode below | the kernel has not marked the name as deleted |
+//!
+//! The last two cases cannot exclude a file that the target has put in the place of the mapped one: it is a regular file of its
+//! own root then. Through `map_files` there is no such doubt.
+//!
+//! A file can be changed while it is read. Read with `read` and `pread` only: a mapping of a file that is truncated ends the
+//! process that reads it by SIGBUS.
+
+use std::cell::OnceCell;
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path};
+
+use pagewise_model::Pid;
+use pagewise_model::mapping::{AddrRange, Device, Mapping};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatfs};
+use rustix::io::Errno;
+
+use crate::mountinfo::{self, Mount};
+use crate::{ProcRoot, root};
+
+/// No larger file is read for its symbols: the largest debug files of browsers have some GB.
+pub const MAX_ELF_BYTES: u64 = 16 << 30;
+
+/// `f_type` of overlayfs, `linux/magic.h`.
+const OVERLAY: u64 = 0x794c_7630;
+/// How often a name is resolved again that is renamed meanwhile.
+const ATTEMPTS: usize = 8;
+
+/// Why a file of a target was not opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Its name leads to no file.
+    #[error("it cannot be found")]
+    Missing,
+    /// It is a FIFO, a device, a folder, a socket or a link.
+    #[error("it is not a regular file")]
+    NotRegular,
+    /// It is not the file that was mapped.
+    #[error("another file has its name now")]
+    OtherFile,
+    /// It belongs to another user.
+    #[error("it belongs to another user")]
+    OtherOwner,
+    /// It is too large.
+    #[error("it has {bytes} bytes, more than the limit of {limit}")]
+    TooLarge {
+        /// Its size.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// It may not be opened.
+    #[error("it may not be read")]
+    NotPermitted,
+    /// Another error.
+    #[error("it cannot be read")]
+    Io(#[source] io::Error),
+}
+
+impl From<Refusal> for io::Error {
+    fn from(refusal: Refusal) -> io::Error {
+        match refusal {
+            Refusal::Io(error) => error,
+            Refusal::Missing => io::Error::new(io::ErrorKind::NotFound, refusal),
+            Refusal::NotPermitted => io::Error::new(io::ErrorKind::PermissionDenied, refusal),
+            refusal => io::Error::new(io::ErrorKind::InvalidInput, refusal),
+        }
+    }
+}
+
+impl From<Errno> for Refusal {
+    fn from(error: Errno) -> Refusal {
+        match error {
+            Errno::NOENT | Errno::NOTDIR | Errno::SRCH | Errno::NAMETOOLONG => Refusal::Missing,
+            Errno::PERM | Errno::ACCESS => Refusal::NotPermitted,
+            // A link where none may be followed, or links in a circle.
+            Errno::LOOP => Refusal::NotRegular,
+            error => Refusal::Io(error.into()),
+        }
+    }
+}
+
+/// Which file of a machine: its device and inode, as `maps` and the kernel's records of mappings have them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId {
+    /// The device of its file system.
+    pub device: Device,
+    /// Its inode.
+    pub inode: u64,
+}
+
+impl FileId {
+    /// The file of a mapping.
+    pub fn of(mapping: &Mapping) -> FileId {
+        FileId { device: mapping.device, inode: mapping.inode }
+    }
+
+    /// The file that `stat` describes.
+    pub fn of_metadata(metadata: &Metadata) -> FileId {
+        FileId::of_stat(metadata.dev(), metadata.ino())
+    }
+
+    fn of_stat(device: u64, inode: u64) -> FileId {
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        FileId { device: Device { major, minor }, inode }
+    }
+}
+
+/// Whether the last component of a name may be a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LastLink {
+    Followed,
+    Refused,
+}
+
+/// A file that was found but is not open for reading.
+#[derive(Debug)]
+pub struct Found {
+    handle: OwnedFd,
+    stat: Stat,
+}
+
+impl Found {
+    fn new(handle: OwnedFd) -> Result<Found, Refusal> {
+        let stat = fstat(&handle)?;
+        Ok(Found { handle, stat })
+    }
+
+    /// Which file it is, by `stat`.
+    pub fn id(&self) -> FileId {
+        FileId::of_stat(self.stat.st_dev, self.stat.st_ino)
+    }
+
+    /// Whether it lies on an overlay, where `maps` and `stat` need not agree.
+    pub fn is_on_overlay(&self) -> bool {
+        // `f_type` has another width on some machines.
+        #[allow(clippy::cast_sign_loss, reason = "magic numbers are patterns of bits")]
+        #[allow(clippy::unnecessary_cast, reason = "the type depends on the machine")]
+        fstatfs(&self.handle).is_ok_and(|it| it.f_type as u64 & 0xffff_ffff == OVERLAY)
+    }
+
+    /// Opens it for reading, if it is a regular file of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn open(self, limit: u64) -> Result<File, Refusal> {
+        if !FileType::from_raw_mode(self.stat.st_mode).is_file() {
+            return Err(Refusal::NotRegular);
+        }
+        let bytes = u64::try_from(self.stat.st_size).unwrap_or(0);
+        if bytes > limit {
+            return Err(Refusal::TooLarge { bytes, limit });
+        }
+        let path = format!("/proc/self/fd/{}", self.handle.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let now = fstat(&file)?;
+        // `/proc` could be another one than the kernel's.
+        let is_it = FileType::from_raw_mode(now.st_mode).is_file()
+            && (now.st_dev, now.st_ino) == (self.stat.st_dev, self.stat.st_ino);
+        if is_it { Ok(File::from(file)) } else { Err(Refusal::OtherFile) }
+    }
+}
+
+/// The root folder of a process, held open: names are resolved in it, as far as its mounts are still there, also once the process
+/// has ended.
+#[derive(Debug)]
+pub struct TargetRoot {
+    folder: OwnedFd,
+    pid: Option<(ProcRoot, Pid)>,
+    mounts: OnceCell<Vec<Mount>>,
+}
+
+impl TargetRoot {
+    /// The root of a process.
+    ///
+    /// # Errors
+    /// Where the process is gone, or belongs to another user.
+    pub fn of(root: &ProcRoot, pid: Pid) -> Result<TargetRoot, Refusal> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(root.file(pid, "root"), flags, Mode::empty())?;
+        Ok(TargetRoot { folder, pid: Some((root.clone(), pid)), mounts: OnceCell::new() })
+    }
+
+    /// Our own root.
+    ///
+    /// # Errors
+    /// Where it cannot be opened.
+    pub fn own() -> Result<TargetRoot, Refusal> {
+        TargetRoot::at(Path::new("/"))
+    }
+
+    fn at(folder: &Path) -> Result<TargetRoot, Refusal> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(folder, flags, Mode::empty())?;
+        Ok(TargetRoot { folder, pid: None, mounts: OnceCell::new() })
+    }
+
+    /// The file of an absolute name, as the process finds it. It is not open for reading.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn find(&self, path: &Path) -> Result<Found, Refusal> {
+        self.resolve(path, LastLink::Followed)
+    }
+
+    /// Opens the regular file of an absolute name, if it has at most `limit` bytes.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn open(&self, path: &Path, limit: u64) -> Result<File, Refusal> {
+        self.find(path)?.open(limit)
+    }
+
+    /// The same of a file that one of these users owns, and whose name is no link.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn open_owned(&self, path: &Path, owners: &[u32], limit: u64) -> Result<File, Refusal> {
+        let found = self.resolve(path, LastLink::Refused)?;
+        if !FileType::from_raw_mode(found.stat.st_mode).is_file() {
+            return Err(Refusal::NotRegular);
+        }
+        if !owners.contains(&found.stat.st_uid) {
+            return Err(Refusal::OtherOwner);
+        }
+        found.open(limit)
+    }
+
+    /// Opens a file by its name in `maps` or in a record of a mapping, if it is still that file. Not deleted: the kernel has
+    /// not marked its name as such.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn open_mapped(&self, path: &Path, id: FileId, deleted: bool) -> Result<File, Refusal> {
+        let found = self.find(path)?;
+        if self.is_mapped(&found, id, deleted) {
+            found.open(MAX_ELF_BYTES)
+        } else {
+            Err(Refusal::OtherFile)
+        }
+    }
+
+    /// Whether a file is the one of a mapping, by the table above.
+    fn is_mapped(&self, found: &Found, id: FileId, deleted: bool) -> bool {
+        if found.id() == id {
+            return true;
+        }
+        if found.is_on_overlay() {
+            // Of a process that has ended nobody says whether it was this root that the name was of.
+            return !deleted && (self.pid.is_some() || found.id().inode == id.inode);
+        }
+        found.id().inode == id.inode && self.file_system(found) == Some(id.device)
+    }
+
+    /// The device of the mount that a file was found on, which is the one in `maps`.
+    fn file_system(&self, found: &Found) -> Option<Device> {
+        let fd = found.handle.as_fd().as_raw_fd();
+        let text = root::read_all(Path::new(&format!("/proc/self/fdinfo/{fd}"))).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?;
+        let id: u64 = id.trim().parse().ok()?;
+        let mounts = self.mounts.get_or_init(|| {
+            let own = root::read_all(Path::new("/proc/self/mountinfo")).unwrap_or_default();
+            let theirs =
+                self.pid.as_ref().and_then(|(root, pid)| root.read(*pid, "mountinfo").ok());
+            let mut mounts = mountinfo::parse(&own);
+            mounts.extend(mountinfo::parse(&theirs.unwrap_or_default()));
+            mounts
+        });
+        mounts.iter().find(|mount| mount.id == id).map(|mount| mount.device)
+    }
+
+    fn resolve(&self, path: &Path, last: LastLink) -> Result<Found, Refusal> {
+        // What is mapped without a name has none that begins so.
+        let within = path.strip_prefix("/").map_err(|_| Refusal::Missing)?;
+        if within.as_os_str().is_empty() {
+            return Err(Refusal::NotRegular);
+        }
+        let last_flag = if last == LastLink::Refused { OFlags::NOFOLLOW } else { OFlags::empty() };
+        let flags = OFlags::PATH | OFlags::CLOEXEC | last_flag;
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        for _ in 0..ATTEMPTS {
+            match rustix::fs::openat2(&self.folder, within, flags, Mode::empty(), how) {
+                Ok(handle) => return Found::new(handle),
+                // Something on the way was renamed.
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::NOSYS | Errno::PERM) => return self.walk(within),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Refusal::Io(Errno::AGAIN.into()))
+    }
+
+    /// One component after the other, none of which may be a link.
+    fn walk(&self, within: &Path) -> Result<Found, Refusal> {
+        let mut components = Vec::new();
+        for component in within.components() {
+            match component {
+                Component::Normal(name) => components.push(name),
+                Component::CurDir => {}
+                _ => return Err(Refusal::Missing),
+            }
+        }
+        let (file, folders) = components.split_last().ok_or(Refusal::Missing)?;
+        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mut at: Option<OwnedFd> = None;
+        for folder in folders {
+            let from = at.as_ref().unwrap_or(&self.folder);
+            let flags = flags | OFlags::DIRECTORY;
+            at = Some(rustix::fs::openat(from, *folder, flags, Mode::empty())?);
+        }
+        let from = at.as_ref().unwrap_or(&self.folder);
+        Found::new(rustix::fs::openat(from, *file, flags, Mode::empty())?)
+    }
+}
+
+/// The name in `maps` as a path; `None` where it is none.
+pub fn path(mapping: &Mapping) -> Option<&Path> {
+    let path = Path::new(OsStr::from_bytes(mapping.path()));
+    path.is_absolute().then_some(path)
+}
+
+/// Opens the file of a mapping.
+///
+/// # Errors
+/// Why not.
+pub fn open_mapped(root: &ProcRoot, pid: Pid, mapping: &Mapping) -> Result<File, Refusal> {
+    let id = FileId::of(mapping);
+    open_range(root, pid, mapping.range, id).or_else(|_| {
+        let path = path(mapping).ok_or(Refusal::Missing)?;
+        TargetRoot::of(root, pid)?.open_mapped(path, id, mapping.is_deleted())
+    })
+}
+
+/// Opens the file that a range of addresses is mapped from, as `maps` has the range, if it is still this file.
+///
+/// # Errors
+/// Why not: most often [`Refusal::NotPermitted`].
+pub fn open_range(
+    root: &ProcRoot,
+    pid: Pid,
+    range: AddrRange,
+    id: FileId,
+) -> Result<File, Refusal> {
+    let link = root.file(pid, "map_files").join(range.to_string());
+    let found = through(&link)?;
+    // The range may be mapped from another file by now. On an overlay `stat` may have another inode.
+    if found.id().inode != id.inode && !found.is_on_overlay() {
+        return Err(Refusal::OtherFile);
+    }
+    found.open(MAX_ELF_BYTES)
+}
+
+/// Opens the program that a process runs.
+///
+/// # Errors
+/// Why not.
+pub fn open_program(root: &ProcRoot, pid: Pid) -> Result<File, Refusal> {
+    through(&root.file(pid, "exe"))?.open(MAX_ELF_BYTES)
+}
+
+/// Opens the program that a process runs, if it is a certain file.
+///
+/// # Errors
+/// Why not.
+pub fn open_program_if(root: &ProcRoot, pid: Pid, id: FileId) -> Result<File, Refusal> {
+    let found = through(&root.file(pid, "exe"))?;
+    let is_it = TargetRoot::of(root, pid)?.is_mapped(&found, id, true);
+    if is_it { found.open(MAX_ELF_BYTES) } else { Err(Refusal::OtherFile) }
+}
+
+/// Opens a regular file that the user named: links are followed, nothing but a regular file is opened.
+///
+/// # Errors
+/// Why not.
+pub fn open_regular(path: &Path, limit: u64) -> Result<File, Refusal> {
+    through(path)?.open(limit)
+}
+
+/// A file by a name of the kernel's or the user's.
+fn through(path: &Path) -> Result<Found, Refusal> {
+    Found::new(rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
+
+    use pagewise_model::mapping::{Prot, Sharing};
+    use pagewise_model::{Absent, Name};
+    use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+
+    use super::*;
+
+    /// Counts how often files are opened; `O_PATH` does not count.
+    struct Opened(OwnedFd);
+
+    impl Opened {
+        fn watch(paths: &[&Path]) -> Opened {
+            let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+            for path in paths {
+                inotify::add_watch(&watch, *path, WatchFlags::OPEN).unwrap();
+            }
+            Opened(watch)
+        }
+
+        fn any(&self) -> bool {
+            let mut bytes = [0_u8; 4096];
+            rustix::io::read(&self.0, &mut bytes).is_ok_and(|read| read > 0)
+        }
+    }
+
+    fn fifo(path: &Path) {
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0).unwrap();
+    }
+
+    fn id_of(path: &Path) -> FileId {
+        through(path).unwrap().id()
+    }
+
+    fn of(path: &Path, id: FileId) -> Mapping {
+        Mapping {
+            range: AddrRange { start: 0x1000, end: 0x2000 },
+            prot: Prot { read: true, write: false, exec: true },
+            sharing: Sharing::Private,
+            offset: 0,
+            device: id.device,
+            inode: id.inode,
+            name: Name::new(path.as_os_str().as_bytes()),
+            on_tmpfs: false,
+            smaps: Err(Absent::NeverScheduled),
+            pages: Err(Absent::NeverScheduled),
+        }
+    }
+
+    #[test]
+    fn a_fifo_is_refused_at_once_and_never_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libc.so.6");
+        fifo(&path);
+        let opened = Opened::watch(&[&path]);
+        let root = TargetRoot::own().unwrap();
+        assert!(matches!(root.open(&path, u64::MAX), Err(Refusal::NotRegular)));
+        let mapped =
+            open_mapped(&ProcRoot::live(), Pid(std::process::id()), &of(&path, id_of(&path)));
+        assert!(matches!(mapped, Err(Refusal::NotRegular)), "{mapped:?}");
+        assert!(matches!(open_regular(&path, u64::MAX), Err(Refusal::NotRegular)));
+        assert!(root.walk(path.strip_prefix("/").unwrap()).unwrap().open(u64::MAX).is_err());
+        assert!(!opened.any());
+    }
+
+    #[test]
+    fn a_link_leads_nowhere_outside_of_the_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("root");
+        fs::create_dir_all(inside.join("etc")).unwrap();
+        let secret = folder.path().join("secret");
+        fs::write(&secret, b"of the host").unwrap();
+        symlink(&secret, inside.join("absolute")).unwrap();
+        symlink("../../secret", inside.join("relative")).unwrap();
+        symlink("/dev/zero", inside.join("device")).unwrap();
+        symlink("/proc/self/exe", inside.join("magic")).unwrap();
+        symlink("/etc/own", inside.join("link")).unwrap();
+        fs::write(inside.join("etc/own"), b"its own").unwrap();
+        let opened = Opened::watch(&[&secret, Path::new("/dev/zero")]);
+        let root = TargetRoot::at(&inside).unwrap();
+        for name in ["/absolute", "/relative", "/device", "/magic", "/../../secret", "/etc"] {
+            assert!(root.open(Path::new(name), u64::MAX).is_err(), "{name}");
+        }
+        assert!(!opened.any());
+        assert_eq!(
+            io::read_to_string(root.open(Path::new("/link"), 10).unwrap()).unwrap(),
+            "its own"
+        );
+        // Without `openat2` no link at all is followed.
+        for name in ["absolute", "link", "../secret", "magic"] {
+            let found = root.walk(Path::new(name)).and_then(|found| found.open(u64::MAX));
+            assert!(found.is_err(), "{name}");
+        }
+        let found = root.walk(Path::new("etc/own")).unwrap().open(10).unwrap();
+        assert_eq!(io::read_to_string(found).unwrap(), "its own");
+    }
+
+    #[test]
+    fn an_equal_inode_on_another_device_is_another_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, b"text").unwrap();
+        let root = TargetRoot::own().unwrap();
+        let id = id_of(&path);
+        assert!(root.open_mapped(&path, id, false).is_ok());
+        if root.find(&path).unwrap().is_on_overlay() {
+            return;
+        }
+        let other = FileId { device: Device { major: 0, minor: 0xfffff }, ..id };
+        assert!(matches!(root.open_mapped(&path, other, false), Err(Refusal::OtherFile)));
+        let other = FileId { inode: id.inode + 1, ..id };
+        assert!(matches!(root.open_mapped(&path, other, false), Err(Refusal::OtherFile)));
+    }
+
+    #[test]
+    fn the_device_of_the_mount_is_the_one_in_maps() {
+        let exe = fs::read_link("/proc/self/exe").unwrap();
+        let text = ProcRoot::live().read(Pid(std::process::id()), "maps").unwrap();
+        let mappings = crate::maps::parse(&text).mappings;
+        let mapping = mappings.iter().find(|it| path(it) == Some(&exe)).unwrap();
+        let root = TargetRoot::of(&ProcRoot::live(), Pid(std::process::id())).unwrap();
+        let found = root.find(&exe).unwrap();
+        if !found.is_on_overlay() {
+            assert_eq!(root.file_system(&found), Some(mapping.device));
+        }
+        assert!(root.is_mapped(&found, FileId::of(mapping), false));
+        assert!(open_mapped(&ProcRoot::live(), Pid(std::process::id()), mapping).is_ok());
+        let id = FileId::of(mapping);
+        assert!(open_program_if(&ProcRoot::live(), Pid(std::process::id()), id).is_ok());
+    }
+
+    #[test]
+    fn a_file_has_at_most_the_size_that_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hole");
+        File::create(&path).unwrap().set_len(300 << 30).unwrap();
+        let root = TargetRoot::own().unwrap();
+        let refused = root.open(&path, MAX_ELF_BYTES);
+        let expected = (300 << 30, MAX_ELF_BYTES);
+        assert!(
+            matches!(refused, Err(Refusal::TooLarge { bytes, limit }) if (bytes, limit) == expected)
+        );
+    }
+
+    #[test]
+    fn a_file_of_another_owner_or_behind_a_link_is_refused_where_that_matters() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&path, b"text").unwrap();
+        symlink(&path, &link).unwrap();
+        let (root, own) = (TargetRoot::own().unwrap(), rustix::process::geteuid().as_raw());
+        assert!(root.open_owned(&path, &[own], 4).is_ok());
+        assert!(matches!(root.open_owned(&path, &[own + 1], 4), Err(Refusal::OtherOwner)));
+        assert!(matches!(root.open_owned(&link, &[own], 4), Err(Refusal::NotRegular)));
+        assert!(root.open(&link, 4).is_ok());
+    }
+
+    #[test]
+    fn names_that_are_no_paths_are_missing() {
+        let root = TargetRoot::own().unwrap();
+        for name in ["", "[vdso]", "anon_inode:[perf_event]", "etc/passwd", "/"] {
+            assert!(root.open(&PathBuf::from(name), u64::MAX).is_err(), "{name}");
+        }
+    }
+}
