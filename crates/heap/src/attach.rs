@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use pagewise_heaplog::tables::named::{self, row};
 use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
 use pagewise_model::{AddrRange, Mapping, Name, Pid};
-use pagewise_proc::target_file::{self, Refusal, TargetRoot};
+use pagewise_proc::target_file::{self, FileId, Refusal, TargetRoot};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_remote::{
     self as remote, Function, Keeper, Scratch, TargetMemory, Tracee, on_tracer_thread,
@@ -840,13 +840,13 @@ fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<()
     if executable(root, pid).is_some_and(|file| is_of_32_bits(&file)) {
         return not("it is a program of 32 bits".to_owned());
     }
-    let mut seen: Vec<u64> = Vec::new();
+    let mut seen: Vec<FileId> = Vec::new();
     for mapping in mappings.iter().filter(|it| it.inode != 0 && it.prot.exec) {
-        if seen.contains(&mapping.inode) || is_libc(&mapping.name) || safe::is_loader(&mapping.name)
-        {
+        let id = FileId::of(mapping);
+        if seen.contains(&id) || is_libc(&mapping.name) || safe::is_loader(&mapping.name) {
             continue;
         }
-        seen.push(mapping.inode);
+        seen.push(id);
         let is_ours = is_recorder(&mapping.name);
         let Ok(file) = target_file::open_mapped(root, Pid(pid), mapping) else { continue };
         if !is_ours && !variables::functions(&file, &["malloc"]).is_empty() {

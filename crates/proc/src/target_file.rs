@@ -254,6 +254,15 @@ impl TargetRoot {
         found.open(limit)
     }
 
+    /// Opens a file by its name, if it has this device and inode.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn open_exact(&self, path: &Path, id: FileId) -> Result<File, Refusal> {
+        let found = self.find(path)?;
+        if found.id() == id { found.open(MAX_ELF_BYTES) } else { Err(Refusal::OtherFile) }
+    }
+
     /// Opens a file by its name in `maps` or in a record of a mapping, if it is still that file. Not deleted: the kernel has
     /// not marked its name as such.
     ///

@@ -6,13 +6,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use blazesym::symbolize::source::{Elf, Source};
-use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use pagewise_model::Name;
 use pagewise_model::traced::Frame;
+use pagewise_proc::target_file::{MAX_ELF_BYTES, TargetRoot};
 
-use crate::elf::{Bytes, Headers};
-use crate::files::{self, DEBUG, Held};
+use crate::files::{self, DEBUG};
+use crate::links::{Links, Place};
+use crate::symbolizer::{Layout, Module as Opened, Source};
 use crate::symbols;
 
 /// A file as it was when the program ran.
@@ -47,11 +47,13 @@ impl fmt::Display for Unusable {
     }
 }
 
+/// Bytes of memory, about, that are made of one file before it is begun anew.
+const MAX_MEMORY: u64 = 160 << 20;
+
 /// Looks up places in files.
 #[derive(Debug)]
 pub struct FileSymbols {
-    symbolizer: Symbolizer,
-    debug: Vec<PathBuf>,
+    links: Links,
 }
 
 impl Default for FileSymbols {
@@ -63,10 +65,7 @@ impl Default for FileSymbols {
 impl FileSymbols {
     /// With debugging information in folders that are laid out as `/usr/lib/debug` is.
     pub fn with_debug_folders(folders: &[PathBuf]) -> FileSymbols {
-        FileSymbols {
-            symbolizer: Symbolizer::builder().set_debug_dirs(Some(folders)).build(),
-            debug: folders.to_vec(),
-        }
+        FileSymbols { links: Links::new(folders) }
     }
 
     /// The frames of addresses, as the file has them (`p_vaddr`): of each the innermost inlined function first. Of return
@@ -85,56 +84,49 @@ impl FileSymbols {
             line: None,
             inlined: false,
         };
-        let (sources, unusable) = match self.sources(module) {
-            Ok(sources) => (sources, None),
+        let (modules, mut unusable) = match self.modules(module) {
+            Ok(modules) => (modules, None),
             Err(why) => (Vec::new(), Some(why)),
         };
-        let mut frames: Vec<Option<Vec<Frame>>> = vec![None; addresses.len()];
-        for (held, debug_syms) in &sources {
-            let missing: Vec<usize> =
-                (0..frames.len()).filter(|at| frames[*at].is_none()).collect();
-            let asked: Vec<u64> = missing.iter().map(|at| addresses[*at]).collect();
-            let elf = Elf { debug_syms: *debug_syms, ..Elf::new(&held.path) };
-            let input = Input::VirtOffset(&asked[..]);
-            // One that cannot be read leaves all to the next.
-            let found = self.symbolizer.symbolize(&Source::Elf(elf), input).unwrap_or_default();
-            for (at, found) in missing.into_iter().zip(found) {
-                if let Symbolized::Sym(symbol) = found {
-                    frames[at] = Some(symbols::frames(&symbol, &unknown(addresses[at])));
-                }
+        let look_up = |address: &u64| {
+            let found = symbols::frames(files::calls(&modules, *address), &unknown(*address));
+            if modules.iter().map(Opened::weight).sum::<u64>() > MAX_MEMORY {
+                modules.iter().for_each(Opened::forget);
             }
+            found
+        };
+        let frames = addresses.iter().map(look_up).collect();
+        if modules.iter().any(|module| module.source.has_changed()) {
+            unusable = Some(Unusable::Changed);
         }
-        let all = frames.into_iter().zip(addresses);
-        let all = all.map(|(found, address)| found.unwrap_or_else(|| vec![unknown(*address)]));
-        (all.collect(), unusable)
+        (frames, unusable)
     }
 
-    /// What to ask, the best first: debugging information by build ID, the file with what it links to, the file alone.
-    fn sources(&self, module: &Module<'_>) -> Result<Vec<(Held, bool)>, Unusable> {
+    /// What to ask, the best first: debugging information by build ID or link, then the file.
+    fn modules(&self, module: &Module<'_>) -> Result<Vec<Opened>, Unusable> {
         let path = Path::new(OsStr::from_bytes(module.path));
         let id = Some(module.build_id).filter(|id| !id.is_empty());
-        let debug = id.and_then(|id| files::debug_file(id, self.debug.iter().cloned()));
-        let mut sources: Vec<(Held, bool)> = debug.into_iter().map(|held| (held, true)).collect();
-        match self.file(path, id, module.ran_ns) {
-            Ok([with, alone]) => sources.extend([(with, true), (alone, false)]),
-            Err(why) if sources.is_empty() => return Err(why),
-            Err(_) => {}
-        }
-        Ok(sources)
+        let own = TargetRoot::own().map_err(|_| Unusable::Missing)?;
+        self.file(&own, path, id, module.ran_ns).or_else(|why| {
+            let debug = id.and_then(|id| self.links.of_build(id, &own));
+            debug.map(|debug| vec![debug]).ok_or(why)
+        })
     }
 
-    /// The file itself, if it is the one that ran, opened twice: what reads it keeps what it has read by its path.
-    fn file(&self, path: &Path, id: Option<&[u8]>, ran_ns: u64) -> Result<[Held; 2], Unusable> {
-        if !path.is_absolute() {
-            return Err(Unusable::Missing);
-        }
-        let open = || files::open_regular(path, |_| true).ok_or(Unusable::Missing);
-        let file = open()?;
+    /// The file itself, if it is the one that ran, behind its debugging information.
+    fn file(
+        &self,
+        own: &TargetRoot,
+        path: &Path,
+        id: Option<&[u8]>,
+        ran_ns: u64,
+    ) -> Result<Vec<Opened>, Unusable> {
+        let file = own.open(path, MAX_ELF_BYTES).map_err(|_| Unusable::Missing)?;
         let changed = file.metadata().map_err(|_| Unusable::Missing)?;
-        let bytes = Bytes::File(file);
-        let headers = Headers::of(&bytes).ok_or(Unusable::OtherBuild)?;
+        let source = Source::from(file);
+        let layout = Layout::of(&source).ok_or(Unusable::OtherBuild)?;
         match id {
-            Some(_) if headers.build_id.as_deref() != id => return Err(Unusable::OtherBuild),
+            Some(_) if layout.build_id.as_deref() != id => return Err(Unusable::OtherBuild),
             Some(_) => {}
             None => {
                 let seconds = u64::try_from(changed.mtime()).unwrap_or(0);
@@ -143,7 +135,7 @@ impl FileSymbols {
                 }
             }
         }
-        let Bytes::File(file) = bytes else { return Err(Unusable::Missing) };
-        Ok([Held::new(file), Held::new(open()?)])
+        let places = [Place { root: own, folder: path.parent().map(Path::to_owned) }];
+        Ok(self.links.modules(source, layout, &places))
     }
 }

@@ -1,52 +1,88 @@
-//! Files that processes have mapped, opened as the process sees them.
+//! Files that processes have mapped, opened as the process finds them.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
-use std::os::fd::{AsFd, AsRawFd};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use blazesym::helper::read_elf_build_id;
+use pagewise_model::mapping::AddrRange;
 use pagewise_model::{Name, Pid};
+use pagewise_proc::target_file::{self, FileId, TargetRoot};
 use pagewise_proc::{ProcRoot, maps};
 
-use crate::elf::{Bytes, Headers};
+use crate::jit;
+use crate::links::{Links, Place};
+use crate::symbolizer::{Call, Layout, Module, Source};
 
 /// Where distributions install debugging information.
 pub(crate) const DEBUG: &str = "/usr/lib/debug";
 
+/// Files that are kept open: with their debug files, most of the 1024 descriptors that a process may have where nobody said
+/// otherwise.
+const MAX_OPEN: usize = 256;
+/// Processes whose root is kept open, for the maps of their just-in-time compilers.
+const MAX_ROOTS: usize = 64;
+
 /// A file of code, held open: it may be deleted, and its process end.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    pub(crate) file: Held,
-    /// Its debugging information, and where in memory what is at an offset goes.
-    pub(crate) debug: Option<(Held, Headers)>,
+    /// What tells of it, the best first. The last one is the file.
+    modules: Vec<Module>,
 }
 
-/// A file, and a path to it for as long as it is open, whatever happens to its name.
-#[derive(Debug)]
-pub(crate) struct Held {
-    _file: File,
-    pub(crate) path: PathBuf,
-}
-
-impl Held {
-    pub(crate) fn new(file: File) -> Held {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
-        Held { _file: file, path }
+impl Opened {
+    /// The functions at an offset of the file, the innermost inlined one first. Empty where none is known.
+    pub(crate) fn calls(&self, offset: u64) -> Vec<Call> {
+        let address = self.modules.last().and_then(|file| file.layout.address(offset));
+        let Some(address) = address else { return Vec::new() };
+        calls(&self.modules, address)
     }
+
+    /// Where the function begins that is at an offset: so many bytes before.
+    pub(crate) fn since_start(&self, offset: u64) -> Option<u64> {
+        let address = self.modules.last()?.layout.address(offset)?;
+        let start = self.modules.iter().find_map(|it| it.symbol(address))?.0;
+        address.checked_sub(start)
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn read(&self, offset: u64, length: u64) -> Option<Vec<u8>> {
+        let bytes = self.modules.last()?.source.read(offset, length)?;
+        (bytes.len() as u64 == length).then_some(bytes)
+    }
+
+    /// Whether something could not be read of it or a debug file of it, since that was written to after it was opened.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.modules.iter().any(|module| module.source.has_changed())
+    }
+
+    /// Bytes of memory, about, that were made of it.
+    pub(crate) fn weight(&self) -> u64 {
+        self.modules.iter().map(Module::weight).sum()
+    }
+
+    /// Drops these.
+    pub(crate) fn forget(&self) {
+        self.modules.iter().for_each(Module::forget);
+    }
+}
+
+/// The functions at an address, by the first that knows any.
+pub(crate) fn calls(modules: &[Module], address: u64) -> Vec<Call> {
+    let mut found = modules.iter().map(|module| module.calls(address));
+    found.find(|calls| !calls.is_empty()).unwrap_or_default()
 }
 
 /// Files of code, each opened when it is first asked for.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
-    opened: HashMap<(Name, u64), Rc<Opened>>,
+    opened: HashMap<(Name, FileId), Rc<Opened>>,
     /// What could not be opened, and through which process.
-    refused: HashSet<(u32, Name, u64)>,
-    debug: Vec<PathBuf>,
+    refused: HashSet<(u32, Name, FileId)>,
+    jits: HashMap<u32, Option<Rc<jit::Origin>>>,
+    links: Links,
 }
 
 impl Default for Files {
@@ -58,25 +94,25 @@ impl Default for Files {
 impl Files {
     /// With debugging information in folders that are laid out as `/usr/lib/debug` is.
     pub(crate) fn with_debug_folders(folders: &[PathBuf]) -> Files {
-        Files { opened: HashMap::new(), refused: HashSet::new(), debug: folders.to_vec() }
-    }
-
-    /// The folders of debugging information.
-    pub(crate) fn debug_folders(&self) -> &[PathBuf] {
-        &self.debug
+        Files {
+            opened: HashMap::new(),
+            refused: HashSet::new(),
+            jits: HashMap::new(),
+            links: Links::new(folders),
+        }
     }
 
     /// A file that a process has mapped. `None` where it cannot be opened, now or before.
-    pub(crate) fn get(&mut self, pid: u32, module: &Name, inode: u64) -> Option<Rc<Opened>> {
-        let key = (module.clone(), inode);
+    pub(crate) fn get(&mut self, pid: u32, module: &Name, id: FileId) -> Option<Rc<Opened>> {
+        let key = (module.clone(), id);
         if let Some(opened) = self.opened.get(&key) {
             return Some(Rc::clone(opened));
         }
-        let refused = (pid, module.clone(), inode);
+        let refused = (pid, module.clone(), id);
         if self.refused.contains(&refused) {
             return None;
         }
-        let Some(opened) = self.open(pid, module, inode) else {
+        let Some(opened) = self.open(pid, module, id) else {
             self.refused.insert(refused);
             return None;
         };
@@ -84,78 +120,73 @@ impl Files {
     }
 
     /// Opens a file, as [`Files::get`] does, while a recording goes on, which needs to open files, too.
-    pub(crate) fn keep(&mut self, pid: u32, module: &Name, inode: u64) {
-        /// With their debugging information, half of what a process may have open where nobody said otherwise.
-        const MOST: usize = 256;
-        if self.opened.len() < MOST {
-            let _ = self.get(pid, module, inode);
+    pub(crate) fn keep(&mut self, pid: u32, module: &Name, id: FileId) {
+        if self.opened.len() < MAX_OPEN {
+            let _ = self.get(pid, module, id);
         }
     }
 
-    fn open(&self, pid: u32, module: &Name, inode: u64) -> Option<Opened> {
-        let bytes = Bytes::File(open(pid, module, inode)?);
-        let headers = Headers::of(&bytes);
-        let Bytes::File(file) = bytes else { return None };
-        let root = Path::new("/proc").join(pid.to_string()).join("root");
-        let debug = headers.and_then(|headers| {
-            let within = self.debug.iter().filter_map(|folder| folder.strip_prefix("/").ok());
-            let within = within.map(|folder| root.join(folder));
-            let id = headers.build_id.as_deref()?;
-            Some((debug_file(id, within.chain(self.debug.iter().cloned()))?, headers))
-        });
-        Some(Opened { file: Held::new(file), debug })
+    /// Where the map of a process's just-in-time compiler is.
+    pub(crate) fn jit(&mut self, pid: u32) -> Option<Rc<jit::Origin>> {
+        if self.jits.len() >= MAX_ROOTS && !self.jits.contains_key(&pid) {
+            return jit::Origin::of(pid).map(Rc::new);
+        }
+        self.jits.entry(pid).or_insert_with(|| jit::Origin::of(pid).map(Rc::new)).clone()
+    }
+
+    /// Keeps that while the process is there.
+    pub(crate) fn keep_jit(&mut self, pid: u32) {
+        if self.jits.len() < MAX_ROOTS {
+            let _ = self.jit(pid);
+        }
+    }
+
+    /// All that are open, and their names.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&Name, &Opened)> {
+        self.opened.iter().map(|((name, _), opened)| (name, &**opened))
+    }
+
+    fn open(&self, pid: u32, module: &Name, id: FileId) -> Option<Opened> {
+        let source = Source::from(open(pid, module, id)?);
+        let layout = Layout::of(&source)?;
+        let folder = Path::new(OsStr::from_bytes(module.as_bytes())).parent().map(Path::to_owned);
+        let theirs = TargetRoot::of(&ProcRoot::live(), Pid(pid)).ok();
+        let own = TargetRoot::own().ok();
+        let mut places = Vec::new();
+        places.extend(theirs.as_ref().map(|root| Place { root, folder: folder.clone() }));
+        // Beside a file of the same name in our own root is another program's debug file.
+        let folder = folder.filter(|_| theirs.is_none());
+        places.extend(own.as_ref().map(|root| Place { root, folder }));
+        Some(Opened { modules: self.links.modules(source, layout, &places) })
     }
 }
 
-/// The debugging information of a build, in one of some folders: what has the same build ID is of the same build.
-pub(crate) fn debug_file(id: &[u8], mut folders: impl Iterator<Item = PathBuf>) -> Option<Held> {
-    let (first, rest) = id.split_first().filter(|(_, rest)| !rest.is_empty())?;
-    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let name = format!(".build-id/{first:02x}/{rest}.debug");
-    folders.find_map(|folder| {
-        let held = Held::new(open_regular(&folder.join(&name), |_| true)?);
-        let found = read_elf_build_id(&held.path).ok().flatten();
-        (found.as_deref() == Some(id)).then_some(held)
-    })
-}
-
-/// Opens a file that a process has mapped: by its path in the process's own view of the file system, since a container has
-/// another; by its path in ours; as the process's program; through its mapping, where it was deleted. `None` where none of
-/// them is that file now.
-pub(crate) fn open(pid: u32, module: &Name, inode: u64) -> Option<File> {
+/// Opens a file that a process has mapped: by its name in the process's root or in ours, if device and inode are the same; as the
+/// process's program; through its mapping, whatever its name is; by its name, as far as the file system leaves the device open
+/// ([`target_file`]). `None` where none of them is that file.
+pub(crate) fn open(pid: u32, module: &Name, id: FileId) -> Option<File> {
     let path = Path::new(OsStr::from_bytes(module.as_bytes()));
-    let within = path.strip_prefix("/").ok()?;
-    let process = Path::new("/proc").join(pid.to_string());
-    let seen = process.join("root").join(within);
-    let candidates = [seen, path.to_owned(), process.join("exe")];
-    let found = candidates.iter().find_map(|path| open_as(path, inode));
-    found.or_else(|| open_as(&mapped(&process, pid, inode)?, inode))
+    if !path.is_absolute() {
+        return None;
+    }
+    let (root, pid) = (ProcRoot::live(), Pid(pid));
+    let roots = [TargetRoot::of(&root, pid).ok(), TargetRoot::own().ok()];
+    let mut roots = roots.iter().flatten();
+    let exact = roots.clone().find_map(|root| root.open_exact(path, id).ok());
+    exact
+        .or_else(|| target_file::open_program_if(&root, pid, id).ok())
+        .or_else(|| target_file::open_range(&root, pid, mapped(&root, pid, id)?, id).ok())
+        .or_else(|| roots.find_map(|root| root.open_mapped(path, id, false).ok()))
 }
 
-/// Opens a regular file, if it has that inode.
-fn open_as(path: &Path, inode: u64) -> Option<File> {
-    open_regular(path, |file| file.ino() == inode)
+/// Where a file is mapped now.
+fn mapped(root: &ProcRoot, pid: Pid, id: FileId) -> Option<AddrRange> {
+    let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
+    mappings.iter().find(|mapping| FileId::of(mapping) == id).map(|mapping| mapping.range)
 }
 
-/// Opens a regular file, if it is the one that is meant.
-pub(crate) fn open_regular(path: &Path, is_it: impl Fn(&fs::Metadata) -> bool) -> Option<File> {
-    let is_it = |file: &fs::Metadata| file.is_file() && is_it(file);
-    // Opening what is no regular file can do something, or wait.
-    fs::metadata(path).ok().filter(is_it)?;
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
-    file.metadata().is_ok_and(|it| is_it(&it)).then_some(file)
-}
-
-/// The way to a file through where it is mapped now.
-fn mapped(process: &Path, pid: u32, inode: u64) -> Option<PathBuf> {
-    let text = ProcRoot::live().read(Pid(pid), "maps").ok()?;
-    let mappings = maps::parse(&text).mappings;
-    let range = &mappings.iter().find(|mapping| mapping.inode == inode)?.range;
-    Some(process.join("map_files").join(format!("{:x}-{:x}", range.start, range.end)))
-}
-
-/// The bytes of our own vDSO, and where it is: the kernel maps the same one into all programs of 64 bits.
-pub(crate) fn vdso() -> Option<(u64, Vec<u8>)> {
+/// The bytes of our own vDSO: the kernel maps the same one into all programs of 64 bits.
+pub(crate) fn vdso() -> Option<Vec<u8>> {
     /// It is some pages.
     const LARGEST: u64 = 1 << 20;
     let own = std::process::id();
@@ -166,7 +197,7 @@ pub(crate) fn vdso() -> Option<(u64, Vec<u8>)> {
     let mut bytes = vec![0; usize::try_from(length).ok()?];
     let ranges = std::slice::from_ref(&(start..start + length)).to_vec();
     let read = pagewise_sys::remote::read(own, &ranges, &mut bytes).ok()?;
-    (read == bytes.len()).then_some((start, bytes))
+    (read == bytes.len()).then_some(bytes)
 }
 
 /// What the kernel calls its own code in programs.

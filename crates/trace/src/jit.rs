@@ -1,76 +1,162 @@
-//! What a just-in-time compiler says of its code: `/tmp/perf-<pid>.map`, in the process's own view of the file system.
+//! What a just-in-time compiler says of its code: `/tmp/perf-<pid>.map`, in the process's own root and under the number that the
+//! process has there. A file of the same name in another root is of another process.
+//!
+//! Anyone may write to `/tmp`: the map is read only where the process's user owns it and its name is no link. It may grow while it
+//! is read; what was read up to the limits counts.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+
+use pagewise_model::Pid;
+use pagewise_proc::ProcRoot;
+use pagewise_proc::target_file::TargetRoot;
+
+/// Bytes of a file that are read; a larger file is not read.
+const MAX_BYTES: u64 = 256 << 20;
+/// Functions of a file that are kept, and bytes of their names: with these a map takes 64 MiB.
+const MAX_FUNCTIONS: usize = 1 << 20;
+const MAX_NAMES: usize = 40 << 20;
+/// Bytes of a line; longer lines are cut.
+const MAX_LINE: u64 = 4 << 10;
+
+/// Where a process's map is. The root is held, since the process may end first.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    root: TargetRoot,
+    path: PathBuf,
+    owners: Vec<u32>,
+}
+
+impl Origin {
+    /// Of a process that is there. `None` where it is not.
+    pub(crate) fn of(pid: u32) -> Option<Origin> {
+        let live = ProcRoot::live();
+        let root = TargetRoot::of(&live, Pid(pid)).ok()?;
+        let status = live.read(Pid(pid), "status").ok()?;
+        let status = String::from_utf8_lossy(&status);
+        let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        // The number in the innermost namespace is the last one.
+        let inner: u32 = line("NSpid:")?.split_whitespace().next_back()?.parse().ok()?;
+        let owners = line("Uid:")?.split_whitespace().filter_map(|id| id.parse().ok()).collect();
+        Some(Origin { root, path: format!("/tmp/perf-{inner}.map").into(), owners })
+    }
+
+    /// The map as it is now.
+    pub(crate) fn read(&self) -> Option<Map> {
+        let file = self.root.open_owned(&self.path, &self.owners, MAX_BYTES).ok()?;
+        Some(Map::parse(BufReader::new(file.take(MAX_BYTES))))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    start: u64,
+    end: u64,
+    /// Where its name is.
+    name: u32,
+    length: u32,
+}
 
 /// Functions by address.
 #[derive(Debug, Default)]
 pub(crate) struct Map {
-    /// Start, end and name, by start.
-    functions: Vec<(u64, u64, String)>,
+    /// By start.
+    functions: Vec<Function>,
+    names: Vec<u8>,
 }
 
-/// Larger files are not read.
-const LARGEST: u64 = 256 << 20;
-
 impl Map {
-    /// What a process says; nothing where it says nothing.
-    pub(crate) fn of(pid: u32) -> Map {
-        let (inner, root) = (inner_pid(pid), format!("/proc/{pid}/root"));
-        let name = format!("/tmp/perf-{inner}.map");
-        let paths = [format!("{root}{name}"), name];
-        // Anyone may write to /tmp: what another user wrote there says nothing of this process.
-        let owner = fs::metadata(format!("/proc/{pid}")).map(|it| it.uid());
-        let owners = [owner.ok(), Some(0), Some(rustix::process::geteuid().as_raw())];
-        let read = |path: &String| {
-            let file = fs::metadata(path).ok()?;
-            let is_its = file.is_file() && owners.contains(&Some(file.uid()));
-            (is_its && file.len() <= LARGEST).then(|| fs::read(path).ok())?
-        };
-        paths.iter().find_map(read).map_or_else(Map::default, |text| Map::parse(&text))
-    }
-
     /// Lines of a start, a size, both hexadecimal, and a name. What is no such line is left out; of two functions at one
     /// place the later is the one that is there.
-    fn parse(text: &[u8]) -> Map {
-        let parsed = text.split(|byte| *byte == b'\n').filter_map(|line| {
-            let line = String::from_utf8_lossy(line);
-            let mut words = line.splitn(3, ' ');
-            let mut number =
-                || u64::from_str_radix(words.next()?.trim_start_matches("0x"), 16).ok();
-            let (start, size) = (number()?, number()?);
-            Some((start, start.checked_add(size)?, words.next()?.to_owned()))
-        });
-        let mut functions: Vec<(u64, u64, String)> = parsed.collect();
-        functions.sort_by_key(|(start, ..)| *start);
-        Map { functions }
+    fn parse(mut text: impl BufRead) -> Map {
+        let mut map = Map::default();
+        let mut line = Vec::new();
+        while map.functions.len() < MAX_FUNCTIONS && map.names.len() < MAX_NAMES {
+            line.clear();
+            match text.by_ref().take(MAX_LINE).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            }
+            if line.last() == Some(&b'\n') {
+                line.pop();
+            } else if line.len() as u64 == MAX_LINE && text.skip_until(b'\n').is_err() {
+                break;
+            }
+            map.add(&line);
+        }
+        map.functions.sort_by_key(|it| it.start);
+        map
+    }
+
+    fn add(&mut self, line: &[u8]) -> Option<()> {
+        let mut words = line.splitn(3, |byte| *byte == b' ');
+        let mut number = || {
+            let word = std::str::from_utf8(words.next()?).ok()?;
+            u64::from_str_radix(word.trim_start_matches("0x"), 16).ok()
+        };
+        let (start, size) = (number()?, number()?);
+        let (end, text) = (start.checked_add(size)?, words.next()?);
+        let name = u32::try_from(self.names.len()).ok()?;
+        self.names.extend_from_slice(text);
+        let length = u32::try_from(text.len()).ok()?;
+        self.functions.push(Function { start, end, name, length });
+        Some(())
     }
 
     /// The function that an address is in.
-    pub(crate) fn find(&self, address: u64) -> Option<&str> {
-        let behind = self.functions.partition_point(|(start, ..)| *start <= address);
-        let (_, end, name) = self.functions.get(behind.checked_sub(1)?)?;
-        (address < *end).then_some(name)
+    pub(crate) fn find(&self, address: u64) -> Option<String> {
+        let behind = self.functions.partition_point(|it| it.start <= address);
+        let Function { end, name, length, .. } = *self.functions.get(behind.checked_sub(1)?)?;
+        let name = self.names.get(name as usize..)?.get(..length as usize)?;
+        (address < end).then(|| String::from_utf8_lossy(name).into_owned())
     }
-}
 
-/// The number that a process has where it is: the last of `NSpid`.
-fn inner_pid(pid: u32) -> u32 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    line.and_then(|line| line.split_whitespace().last()?.parse().ok()).unwrap_or(pid)
+    /// Bytes of memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.functions.len() * size_of::<Function>() + self.names.len()) as u64
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn map(text: &[u8]) -> Map {
+        Map::parse(text)
+    }
+
     #[test]
     fn a_map_names_the_function_around_an_address_and_the_later_of_two() {
-        let map = Map::parse(b"1000 10 first one\nnonsense\n0x2000 20 second\n2000 20 third\n");
-        assert_eq!(map.find(0x100f), Some("first one"));
+        let map = map(b"1000 10 first one\nnonsense\n0x2000 20 second\n2000 20 third\n");
+        assert_eq!(map.find(0x100f).as_deref(), Some("first one"));
         assert_eq!(map.find(0x1010), None);
-        assert_eq!(map.find(0x2001), Some("third"));
+        assert_eq!(map.find(0x2001).as_deref(), Some("third"));
         assert_eq!(map.find(0xfff), None);
+    }
+
+    #[test]
+    fn long_lines_are_cut_and_the_next_is_whole() {
+        let long = "x".repeat(3 * usize::try_from(MAX_LINE).unwrap());
+        let map = map(format!("1000 10 {long}\n2000 10 next\n3000 10 cut off").as_bytes());
+        assert_eq!(map.find(0x1000).unwrap().len() as u64, MAX_LINE - "1000 10 ".len() as u64);
+        assert_eq!(map.find(0x2000).as_deref(), Some("next"));
+        assert_eq!(map.find(0x3000).as_deref(), Some("cut off"));
+    }
+
+    #[test]
+    fn a_file_without_end_is_read_up_to_the_limits() {
+        struct Endless(u64);
+        impl Read for Endless {
+            fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+                let line = format!("{:x} 10 name of a function\n", self.0 * 16);
+                self.0 += 1;
+                let length = line.len().min(to.len());
+                to[..length].copy_from_slice(&line.as_bytes()[..length]);
+                Ok(length)
+            }
+        }
+        let map = Map::parse(BufReader::new(Endless(0)));
+        assert!(map.functions.len() <= MAX_FUNCTIONS);
+        assert!(map.bytes() <= 80 << 20, "{}", map.bytes());
     }
 }

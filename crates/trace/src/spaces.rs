@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pagewise_model::mapping::{Device, Sharing};
 use pagewise_model::{Name, Pid};
+use pagewise_proc::target_file::FileId;
 use pagewise_proc::{ProcRoot, maps, mountinfo};
 
 use crate::record::{Mapped, Record};
@@ -22,6 +23,8 @@ pub struct Region {
     pub offset: u64,
     /// The file's inode; 0 where there is none.
     pub inode: u64,
+    /// The device of the file's file system.
+    pub device: Device,
     /// The file's path, or what else it is: `[heap]`, `[stack]`; empty for anonymous memory.
     pub name: Name,
     /// Whether it is shared.
@@ -36,6 +39,11 @@ impl Region {
     /// Whether it is of a file.
     pub fn is_file(&self) -> bool {
         self.inode != 0
+    }
+
+    /// Which file it is of.
+    pub fn id(&self) -> FileId {
+        FileId { device: self.device, inode: self.inode }
     }
 }
 
@@ -72,6 +80,7 @@ impl Spaces {
             end: mapping.range.end,
             offset: mapping.offset,
             inode: mapping.inode,
+            device: mapping.device,
             name: mapping.name,
             shared: mapping.sharing == Sharing::Shared,
             execute: mapping.prot.exec,
@@ -107,17 +116,17 @@ impl Spaces {
         let Some(end) = mapped.start.checked_add(mapped.length) else { return };
         // The kernel has a name for everything here; in `maps` anonymous memory has none.
         let name = if mapped.name == b"//anon" { b"" } else { mapped.name };
+        let device = Device { major: mapped.device.0, minor: mapped.device.1 };
         let region = Region {
             start: mapped.start,
             end,
             offset: mapped.offset,
             inode: mapped.inode,
+            device,
             name: Name::new(name),
             shared: mapped.access.shared,
             execute: mapped.access.execute,
-            on_tmpfs: self
-                .tmpfs
-                .contains(&Device { major: mapped.device.0, minor: mapped.device.1 }),
+            on_tmpfs: self.tmpfs.contains(&device),
         };
         let space = self.spaces.entry(mapped.pid).or_default();
         cut(&mut space.regions, mapped.start, end);

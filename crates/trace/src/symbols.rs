@@ -3,7 +3,7 @@
 //! | code | read from |
 //! |---|---|
 //! | files | the file as its process sees it, also in a container and after it was deleted, while the process lives |
-//! | stripped files | their debugging information, where it is installed: by build ID, else by `.gnu_debuglink` |
+//! | stripped files | their debugging information, where it is installed: by build ID, else by `.gnu_debuglink` ([`crate::links`]) |
 //! | `[vdso]` | our own: all programs of 64 bits have the same |
 //! | just-in-time compilers | `/tmp/perf-<pid>.map`, where they write it; jitdump is not read |
 //!
@@ -14,14 +14,22 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use blazesym::symbolize::source::{Elf, Process, Source};
-use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
-use pagewise_model::Name;
+use pagewise_model::mapping::Device;
 use pagewise_model::traced::{Frame, Line};
+use pagewise_model::{Absent, Name};
+use pagewise_proc::target_file::FileId;
 
 use crate::files::{self, Files, VDSO};
 use crate::jit;
 use crate::spaces::Spaces;
+use crate::symbolizer::{Call, Layout, Module, Source};
+
+/// Bytes of memory, about, that are made of files before those that are not used are dropped.
+const MAX_MEMORY: u64 = 160 << 20;
+/// Bytes of memory of all maps of just-in-time compilers.
+const MAX_JIT_MEMORY: u64 = 64 << 20;
+/// Look-ups after which memory is counted.
+const COUNTED_EVERY: u32 = 64;
 
 /// Where something happened, in words that outlive the process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +40,8 @@ pub struct Place {
     module: Name,
     /// The file's inode; 0 where there is none.
     inode: u64,
+    /// The file's device.
+    device: Device,
     /// Where in the file or the vDSO, else the address.
     offset: u64,
     /// Whether it is where a call returns to, behind the call.
@@ -41,7 +51,14 @@ pub struct Place {
 impl Place {
     /// Of an address of a process now.
     pub(crate) fn of(spaces: &Spaces, pid: u32, address: u64, returns: bool) -> Place {
-        let unknown = Place { pid, module: Name::default(), inode: 0, offset: address, returns };
+        let unknown = Place {
+            pid,
+            module: Name::default(),
+            inode: 0,
+            device: Device::default(),
+            offset: address,
+            returns,
+        };
         let Some(region) = spaces.find(pid, address) else { return unknown };
         // What a compiler writes to shared memory is of no file that anyone wrote: it is known by its address.
         let is_made = region.name.as_bytes().starts_with(b"/memfd:");
@@ -51,7 +68,8 @@ impl Place {
             _ if inode != 0 => address - region.start + region.offset,
             _ => address,
         };
-        Place { module: region.name.clone(), inode, offset, ..unknown }
+        let device = if inode == 0 { Device::default() } else { region.device };
+        Place { module: region.name.clone(), inode, device, offset, ..unknown }
     }
 
     /// The same for all processes of a file; memory of no file is each process's own.
@@ -59,10 +77,17 @@ impl Place {
         Place { pid: if self.inode == 0 { self.pid } else { 0 }, ..self.clone() }
     }
 
-    /// Has its file opened, if it is in one.
+    /// Which file it is in, if it is in one.
+    fn file(&self) -> FileId {
+        FileId { device: self.device, inode: self.inode }
+    }
+
+    /// Has opened what will be asked about it.
     pub(crate) fn keep(&self, files: &mut Files) {
-        if self.inode != 0 {
-            files.keep(self.pid, &self.module, self.inode);
+        match self.inode {
+            0 if self.module.as_bytes() == VDSO => {}
+            0 => files.keep_jit(self.pid),
+            _ => files.keep(self.pid, &self.module, self.file()),
         }
     }
 
@@ -75,12 +100,11 @@ impl Place {
 /// Finds functions and lines, with their inlined callees. Each place is looked up once.
 #[derive(Debug)]
 pub struct Symbols {
-    symbolizer: Symbolizer,
     files: Files,
     known: HashMap<Place, Rc<[Frame]>>,
     jits: HashMap<u32, jit::Map>,
-    /// Where our own is.
-    vdso: Option<Option<u64>>,
+    vdso: Option<Option<Module>>,
+    looked_up: u32,
 }
 
 impl Default for Symbols {
@@ -97,13 +121,8 @@ impl Symbols {
 
     /// With files that are open already.
     pub(crate) fn with(files: Files) -> Symbols {
-        Symbols {
-            symbolizer: Symbolizer::builder().set_debug_dirs(Some(files.debug_folders())).build(),
-            files,
-            known: HashMap::new(),
-            jits: HashMap::new(),
-            vdso: None,
-        }
+        let (known, jits) = (HashMap::new(), HashMap::new());
+        Symbols { files, known, jits, vdso: None, looked_up: 0 }
     }
 
     /// Opens the files of places, so that they can be looked up when their process is gone. Of files that are open already,
@@ -133,65 +152,75 @@ impl Symbols {
             line: None,
             inlined: false,
         };
-        let found = match place.inode {
-            0 if place.module.as_bytes() == VDSO => self.in_vdso(place, &unknown),
-            0 => {
-                let map = self.jits.entry(place.pid).or_insert_with(|| jit::Map::of(place.pid));
-                let function = map.find(place.instruction()).map(str::to_owned);
-                Some(vec![Frame { function, ..unknown.clone() }])
+        let calls = match place.inode {
+            0 if place.module.as_bytes() == VDSO => self.in_vdso(place),
+            0 => self.in_jit(place),
+            _ => self.in_file(place),
+        };
+        frames(calls, &unknown)
+    }
+
+    fn in_file(&mut self, place: &Place) -> Vec<Call> {
+        let Some(opened) = self.files.get(place.pid, &place.module, place.file()) else {
+            return Vec::new();
+        };
+        let calls = opened.calls(place.instruction());
+        self.looked_up = self.looked_up.wrapping_add(1);
+        if self.looked_up.is_multiple_of(COUNTED_EVERY) {
+            let all: u64 = self.files.all().map(|(_, opened)| opened.weight()).sum();
+            if all > MAX_MEMORY {
+                self.files.all().for_each(|(_, opened)| opened.forget());
             }
-            _ => self.in_file(place, &unknown),
-        };
-        found.unwrap_or_else(|| vec![unknown])
-    }
-
-    fn in_file(&mut self, place: &Place, unknown: &Frame) -> Option<Vec<Frame>> {
-        let opened = self.files.get(place.pid, &place.module, place.inode)?;
-        let offset = place.instruction();
-        let from_debug = opened.debug.as_ref().and_then(|(debug, headers)| {
-            let address = Input::VirtOffset(headers.address(offset)?);
-            self.symbolize(&Source::Elf(Elf::new(&debug.path)), address, unknown)
-        });
-        let from = |debug_syms| {
-            let elf = Elf { debug_syms, ..Elf::new(&opened.file.path) };
-            self.symbolize(&Source::Elf(elf), Input::FileOffset(offset), unknown)
-        };
-        // Where its debugging information cannot be read, its symbols may be.
-        from_debug.or_else(|| from(true)).or_else(|| from(false))
-    }
-
-    fn in_vdso(&mut self, place: &Place, unknown: &Frame) -> Option<Vec<Frame>> {
-        let find = || files::vdso().map(|(start, _)| start);
-        let start = (*self.vdso.get_or_insert_with(find))?;
-        let source = Source::Process(Process::new(blazesym::Pid::Slf));
-        let address = start.checked_add(place.instruction())?;
-        self.symbolize(&source, Input::AbsAddr(address), unknown)
-    }
-
-    fn symbolize(
-        &self,
-        source: &Source<'_>,
-        input: Input<u64>,
-        unknown: &Frame,
-    ) -> Option<Vec<Frame>> {
-        match self.symbolizer.symbolize_single(source, input) {
-            Ok(Symbolized::Sym(symbol)) => Some(frames(&symbol, unknown)),
-            _ => None,
         }
+        calls
+    }
+
+    fn in_jit(&mut self, place: &Place) -> Vec<Call> {
+        if !self.jits.contains_key(&place.pid) {
+            let map = self.files.jit(place.pid).and_then(|it| it.read()).unwrap_or_default();
+            let others: u64 = self.jits.values().map(jit::Map::bytes).sum();
+            if others + map.bytes() > MAX_JIT_MEMORY {
+                self.jits.clear();
+            }
+            self.jits.insert(place.pid, map);
+        }
+        let name = self.jits.get(&place.pid).and_then(|map| map.find(place.instruction()));
+        name.map(|name| Call { name: Some(name), line: None }).into_iter().collect()
+    }
+
+    fn in_vdso(&mut self, place: &Place) -> Vec<Call> {
+        let read = || {
+            let source = Rc::new(Source::Memory(files::vdso()?));
+            let layout = Layout::of(&source)?;
+            Some(Module::new(source, layout, None))
+        };
+        let module = self.vdso.get_or_insert_with(read).as_ref();
+        let address = module.and_then(|it| it.layout.address(place.instruction()));
+        module.zip(address).map(|(module, address)| module.calls(address)).unwrap_or_default()
+    }
+
+    /// Why functions are unknown that would be known: files that were written to after they were opened.
+    pub fn lacks(&self) -> Vec<Absent> {
+        let changed = self.files.all().filter(|(_, opened)| opened.has_changed());
+        let mut names: Vec<&Name> = changed.map(|(name, _)| name).collect();
+        names.sort();
+        names.dedup();
+        let lack = |name: &Name| {
+            let name = name.escaped();
+            let what = format!("functions of {name}: the file was written to after it was opened");
+            Absent::NotCollected(what.into())
+        };
+        names.into_iter().map(lack).collect()
     }
 }
 
-/// Of a symbol, the functions that are inlined at the place and the one that they are inlined into.
-pub(crate) fn frames(symbol: &Sym<'_>, unknown: &Frame) -> Vec<Frame> {
-    let outermost = (symbol.name.as_ref(), symbol.code_info.as_deref());
-    let inlined =
-        symbol.inlined.iter().map(|inner| (inner.name.as_ref(), inner.code_info.as_ref()));
-    let calls: Vec<(&str, Option<&CodeInfo<'_>>)> =
-        std::iter::once(outermost).chain(inlined).collect();
-    let frames = calls.iter().enumerate().rev().map(|(depth, (name, code))| Frame {
-        function: Some(demangled(name)),
-        line: code.map(|code| line(code)),
-        inlined: depth > 0,
+/// What was found as frames; where nothing was, the one that is unknown.
+pub(crate) fn frames(calls: Vec<Call>, unknown: &Frame) -> Vec<Frame> {
+    let Some(last) = calls.len().checked_sub(1) else { return vec![unknown.clone()] };
+    let frames = calls.into_iter().enumerate().map(|(depth, call)| Frame {
+        function: call.name.map(|name| demangled(&name)),
+        line: call.line.map(|(file, number)| Line { file, number }),
+        inlined: depth < last,
         ..unknown.clone()
     });
     frames.collect()
@@ -204,18 +233,51 @@ fn demangled(name: &str) -> String {
     }
     let mangled = Some(name).filter(|name| name.starts_with("_Z"));
     let symbol = mangled.and_then(|name| cpp_demangle::Symbol::new(name).ok());
-    let text = symbol.and_then(|symbol| symbol.demangle().ok());
+    let text = symbol.and_then(|symbol| {
+        let mut text = Bounded(String::new());
+        let options = cpp_demangle::DemangleOptions::default();
+        symbol.structured_demangle(&mut text, &options).ok().map(|()| text.0)
+    });
     text.unwrap_or_else(|| name.to_owned())
 }
 
-fn line(code: &CodeInfo<'_>) -> Line {
-    let file = code.to_path().to_string_lossy().into_owned();
-    Line { file, number: code.line.unwrap_or(0) }
+/// Text of a limited length: each reference in a mangled name can double it.
+struct Bounded(String);
+
+impl std::fmt::Write for Bounded {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        const MAX: usize = 256 << 10;
+        if self.0.len() + text.len() > MAX {
+            return Err(std::fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_whose_references_double_it_again_and_again_stays_as_it_is() {
+        let mut name = "_Z1fSt4pairIiiE".to_owned();
+        for at in 0..40 {
+            let before = if at == 0 { "S".to_owned() } else { format!("S{}", base_36(at - 1)) };
+            name.push_str(&format!("St4pairI{before}_{before}_E"));
+        }
+        assert!(demangled(&name).len() <= 256 << 10);
+    }
+
+    /// As mangled names number what was there before.
+    fn base_36(number: usize) -> String {
+        let digit =
+            |it| char::from_digit(u32::try_from(it).unwrap(), 36).unwrap().to_ascii_uppercase();
+        match number {
+            0..36 => digit(number).to_string(),
+            _ => format!("{}{}", digit(number / 36), digit(number % 36)),
+        }
+    }
 
     #[test]
     fn what_is_mangled_is_demangled_and_nothing_else() {

@@ -22,6 +22,7 @@ use gimli::{
     Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, Value,
 };
 use pagewise_model::Name;
+use pagewise_proc::target_file::FileId;
 use pagewise_sys::perf_ring::Carries;
 
 use crate::elf::{self, Bytes, Headers, u32_at};
@@ -113,8 +114,8 @@ struct Module {
 /// Follows stacks. Remembers files and rules.
 #[derive(Debug, Default)]
 pub struct Unwinder {
-    /// By inode, those of each name.
-    by_inode: BTreeMap<u64, Vec<(Name, Option<usize>)>>,
+    /// Those of each name.
+    by_file: BTreeMap<FileId, Vec<(Name, Option<usize>)>>,
     modules: Vec<Module>,
     bytes: u64,
     rows: Rows,
@@ -314,13 +315,13 @@ impl Unwinder {
         if region.inode == 0 && region.name.as_bytes() != VDSO {
             return None;
         }
-        let known = self.by_inode.entry(region.inode).or_default();
+        let known = self.by_file.entry(region.id()).or_default();
         if let Some((_, module)) = known.iter().find(|(name, _)| *name == region.name) {
             return *module;
         }
         let bytes = match region.inode {
-            0 => files::vdso().map(|(_, bytes)| Bytes::Memory(bytes)),
-            inode => files::open(pid, &region.name, inode).map(Bytes::File),
+            0 => files::vdso().map(Bytes::Memory),
+            _ => files::open(pid, &region.name, region.id()).map(Bytes::File),
         };
         let module = bytes.and_then(|bytes| Module::read(&bytes, TOGETHER - self.bytes));
         let module = module.map(|module| {
@@ -537,7 +538,6 @@ fn compute(
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::unix::fs::MetadataExt;
 
     use proptest::prelude::*;
 
@@ -551,11 +551,13 @@ mod tests {
         let path = std::env::current_exe().unwrap();
         let file = File::open(&path).unwrap();
         let metadata = file.metadata().unwrap();
+        let id = FileId::of_metadata(&metadata);
         let mapped = Mapped {
             pid: std::process::id(),
             start: START,
             length: metadata.len(),
-            inode: metadata.ino(),
+            inode: id.inode,
+            device: (id.device.major, id.device.minor),
             name: path.to_str().unwrap().as_bytes(),
             ..Mapped::default()
         };

@@ -236,6 +236,12 @@ fn the_kernels_own_code_in_programs_has_its_functions() {
     }
 }
 
+/// The device of a file, as records of mappings have it.
+fn device(path: &Path) -> (u32, u32) {
+    let device = fs::metadata(path).unwrap().dev();
+    (rustix::fs::major(device), rustix::fs::minor(device))
+}
+
 /// Programs choose what they map: a file with damage has other functions, or none, and does no harm.
 #[test]
 fn damaged_files_are_read_or_refused() {
@@ -267,6 +273,7 @@ fn damaged_files_are_read_or_refused() {
             start: 0x10000,
             length: whole.len() as u64,
             inode: fs::metadata(&path).unwrap().ino(),
+            device: device(&path),
             name: path.to_str().unwrap().as_bytes(),
             ..Mapped::default()
         };

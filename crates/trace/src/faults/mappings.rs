@@ -190,6 +190,7 @@ mod tests {
             end,
             offset: 0,
             inode,
+            device: pagewise_model::Device::default(),
             name: name.into(),
             shared: false,
             execute: false,

@@ -22,7 +22,7 @@ use crate::faults::time_line::Times;
 use crate::record::{Record, Sample};
 use crate::spaces::Spaces;
 use crate::stacks::{StackId, Stacks};
-use crate::symbols::Place;
+use crate::symbols::{Place, Symbols};
 use crate::unwind::Unwinder;
 
 /// No more of the time than one part in so many goes into reading mappings again.
@@ -381,7 +381,8 @@ impl State {
         }
         let State { mappings, threads, rows, latencies, times, stacks, blocks, .. } = self;
         let used: Vec<StackId> = rows.keys().map(|key| key.stack).collect();
-        let (mut frames, stacks, stack_of) = symbolize(&stacks, used);
+        let mut symbols = stacks.symbols();
+        let (mut frames, stacks, stack_of) = symbolize(&stacks, &mut symbols, used);
         let owners = Owners::of(blocks, &mut frames, &stacks);
         let (mappings, mapping_of) = mappings.finish();
         let mut sums: HashMap<Key, Sum> = HashMap::new();
@@ -407,7 +408,8 @@ impl State {
             let Row { stack, mapping, thread, kind, by_kernel, owner, count, .. } = *row;
             (std::cmp::Reverse(count), stack, mapping, thread, kind, by_kernel, owner)
         });
-        let (heap, lacks) = owners.finish(&mut rows);
+        let (heap, mut lacks) = owners.finish(&mut rows);
+        lacks.extend(symbols.lacks());
         let latencies = Kind::ALL.into_iter().zip(latencies);
         Found {
             frames,
@@ -426,9 +428,9 @@ impl State {
 /// The frames of the stacks that are used, the stacks made of them, and which of those each is.
 fn symbolize(
     stacks: &Stacks,
+    symbols: &mut Symbols,
     mut used: Vec<StackId>,
 ) -> (Vec<Frame>, Vec<Vec<u32>>, HashMap<StackId, u32>) {
-    let mut symbols = stacks.symbols();
     let mut frames: Vec<Frame> = Vec::new();
     let mut number_of: HashMap<Frame, u32> = HashMap::new();
     let mut frames_of: HashMap<*const Place, Vec<u32>> = HashMap::new();

@@ -10,14 +10,17 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Instant;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use pagewise_model::shootdowns;
 use pagewise_model::{Absent, Name, Pid, Reading};
+use pagewise_proc::target_file::{self, FileId, MAX_ELF_BYTES};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_sys::madvise;
 use pagewise_sys::perf_event::{Event, Kind, Mode};
@@ -39,10 +42,20 @@ const RING: usize = 1 << 20;
 #[derive(Clone, Debug, Default)]
 pub struct Around(Option<Vec<PathBuf>>);
 
+/// A file with code: the kernel is told of the open file, since a name of a target's can lead elsewhere in our root.
+#[derive(Debug)]
+struct Code {
+    name: Name,
+    file: File,
+}
+
 /// A function, as uprobes see it: the file and the places in it.
 #[derive(Debug)]
 struct Wrapper {
     name: String,
+    /// The file that it is in.
+    code: Rc<Code>,
+    /// A path to the open file.
     path: &'static CStr,
     entry: u64,
     returns: Vec<u64>,
@@ -68,7 +81,7 @@ impl Around {
         wanted: &[Wanted],
         roles: &mut Vec<Role>,
     ) -> Reading<shootdowns::Around> {
-        let Some(mut files) = self.0 else {
+        let Some(paths) = self.0 else {
             return Err(Absent::NotCollected("--user-wait".into()));
         };
         if !cfg!(target_arch = "x86_64") {
@@ -78,11 +91,17 @@ impl Around {
         }
         let kind = kind()?;
         let ours = std::process::id();
-        match target {
-            Target::Process(pid) => files = of_process(pid),
-            Target::Command(_) | Target::Machine => files.extend(of_process(ours)),
-        }
-        let found: Vec<Wrapper> = files.iter().flat_map(|path| wrappers(path)).collect();
+        let files = match target {
+            Target::Process(pid) => of_process(pid),
+            Target::Command(_) | Target::Machine => {
+                let named = paths.iter().filter_map(|path| {
+                    let file = target_file::open_regular(path, MAX_ELF_BYTES).ok()?;
+                    Some(Code { name: Name::new(path.as_os_str().as_bytes()), file })
+                });
+                named.chain(of_process(ours)).collect()
+            }
+        };
+        let found: Vec<Wrapper> = files.into_iter().flat_map(wrappers).collect();
         if found.is_empty() {
             return Err(Absent::NotSupported(
                 "no file has functions like munmap that return where they end".into(),
@@ -92,19 +111,9 @@ impl Around {
         for wrapper in &found {
             add(wrapper, kind, session, roles).map_err(|error| failed(&error.to_string()))?;
         }
-        let functions = found.iter().map(|it| {
-            let path = it.path.to_bytes();
-            (it.name.clone(), Name::new(within(path)))
-        });
+        let functions = found.iter().map(|it| (it.name.clone(), it.code.name.clone()));
         Ok(shootdowns::Around { functions: functions.collect(), cost_ns })
     }
-}
-
-/// A path without the root of the process that it was found through: `/proc/PID/root`.
-fn within(path: &[u8]) -> &[u8] {
-    let mut slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-    let is_through = |at: &usize| path.starts_with(b"/proc/") && path[..*at].ends_with(b"/root");
-    slashes.nth(4 - 1).filter(is_through).map_or(path, |at| &path[at..])
 }
 
 /// The number of the PMU.
@@ -117,41 +126,41 @@ fn kind() -> Reading<Kind> {
         .ok_or_else(|| Absent::NotInThisKernel("4.17, with CONFIG_UPROBE_EVENTS".into()))
 }
 
-/// The files that a process has mapped to execute, by a path to each.
-fn of_process(pid: u32) -> Vec<PathBuf> {
+/// The files that a process has mapped to execute, each once.
+fn of_process(pid: u32) -> Vec<Code> {
     let root = ProcRoot::live();
     let Ok(text) = root.read(Pid(pid), "maps") else { return Vec::new() };
-    let mut files: Vec<PathBuf> = Vec::new();
+    let mut seen: Vec<FileId> = Vec::new();
+    let mut files = Vec::new();
     for mapping in maps::parse(&text).mappings {
-        if mapping.inode == 0 || !mapping.prot.exec {
+        let id = FileId::of(&mapping);
+        if mapping.inode == 0 || !mapping.prot.exec || seen.contains(&id) {
             continue;
         }
-        let name = Path::new(std::ffi::OsStr::from_bytes(mapping.path()));
-        let Ok(name) = name.strip_prefix("/") else { continue };
-        let path = root.file(Pid(pid), "root").join(name);
-        if !files.contains(&path) {
-            files.push(path);
-        }
+        seen.push(id);
+        let file = target_file::open_mapped(&root, Pid(pid), &mapping);
+        files.extend(file.ok().map(|file| Code { name: Name::new(mapping.path()), file }));
     }
     files
 }
 
-fn wrappers(path: &Path) -> Vec<Wrapper> {
-    let Ok(file) = File::open(path) else { return Vec::new() };
-    let is_regular = file.metadata().is_ok_and(|it| it.is_file());
-    let functions = if is_regular { variables::functions(&file, FUNCTIONS) } else { Vec::new() };
-    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return Vec::new() };
+fn wrappers(code: Code) -> Vec<Wrapper> {
+    let functions = variables::functions(&code.file, FUNCTIONS);
+    let path = CString::new(format!("/proc/self/fd/{}", code.file.as_raw_fd()));
+    let Ok(path) = path else { return Vec::new() };
     if functions.is_empty() {
         return Vec::new();
     }
     // A few for each recording, which need them until they end.
-    let path: &'static CStr = Box::leak(name.into_boxed_c_str());
+    let path: &'static CStr = Box::leak(path.into_boxed_c_str());
+    let code = Rc::new(code);
     let wrapper = |function: variables::Function| {
         let size = Some(function.size).filter(|size| (1..=LONGEST).contains(size))?;
-        let mut code = vec![0; usize::try_from(size).ok()?];
-        file.read_exact_at(&mut code, function.offset).ok()?;
-        let returns = returns(&code)?.into_iter().map(|at| function.offset + at).collect();
-        Some(Wrapper { name: function.name, path, entry: function.offset, returns })
+        let mut bytes = vec![0; usize::try_from(size).ok()?];
+        code.file.read_exact_at(&mut bytes, function.offset).ok()?;
+        let returns = returns(&bytes)?.into_iter().map(|at| function.offset + at).collect();
+        let code = Rc::clone(&code);
+        Some(Wrapper { name: function.name, code, path, entry: function.offset, returns })
     };
     functions.into_iter().filter_map(wrapper).collect()
 }
@@ -186,7 +195,7 @@ fn add(
     let ends = wrapper.returns.iter().map(|at| (Role::Returned, *at));
     for (role, offset) in std::iter::once((Role::Called, wrapper.entry)).chain(ends) {
         let wanted = Wanted {
-            name: format!("{} of {}", wrapper.name, wrapper.path.to_string_lossy()),
+            name: format!("{} of {}", wrapper.name, wrapper.code.name.escaped()),
             sampling: Sampling {
                 event: Event::instruction(kind, wrapper.path, offset),
                 every: 1,
@@ -217,7 +226,7 @@ fn cost(kind: Kind, wanted: &[Wanted], roles: &[Role], ours: u32) -> Reading<u64
         })
         .collect();
     let files = of_process(ours);
-    let own = files.iter().flat_map(|path| wrappers(path)).find(|it| it.name == "madvise");
+    let own = files.into_iter().flat_map(wrappers).find(|it| it.name == "madvise");
     let own = own.ok_or_else(|| failed("no function of our own to try it with"))?;
     let mut roles = roles.to_vec();
     let mut session = Session::open(Target::Process(ours), wanted, RING)
@@ -267,13 +276,5 @@ mod tests {
         assert_eq!(returns(&[0xff, 0xe0, 0xc3]), None);
         assert_eq!(returns(&[]), None);
         assert_eq!(returns(&[0x06, 0xc3]), None);
-    }
-
-    #[test]
-    fn a_path_is_told_as_its_process_sees_it() {
-        let through = [b"/proc/12".as_slice(), b"root", b"lib", b"b"].join(&b'/');
-        assert_eq!(within(&through), b"/lib/b");
-        assert_eq!(within(&through[1..]), &through[1..]);
-        assert_eq!(within(b"a"), b"a");
     }
 }

@@ -4,13 +4,9 @@
 //! address lies on the stack, always as far from the stack pointer at one instruction: at most a small frame away.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 
-use crate::Spaces;
+use crate::{Spaces, files};
 
 /// Bytes of the stack that are looked at: what the largest such functions keep there (`mremap` of glibc has 88).
 pub(super) const LOOKED_AT: u32 = 128;
@@ -46,14 +42,7 @@ fn follows_a_call(spaces: &Spaces, pid: u32, address: u64) -> Option<bool> {
         return None;
     }
     let region = spaces.find(pid, address).filter(|region| region.is_file())?;
-    let name = OsStr::from_bytes(region.name.as_bytes());
-    let within = Path::new(name).strip_prefix("/").ok()?;
-    let seen = Path::new("/proc").join(pid.to_string()).join("root").join(within);
-    // By now something else may have the name.
-    let is_it = |path: &&Path| {
-        fs::metadata(path).is_ok_and(|file| file.is_file() && file.ino() == region.inode)
-    };
-    let file = File::open([&seen, Path::new(name)].into_iter().find(is_it)?).ok()?;
+    let file = files::open(pid, &region.name, region.id())?;
     let offset = address - region.start + region.offset;
     let mut before = [0; LONGEST_CALL];
     file.read_exact_at(&mut before, offset.checked_sub(LONGEST_CALL as u64)?).ok()?;

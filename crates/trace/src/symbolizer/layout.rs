@@ -1,0 +1,251 @@
+//! Sections and segments of an ELF file of 32 or 64 bits and either byte order, as far as symbols and lines need them.
+
+use gimli::{Endianity, RunTimeEndian};
+
+use super::Source;
+
+/// Larger files have their tables cut: no linker writes more.
+const MAX_SEGMENTS: u64 = 512;
+const MAX_SECTIONS: u64 = 1 << 16;
+const MAX_NAMES: u64 = 4 << 20;
+const MAX_NOTES: u64 = 1 << 16;
+const MAX_LINK: u64 = 4 << 10;
+
+/// A section.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Section {
+    name: u32,
+    pub(super) kind: u32,
+    flags: u64,
+    pub(super) offset: u64,
+    pub(super) size: u64,
+    pub(super) link: u32,
+}
+
+impl Section {
+    const NOBITS: u32 = 8;
+    const COMPRESSED: u64 = 1 << 11;
+
+    pub(super) fn is_compressed(&self) -> bool {
+        self.flags & Section::COMPRESSED != 0
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Segment {
+    offset: u64,
+    address: u64,
+    length: u64,
+    execute: bool,
+}
+
+/// What the headers of a file say.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub(super) endian: RunTimeEndian,
+    /// Whether it is of 64 bits.
+    pub(super) is_wide: bool,
+    pub(super) sections: Vec<Section>,
+    names: Vec<u8>,
+    segments: Vec<Segment>,
+    /// What the linker made of all of the file, which its debug file has, too.
+    pub(crate) build_id: Option<Vec<u8>>,
+    /// The file name and CRC of `.gnu_debuglink`.
+    pub(crate) debug_link: Option<(Vec<u8>, u32)>,
+    /// The path and build ID of `.gnu_debugaltlink`.
+    pub(crate) alt_link: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Numbers at places in bytes; those behind the end are 0.
+struct Words<'a> {
+    bytes: &'a [u8],
+    endian: RunTimeEndian,
+}
+
+impl Words<'_> {
+    fn get(&self, at: usize, width: usize) -> u64 {
+        let bytes = self.bytes.get(at..at + width).unwrap_or_default();
+        match width {
+            2 => bytes.try_into().map_or(0, |it: [u8; 2]| self.endian.read_u16(&it).into()),
+            4 => bytes.try_into().map_or(0, |it: [u8; 4]| self.endian.read_u32(&it).into()),
+            _ => bytes.try_into().map_or(0, |it: [u8; 8]| self.endian.read_u64(&it)),
+        }
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::try_from(self.get(at, 4)).unwrap_or(0)
+    }
+}
+
+fn size(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+impl Layout {
+    /// Of a file. `None` where it is no ELF file.
+    pub(crate) fn of(source: &Source) -> Option<Layout> {
+        let head = source.read(0, 64)?;
+        let (is_wide, endian) = match head.get(..6)? {
+            [0x7f, b'E', b'L', b'F', class @ 1..=2, order @ 1..=2] => {
+                let endian = if *order == 1 { RunTimeEndian::Little } else { RunTimeEndian::Big };
+                (*class == 2, endian)
+            }
+            _ => return None,
+        };
+        let words = Words { bytes: &head, endian };
+        let word = if is_wide { 8 } else { 4 };
+        let by_class = |wide: usize, narrow: usize| if is_wide { wide } else { narrow };
+        let (segments_at, sections_at) =
+            (words.get(by_class(32, 28), word), words.get(by_class(40, 32), word));
+        let half = |wide, narrow| words.get(by_class(wide, narrow), 2);
+        let (segment_size, segment_count) = (half(54, 42), half(56, 44));
+        let (section_size, mut count, mut names) = (half(58, 46), half(60, 48), half(62, 50));
+        let mut layout = Layout {
+            endian,
+            is_wide,
+            sections: Vec::new(),
+            names: Vec::new(),
+            segments: Vec::new(),
+            build_id: None,
+            debug_link: None,
+            alt_link: None,
+        };
+        let mut notes = Vec::new();
+        if segment_size == by_class(56, 32) as u64 {
+            let length = segment_count.min(MAX_SEGMENTS) * segment_size;
+            let table = source.read(segments_at, length).unwrap_or_default();
+            for bytes in table.chunks_exact(size(segment_size)) {
+                layout.segment(&Words { bytes, endian }, word, &mut notes);
+            }
+        }
+        if section_size == by_class(64, 40) as u64 && sections_at != 0 {
+            let first = source.read(sections_at, section_size).unwrap_or_default();
+            let first = Words { bytes: &first, endian };
+            if count == 0 {
+                count = first.get(by_class(32, 20), word);
+            }
+            if names == 0xffff {
+                names = first.u32(by_class(40, 24)).into();
+            }
+            let length = count.min(MAX_SECTIONS) * section_size;
+            let table = source.read(sections_at, length).unwrap_or_default();
+            for bytes in table.chunks_exact(size(section_size)) {
+                let words = Words { bytes, endian };
+                layout.sections.push(Section {
+                    name: words.u32(0),
+                    kind: words.u32(4),
+                    flags: words.get(8, word),
+                    offset: words.get(by_class(24, 16), word),
+                    size: words.get(by_class(32, 20), word),
+                    link: words.u32(by_class(40, 24)),
+                });
+            }
+            let table = layout.sections.get(size(names)).cloned();
+            layout.names = table
+                .and_then(|it| source.read(it.offset, it.size.min(MAX_NAMES)))
+                .unwrap_or_default();
+        }
+        layout.read_notes(source, &notes);
+        layout.read_links(source);
+        Some(layout)
+    }
+
+    fn segment(&mut self, words: &Words<'_>, word: usize, notes: &mut Vec<(u64, u64)>) {
+        const LOAD: u32 = 1;
+        const NOTE: u32 = 4;
+        const EXECUTE: u32 = 1;
+        let (flags, offset, address, length) = match word {
+            8 => (words.u32(4), words.get(8, 8), words.get(16, 8), words.get(32, 8)),
+            _ => (words.u32(24), words.get(4, 4), words.get(8, 4), words.get(16, 4)),
+        };
+        match words.u32(0) {
+            LOAD => {
+                let execute = flags & EXECUTE != 0;
+                self.segments.push(Segment { offset, address, length, execute });
+            }
+            NOTE => notes.push((offset, length)),
+            _ => {}
+        }
+    }
+
+    /// The build ID: of a debug file the segments have no bytes, but the section has.
+    fn read_notes(&mut self, source: &Source, segments: &[(u64, u64)]) {
+        let section = self.find(b".note.gnu.build-id").map(|it| (it.offset, it.size));
+        self.build_id = section.iter().chain(segments).find_map(|(offset, length)| {
+            build_id(&source.read(*offset, (*length).min(MAX_NOTES))?, self.endian)
+        });
+    }
+
+    fn read_links(&mut self, source: &Source) {
+        let read = |name: &[u8]| {
+            let section = self.find(name)?;
+            let bytes = source.read(section.offset, section.size.min(MAX_LINK))?;
+            let end = bytes.iter().position(|byte| *byte == 0)?;
+            Some((bytes, end))
+        };
+        let debug_link = read(b".gnu_debuglink").and_then(|(bytes, end)| {
+            let crc = bytes.get((end + 1).next_multiple_of(4)..)?.get(..4)?;
+            Some((bytes[..end].to_vec(), Words { bytes: crc, endian: self.endian }.u32(0)))
+        });
+        let alt_link = read(b".gnu_debugaltlink");
+        self.alt_link =
+            alt_link.map(|(bytes, end)| (bytes[..end].to_vec(), bytes[end + 1..].to_vec()));
+        self.debug_link = debug_link;
+    }
+
+    /// The section of a name that has bytes in the file.
+    pub(super) fn find(&self, name: &[u8]) -> Option<&Section> {
+        let is_it = |section: &&Section| {
+            let rest = self.names.get(size(section.name.into())..).unwrap_or_default();
+            section.kind != Section::NOBITS
+                && rest.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
+        };
+        self.sections.iter().find(is_it)
+    }
+
+    /// The bytes of a compressed section, if they are at most so many. `None` for any compression but zlib's.
+    pub(super) fn decompressed(
+        &self,
+        source: &Source,
+        section: &Section,
+        at_most: u64,
+    ) -> Option<Vec<u8>> {
+        const ZLIB: u32 = 1;
+        let (header, word, at) = if self.is_wide { (24, 8, 8) } else { (12, 4, 4) };
+        let bytes = source.read(section.offset, section.size.min(at_most))?;
+        let words = Words { bytes: &bytes, endian: self.endian };
+        let length = words.get(at, word);
+        let rest = bytes.get(header..).filter(|_| words.u32(0) == ZLIB)?;
+        super::inflate(rest, length, at_most)
+    }
+
+    /// Whether there is debugging information in it.
+    pub(crate) fn has_dwarf(&self) -> bool {
+        self.find(b".debug_info").is_some()
+    }
+
+    /// The address, as the file has it, of what is at an offset. A page of the file can be in two segments: code is in the
+    /// one that can be executed.
+    pub(crate) fn address(&self, offset: u64) -> Option<u64> {
+        let has = |it: &&Segment| offset.checked_sub(it.offset).is_some_and(|at| at < it.length);
+        let code = self.segments.iter().filter(|it| it.execute).find(has);
+        let segment = code.or_else(|| self.segments.iter().find(has))?;
+        segment.address.checked_add(offset - segment.offset)
+    }
+}
+
+/// Of notes, the description of `NT_GNU_BUILD_ID`.
+fn build_id(mut notes: &[u8], endian: RunTimeEndian) -> Option<Vec<u8>> {
+    const BUILD_ID: u32 = 3;
+    let padded = |length: u32| usize::try_from(length).ok()?.checked_next_multiple_of(4);
+    loop {
+        let words = Words { bytes: notes, endian };
+        let (name_length, length, kind) = (words.u32(0), words.u32(4), words.u32(8));
+        let (name, rest) = notes.get(12..)?.split_at_checked(padded(name_length)?)?;
+        let description = rest.get(..usize::try_from(length).ok()?)?;
+        if kind == BUILD_ID && name == b"GNU\0" && !description.is_empty() {
+            return Some(description.to_vec());
+        }
+        notes = rest.get(padded(length)?..)?;
+    }
+}
