@@ -9,11 +9,14 @@ mod fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use fixture::unharmed::{Allowed, Before};
 use fixture::victim::{Calls, Ended, KILL, Random, Step, Victim, Whom, stop_at};
@@ -21,6 +24,8 @@ use fixture::{disk, is_root, lacks};
 
 /// Of huge pages, and what the program maps beside.
 const MIB: u64 = 16;
+/// A command ends within this time after a signal, or when its own time is up.
+const MAX_END: Duration = Duration::from_secs(30);
 /// So many cases are printed of a test that fails.
 const SHOWN: usize = 25;
 
@@ -329,6 +334,108 @@ fn killed_at_any_step_of_any_command_it_leaves_no_process_harmed() {
 fn interrupted_at_any_step_it_leaves_no_process_harmed() {
     const SIGNALS: [i32; 3] = [1, 2, 15];
     kill_at_steps(&[SPLIT, DROP, ATTACH, SYSCALLS], 20, &[Calls::Target, Calls::All], &SIGNALS);
+}
+
+/// A command with a signal at a time by chance.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    case: Case,
+    signal: i32,
+    /// Of the time that the command takes.
+    after: f64,
+    /// Whether all processes of its group receive it, as of Ctrl-C.
+    group: bool,
+}
+
+/// How long a command takes that nothing interrupts.
+fn duration(case: &Case, random: &mut Random) -> Option<Duration> {
+    let mut target = Target::start(random);
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        if let Err(why) = target.prepare(case.memory) {
+            lacks(&format!("{} is not tried: {why}", case.name));
+            return None;
+        }
+        let began = Instant::now();
+        fixture::pagewise(&case.words(target.victim.pid, &folder.path().join("file")));
+        all.push(began.elapsed());
+    }
+    all.sort();
+    Some(all[1])
+}
+
+/// Runs a command and sends a signal. What is wrong with it, if it does not end.
+fn interrupt(round: &Round, after: Duration, pid: u32, file: &Path) -> Option<String> {
+    let mut command = fixture::interruptible();
+    command.args(round.case.words(pid, file)).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    let mut child = command.spawn().unwrap();
+    std::thread::sleep(after);
+    let id = Pid::from_raw(child.id().cast_signed()).unwrap();
+    let signal = Signal::from_named_raw(round.signal).unwrap();
+    let send = if round.group { kill_process_group } else { kill_process };
+    // Fails where it has ended.
+    let _ = send(id, signal);
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if began.elapsed() > MAX_END {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Some(format!("pagewise does not end in {MAX_END:?}"));
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    None
+}
+
+#[test]
+fn a_signal_at_any_time_leaves_no_process_harmed() {
+    if !is_root() {
+        return;
+    }
+    let mut random = Random::of_environment();
+    let rounds = number_of_environment("PAGEWISE_ROUNDS", 20);
+    let harm = Harm::default();
+    for case in [SPLIT, DROP, ATTACH, SYSCALLS, WATCH, POOLS].iter().filter(|it| it.is_chosen()) {
+        let Some(whole) = duration(case, &mut random) else { continue };
+        let all: Vec<Round> = (0..rounds)
+            .map(|_| Round {
+                case: *case,
+                signal: *random.one_of(&[KILL, 1, 2, 15]),
+                after: random.fraction() * 1.1,
+                group: random.below(2) == 0,
+            })
+            .collect();
+        let began = Instant::now();
+        each(&all, &mut random, |round, target, random, folder| {
+            let there = target.get_or_insert_with(|| Target::start(random));
+            let file = folder.join("file");
+            let mut found = Vec::new();
+            match there.prepare(case.memory) {
+                Ok(()) => {
+                    let after = whole.mul_f64(round.after);
+                    found.extend(interrupt(round, after, there.victim.pid, &file));
+                    harm.tried.fetch_add(1, Ordering::Relaxed);
+                    found.extend(there.before.harm(&mut there.victim, case.allowed));
+                }
+                Err(why) => {
+                    lacks(&format!("one round of {} was not tried: {why}", case.name));
+                    *target = None;
+                }
+            }
+            let _ = fs::remove_file(&file);
+            if !found.is_empty() {
+                let Round { signal, after, group, .. } = round;
+                let whom = if *group { "its group" } else { "it" };
+                let what = format!("signal {signal} to {whom} after {after:.3} of {whole:?}");
+                harm.note(case, &what, &found);
+                *target = None;
+            }
+        });
+        eprintln!("{}: {rounds} signals in {:.1?}", case.name, began.elapsed());
+    }
+    harm.check();
 }
 
 #[test]
