@@ -1,0 +1,405 @@
+//! Whole runs by chance: a program that does to itself what a target can do, a command that looks at it, signals to the command, and
+//! outputs that are full or closed. pagewise ends in time and by no fault of its own, and the program never notices.
+//!
+//! `PAGEWISE_RUNS` says how many; run N has the seed `PAGEWISE_SEED` + N, so that one run is replayed by that seed alone.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use fixture::victim::Random;
+use fixture::{copy_program, disk, is_root, program};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What a program does to itself, see `scripted.c`.
+const ACTIONS: [&str; 19] = [
+    "exec",
+    "fork",
+    "vfork",
+    "munmap",
+    "mprotect",
+    "mremap",
+    "dlclose",
+    "stop",
+    "truncate",
+    "threads",
+    "undumpable",
+    "setuid",
+    "rename",
+    "unlink",
+    "name",
+    "seccomp",
+    "limit",
+    "chroot",
+    "threads",
+];
+/// What it may do last.
+const LAST: [&str; 3] = ["exit", "kill", "leader"];
+
+/// All commands that take a process. `PID` is its id, `FILE` a file to write.
+const COMMANDS: [&str; 36] = [
+    "explain PID",
+    "explain PID --full --json",
+    "explain PID --polite --save FILE",
+    "explain PID --html FILE",
+    "maps PID --full",
+    "maps PID --sections",
+    "maps PID --columns all --json",
+    "ps --sort pss",
+    "diff PID --every 15ms --for 40ms",
+    "pages PID --runs",
+    "pages PID --detail",
+    "pages PID --touched 20ms",
+    "pools PID",
+    "thp PID",
+    "thp PID --sample 100",
+    "thp PID --fix --hold --yes",
+    "thp PID --fix --hold --yes --method split",
+    "thp PID --fix --hold --yes --method drop",
+    "thp PID --fix --yes --method drop --sparse 10",
+    "thp PID --collapse --yes",
+    "thp PID --pageout --idle 10ms --yes",
+    "syscalls PID --for 40ms",
+    "syscalls PID --for 10ms --json",
+    "shootdowns PID --for 40ms",
+    "shootdowns PID --for 40ms --unwind",
+    "shootdowns PID --for 40ms --user-wait",
+    "faults PID --for 40ms",
+    "faults PID --for 40ms --latency --save FILE",
+    "faults PID --for 40ms --mremap --every 3",
+    "watch PID counter --for 40ms",
+    "watch PID counter 4 --rw --count 20 --for 100ms",
+    "heap attach PID --for 40ms -o FILE",
+    "heap attach PID --for 40ms -o FILE --follow",
+    "heap attach PID --for 40ms -o FILE --mmap",
+    "heap attach PID --for 40ms -o FILE --sample 4k",
+    "heap attach PID --for 1ms -o FILE",
+];
+
+/// Where an output of pagewise goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sink {
+    File,
+    Full,
+    Closed,
+    /// A pipe that nobody reads any more.
+    Broken,
+}
+
+/// One that ends pagewise, or not.
+const SIGNALS: [&str; 7] = ["INT", "TERM", "HUP", "KILL", "STOP", "PIPE", "INT"];
+
+/// Everything but the time that things really take.
+#[derive(Clone, Debug)]
+struct Run {
+    actions: Vec<String>,
+    command: &'static str,
+    /// Milliseconds between the first action and the start of the command.
+    delay: u64,
+    /// Microseconds after the start or the signal before.
+    signals: Vec<(u64, &'static str)>,
+    stdout: Sink,
+    stderr: Sink,
+}
+
+/// A command ends within its own time, and this.
+const MAX_END: Duration = Duration::from_secs(20);
+/// A program that was stopped goes on within this.
+const GRACE: Duration = Duration::from_secs(5);
+/// The program has done all within this, if it is not stopped.
+const MAX_SCRIPT: Duration = Duration::from_secs(30);
+
+impl Run {
+    fn by_chance(seed: u64) -> Run {
+        let mut random = Random::new(seed);
+        // Neighbouring seeds begin alike only in their first number.
+        random.next();
+        let mut actions: Vec<String> = (0..random.below(9) + 2)
+            .map(|_| {
+                let action = random.one_of(&ACTIONS);
+                format!("{action}:{}", random.below(20_000))
+            })
+            .collect();
+        if random.below(6) == 0 {
+            actions.push(format!("{}:{}", random.one_of(&LAST), random.below(40_000)));
+        }
+        let signals = (0..random.below(3))
+            .map(|_| (random.below(120_000), *random.one_of(&SIGNALS)))
+            .collect();
+        let sinks = [Sink::File, Sink::File, Sink::File, Sink::Full, Sink::Closed, Sink::Broken];
+        Run {
+            actions,
+            command: random.one_of::<&str>(&COMMANDS),
+            delay: random.below(60),
+            signals,
+            stdout: *random.one_of(&sinks),
+            stderr: *random.one_of(&sinks),
+        }
+    }
+
+    /// How the program ends if nothing harms it.
+    fn ends_well(&self, status: ExitStatus) -> bool {
+        match self.actions.last().and_then(|last| last.split(':').next()) {
+            Some("exit") => status.code() == Some(42),
+            Some("kill") => status.signal() == Some(9),
+            _ => status.success(),
+        }
+    }
+}
+
+/// The program, and the lines that it prints.
+struct Scripted {
+    child: Child,
+    lines: Receiver<String>,
+    bad: Vec<String>,
+}
+
+impl Scripted {
+    fn start(run: &Run, folder: &Path) -> Scripted {
+        let own = folder.join("scripted");
+        copy_program(&program("scripted"), &own);
+        let mut child = Command::new(own)
+            .args(&run.actions)
+            .current_dir(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok())
+        });
+        let mut scripted = Scripted { child, lines, bad: Vec::new() };
+        assert!(scripted.wait_for("ready"), "the program begins: {:?}", scripted.bad);
+        scripted
+    }
+
+    /// Whether it printed a line in time; false where it has ended.
+    fn wait_for(&mut self, word: &str) -> bool {
+        let deadline = Instant::now() + MAX_SCRIPT;
+        while let Ok(line) =
+            self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        {
+            if line == word {
+                return true;
+            }
+            if line.starts_with("bad ") {
+                self.bad.push(line);
+            }
+        }
+        false
+    }
+
+    /// Threads that are stopped or traced.
+    fn stopped(&self) -> Vec<String> {
+        let pid = self.child.id();
+        let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+        let wrong = tasks.filter_map(|task| {
+            let path = task.ok()?.path();
+            let status = fs::read(path.join("status")).ok()?;
+            let status = String::from_utf8_lossy(&status).into_owned();
+            let line =
+                |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            let (state, tracer) = (line("State:")?, line("TracerPid:")?);
+            let well = !state.starts_with(['T', 't']) && tracer == "0";
+            (!well).then(|| format!("{} is in state {state}, traced by {tracer}", path.display()))
+        });
+        wrong.collect()
+    }
+
+    /// What harmed it.
+    fn end(mut self, run: &Run) -> Vec<String> {
+        let done = self.wait_for("done");
+        let began = Instant::now();
+        while !self.stopped().is_empty() && began.elapsed() < GRACE {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut harm = self.stopped();
+        drop(self.child.stdin.take());
+        let ended = self.wait();
+        while self.wait_for("nothing more") {}
+        harm.append(&mut self.bad);
+        match ended {
+            None => harm.push(format!("it does not end; it was done: {done}")),
+            Some(status) if !run.ends_well(status) => harm.push(format!("it ended: {status}")),
+            Some(_) => {}
+        }
+        harm
+    }
+
+    fn wait(&mut self) -> Option<ExitStatus> {
+        let began = Instant::now();
+        while began.elapsed() < MAX_SCRIPT {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        None
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn sink(sink: Sink, file: &Path) -> Stdio {
+    match sink {
+        Sink::File => File::create(file).unwrap().into(),
+        Sink::Full => File::options().write(true).open("/dev/full").unwrap().into(),
+        Sink::Closed => Stdio::null(),
+        Sink::Broken => Stdio::piped(),
+    }
+}
+
+fn start_pagewise(run: &Run, pid: u32, folder: &Path) -> Child {
+    let words = run.command.split(' ').map(|word| match word {
+        "PID" => pid.to_string(),
+        "FILE" => folder.join("output").to_str().unwrap().to_owned(),
+        word => word.to_owned(),
+    });
+    let mut script = String::from("exec env --default-signal=INT,PIPE \"$0\" \"$@\"");
+    if run.stdout == Sink::Closed {
+        script += " >&-";
+    }
+    if run.stderr == Sink::Closed {
+        script += " 2>&-";
+    }
+    let mut child = Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_pagewise")])
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(sink(run.stdout, &folder.join("stdout")))
+        .stderr(sink(run.stderr, &folder.join("stderr")))
+        .spawn()
+        .unwrap();
+    drop((child.stdout.take(), child.stderr.take()));
+    child
+}
+
+fn send(child: &Child, name: &str) {
+    let signal = match name {
+        "INT" => Signal::INT,
+        "TERM" => Signal::TERM,
+        "HUP" => Signal::HUP,
+        "STOP" => Signal::STOP,
+        "CONT" => Signal::CONT,
+        "PIPE" => Signal::PIPE,
+        _ => Signal::KILL,
+    };
+    // Fails where it has ended.
+    let _ = kill_process(Pid::from_child(child), signal);
+}
+
+/// What pagewise did wrong, and how long it took.
+fn run_pagewise(run: &Run, pid: u32, folder: &Path) -> (Vec<String>, Duration) {
+    let mut child = start_pagewise(run, pid, folder);
+    let began = Instant::now();
+    for (after, name) in &run.signals {
+        std::thread::sleep(Duration::from_micros(*after));
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+        send(&child, name);
+        if *name == "STOP" {
+            std::thread::sleep(Duration::from_millis(20));
+            send(&child, "CONT");
+        }
+    }
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break Some(status),
+            None if began.elapsed() > MAX_END => {
+                let _ = child.kill();
+                let _ = child.wait();
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let elapsed = began.elapsed();
+    let said = fs::read(folder.join("stderr")).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let mut wrong = Vec::new();
+    match status {
+        None => wrong.push(format!("pagewise does not end in {MAX_END:?}: {said}")),
+        // SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM.
+        Some(status) if status.signal().is_some_and(|it| ![1, 2, 9, 13, 15].contains(&it)) => {
+            wrong.push(format!("pagewise died: {status}: {said}"));
+        }
+        Some(status) if status.code() == Some(101) || said.contains("panicked at") => {
+            wrong.push(format!("pagewise panicked: {status}: {said}"));
+        }
+        Some(_) => {}
+    }
+    (wrong, elapsed)
+}
+
+/// What went wrong in one run, and how long pagewise took.
+fn go(run: &Run) -> (Vec<String>, Duration) {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    // Another user's program, which the script may become, sees its own files.
+    let mut scripted = Scripted::start(run, folder.path());
+    let pid = scripted.child.id();
+    scripted.child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+    std::thread::sleep(Duration::from_millis(run.delay));
+    let (mut wrong, elapsed) = run_pagewise(run, pid, folder.path());
+    wrong.extend(scripted.end(run));
+    (wrong, elapsed)
+}
+
+#[test]
+fn whatever_a_process_does_pagewise_ends_and_harms_nothing() {
+    if !is_root() {
+        return;
+    }
+    let number = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
+    let now = || std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    let seed = number("PAGEWISE_SEED").unwrap_or_else(|| u64::try_from(now()).unwrap());
+    let runs = number("PAGEWISE_RUNS").unwrap_or(60);
+    eprintln!("PAGEWISE_SEED={seed}");
+    let workers = std::thread::available_parallelism().map_or(2, |it| it.get() * 2).min(16);
+    let (next, wrong, slow) = (AtomicU64::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= runs {
+                        break;
+                    }
+                    let seed = seed + index;
+                    let run = Run::by_chance(seed);
+                    let (found, elapsed) = go(&run);
+                    slow.lock().unwrap().push((elapsed, seed, run.command));
+                    if !found.is_empty() {
+                        let line = format!("PAGEWISE_SEED={seed}: {run:?}: {}", found.join("; "));
+                        eprintln!("HARM {line}");
+                        wrong.lock().unwrap().push(line);
+                    }
+                }
+            });
+        }
+    });
+    let mut slow = slow.into_inner().unwrap();
+    slow.sort_unstable();
+    eprintln!("the slowest: {:?}", &slow[slow.len().saturating_sub(5)..]);
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{} of {runs} runs went wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
