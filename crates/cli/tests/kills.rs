@@ -9,6 +9,7 @@ mod fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -321,8 +322,54 @@ fn kill_at_steps(cases: &[Case], otherwise: usize, calls: &[Calls], signals: &[i
 }
 
 #[test]
+fn harm_is_noticed() {
+    if !is_root() {
+        return;
+    }
+    let mut random = Random::of_environment();
+    let memory = |pid: u32| {
+        fs::File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).unwrap()
+    };
+    let harm = |mut target: Target| {
+        let found = target.before.harm(&mut target.victim, Allowed::default());
+        found.join("; ")
+    };
+
+    assert_eq!(harm(Target::start(&mut random)), "");
+
+    let target = Target::start(&mut random);
+    let id = Pid::from_raw(target.victim.pid.cast_signed()).unwrap();
+    kill_process(id, Signal::STOP).unwrap();
+    // Nothing else would let it answer.
+    let goes_on = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(13));
+        kill_process(id, Signal::CONT).unwrap();
+    });
+    let found = harm(target);
+    goes_on.join().unwrap();
+    assert!(found.contains("is in state T"), "{found}");
+
+    // A word of a page that is never written again.
+    let target = Target::start(&mut random);
+    let word = target.victim.memory.start + 300 * 4096;
+    memory(target.victim.pid).write_all_at(&[0x11], word).unwrap();
+    let found = harm(target);
+    assert!(found.starts_with("bad check_memory"), "{found}");
+
+    // The last byte of a file's code is behind the last function, and in no thread's way.
+    let target = Target::start(&mut random);
+    let maps = fs::read_to_string(format!("/proc/{}/maps", target.victim.pid)).unwrap();
+    let libc = maps.lines().find(|it| it.contains(" r-xp ") && it.contains("/libc")).unwrap();
+    let end = libc.split([' ', '-']).nth(1).unwrap();
+    let last = u64::from_str_radix(end, 16).unwrap() - 1;
+    memory(target.victim.pid).write_all_at(&[0xe9], last).unwrap();
+    let found = harm(target);
+    assert!(found.starts_with("code: ") && found.contains("libc"), "{found}");
+}
+
+#[test]
 fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
-    kill_at_steps(&[SPLIT, DROP, ATTACH], 120, &[Calls::Target, Calls::Outward], &[KILL]);
+    kill_at_steps(&[SPLIT, DROP, ATTACH], 90, &[Calls::Target, Calls::Outward], &[KILL]);
 }
 
 #[test]

@@ -115,7 +115,7 @@ struct Run {
 /// A command ends within its own time, and this.
 const MAX_END: Duration = Duration::from_secs(20);
 /// A program that was stopped goes on within this.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(10);
 /// The program has done all within this, if it is not stopped.
 const MAX_SCRIPT: Duration = Duration::from_secs(30);
 
