@@ -1,7 +1,8 @@
 //! Whole runs by chance: a program that does to itself what a target can do, a command that looks at it, signals to the command, and
 //! outputs that are full or closed. pagewise ends in time and by no fault of its own, and the program never notices.
 //!
-//! `PAGEWISE_RUNS` says how many; run N has the seed `PAGEWISE_SEED` + N, so that one run is replayed by that seed alone.
+//! `PAGEWISE_RUNS` says how many; run N has the seed `PAGEWISE_SEED` + N, so that one run is
+//! replayed by that seed alone. `PAGEWISE_COMMANDS` is a part of the commands that are run.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -136,10 +137,13 @@ impl Run {
         let signals = (0..random.below(3))
             .map(|_| (random.below(120_000), *random.one_of(&SIGNALS)))
             .collect();
+        let chosen = std::env::var("PAGEWISE_COMMANDS").unwrap_or_default();
+        let commands: Vec<&'static str> =
+            COMMANDS.into_iter().filter(|it| it.contains(chosen.as_str())).collect();
         let sinks = [Sink::File, Sink::File, Sink::File, Sink::Full, Sink::Closed, Sink::Broken];
         Run {
             actions,
-            command: random.one_of::<&str>(&COMMANDS),
+            command: random.one_of::<&str>(&commands),
             delay: random.below(60),
             signals,
             stdout: *random.one_of(&sinks),
