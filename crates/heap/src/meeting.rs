@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -309,8 +310,8 @@ fn descends_from(mut pid: u32, ancestors: &[u32]) -> bool {
 #[derive(Debug)]
 pub(crate) struct Answered {
     meeting: Arc<Meeting>,
-    /// Closed where the thread is to end.
-    ends: Option<UnixStream>,
+    /// Shut down where the thread is to end.
+    ends: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -337,7 +338,7 @@ impl Answered {
         };
         let named = thread::Builder::new().name("listener".to_owned());
         let thread = named.spawn(listen).map_err(Error::Socket)?;
-        Ok(Answered { meeting, ends: Some(ends), thread: Some(thread) })
+        Ok(Answered { meeting, ends, thread: Some(thread) })
     }
 
     /// The variables that a program is to have in its environment, beside ours.
@@ -372,7 +373,8 @@ fn wait(ended: &UnixStream, listener: &UnixListener, can_accept: bool, clients: 
 
 impl Drop for Answered {
     fn drop(&mut self) {
-        drop(self.ends.take());
+        // Processes that were forked meanwhile have it open, too.
+        let _ = self.ends.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -434,6 +436,15 @@ mod tests {
             clients.add(client(7, Rank::First).0);
         }
         assert_eq!(clients.0.len(), MAX_CLIENTS_OF_A_PROCESS);
+    }
+
+    #[test]
+    fn answering_ends_also_where_its_descriptors_were_inherited() {
+        let library = Library::File("/dev/null".into());
+        let answered = Answered::open(&library, |_| Heard::Done).unwrap();
+        let inherited = answered.ends.try_clone().unwrap();
+        drop(answered);
+        drop(inherited);
     }
 
     #[test]
