@@ -89,7 +89,7 @@ pub enum Refused {
 }
 
 /// For how long threads are asked for one that may load the library.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How all threads are stopped in search of a moment in which none is in the way.
 #[derive(Clone, Copy, Debug)]
 struct Pauses {
@@ -521,7 +521,7 @@ impl Process {
             }
             is_first = false;
             sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(5));
+            pause = (pause * 2).min(Duration::from_millis(2));
         }
         Err(Refused::NeverSafe { pid: self.pid, waited: PATIENCE })
     }

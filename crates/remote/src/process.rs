@@ -9,13 +9,13 @@ use pagewise_proc::{ProcRoot, maps, stat};
 use pagewise_sys::interrupt::Deferred;
 use pagewise_sys::ptrace::{self, Tid};
 use pagewise_sys::system;
-use pagewise_sys::trace::wait::{self, Change};
+use pagewise_sys::trace::wait::Change;
 
 use crate::Error;
 use crate::arch::{RED_ZONE, layout};
 use crate::code::Code;
 use crate::memory::TargetMemory;
-use crate::thread::Tracee;
+use crate::thread::{self, Tracee};
 
 /// How long one thread may take to stop. One that takes longer waits inside the kernel, or for a CPU of a very busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
@@ -388,8 +388,11 @@ impl Stopping<'_> {
 fn stopped_by(id: Tid, deadline: Instant) -> io::Result<bool> {
     let begin = Instant::now();
     loop {
-        match wait::look(id)? {
-            Some(Change::Ended(_)) => return Ok(false),
+        let change = match thread::look(id) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(false),
+            change => change?,
+        };
+        match change {
             // It was about to receive a signal: that is delivered first.
             Some(Change::Signal(signal)) => ptrace::resume(id, signal),
             Some(_) => return Ok(true),

@@ -17,6 +17,7 @@
 //! A tracer that lives restores registers itself, and so exactly: an interrupted call with a time to wait goes on with what was left
 //! of that time. Without a tracer such a call begins anew.
 
+use std::cell::RefCell;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -36,8 +37,10 @@ const CALL_LIMIT: Duration = Duration::from_secs(2);
 const STOP_LIMIT: Duration = Duration::from_millis(500);
 /// Waiting threads are polled without a sleep for this time: most stop within microseconds.
 const POLL: Duration = Duration::from_micros(200);
-/// The longest time that a function may run.
-const FUNCTION_LIMIT: Duration = Duration::from_secs(60);
+/// The longest time that a function may run until its thread is left to itself; of a process that a signal has stopped meanwhile, whose other
+/// threads may hold a lock that the function needs.
+const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
+const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 
 /// Where a stopped thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,7 +344,8 @@ impl Tracee {
     ///
     /// # Errors
     /// `ESRCH` where the thread was killed, `Interrupted` where the function faulted; `TimedOut` where it does not return within
-    /// a minute: the thread is then left to finish it, and returns to its own registers by itself.
+    /// ten seconds, or one where the process was stopped by a signal: the thread is then left to finish it, and returns to its own
+    /// registers by itself.
     pub fn run(
         &mut self,
         function: &Function,
@@ -357,7 +361,7 @@ impl Tracee {
         self.phase = Phase::Ran;
         self.mask()?;
         let end = function.code + Function::END;
-        let deadline = Instant::now() + FUNCTION_LIMIT;
+        let mut deadline = Instant::now() + FUNCTION_LIMIT;
         let (mut signal, mut ends) = (0, 0);
         loop {
             ptrace::resume_to_syscall(self.tid, signal);
@@ -378,6 +382,10 @@ impl Tracee {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
                 Change::Signal(signal) => signal,
+                Change::GroupStop => {
+                    deadline = deadline.min(Instant::now() + STOPPED_LIMIT);
+                    0
+                }
                 _ => 0,
             };
             if ends == 2 {
@@ -423,7 +431,7 @@ impl Tracee {
     /// Lets the thread run on with the registers that it has: it restores its own by itself.
     pub(crate) fn abandon(mut self) {
         self.phase = Phase::Left;
-        ptrace::detach(self.tid, 0);
+        self.detach();
     }
 
     fn restore(&mut self) {
@@ -435,7 +443,7 @@ impl Tracee {
             Phase::Ran => {
                 if let Err(error) = self.back_to_a_plain_stop() {
                     if error.kind() != io::ErrorKind::TimedOut {
-                        ptrace::detach(self.tid, 0);
+                        self.detach();
                     }
                     // It runs, and restores itself.
                     return;
@@ -443,7 +451,13 @@ impl Tracee {
                 self.restore_registers();
             }
         }
-        ptrace::detach(self.tid, 0);
+        self.detach();
+    }
+
+    fn detach(&self) {
+        if !ptrace::try_detach(self.tid) {
+            DYING.with_borrow_mut(|dying| dying.push(self.tid));
+        }
     }
 
     /// Restores the signal mask first: with registers of ours the thread can find back at any point, without them it cannot.
@@ -482,11 +496,21 @@ impl Drop for Tracee {
     }
 }
 
+thread_local! {
+    /// Tracees of this thread that were killed while they were stopped: a thread of the target that executes another program waits for
+    /// their ends to be taken.
+    static DYING: RefCell<Vec<Tid>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Takes the ends of threads that were killed.
+pub(crate) fn take_ends() {
+    DYING.with_borrow_mut(|dying| dying.retain(|&tid| matches!(wait::look(tid), Ok(None))));
+}
+
 /// The next stop of a thread that runs a function, with something to do meanwhile.
 fn wait_for(tid: Tid, deadline: Instant, idle: &mut dyn FnMut()) -> io::Result<Change> {
     loop {
-        match wait::look(tid)? {
-            Some(Change::Ended(_)) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        match look(tid)? {
             Some(change) => return Ok(change),
             None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
             None => {
@@ -501,12 +525,23 @@ fn wait_for(tid: Tid, deadline: Instant, idle: &mut dyn FnMut()) -> io::Result<C
 fn next(tid: Tid, deadline: Instant) -> io::Result<Change> {
     let begin = Instant::now();
     loop {
-        match wait::look(tid)? {
-            Some(Change::Ended(_)) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        match look(tid)? {
             Some(change) => return Ok(change),
             None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
             None if begin.elapsed() < POLL => std::thread::yield_now(),
             None => std::thread::sleep(POLL / 4),
         }
+    }
+}
+
+/// What is new of a tracee, if anything; `ESRCH` where it has ended or is another thread now.
+pub(crate) fn look(tid: Tid) -> io::Result<Option<Change>> {
+    take_ends();
+    match wait::look(tid) {
+        Ok(Some(Change::Ended(_))) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
+            Err(io::Error::from_raw_os_error(libc::ESRCH))
+        }
+        found => found,
     }
 }

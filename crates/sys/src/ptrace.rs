@@ -115,6 +115,11 @@ pub fn detach(tid: Tid, signal: i32) {
     let _ = plain(libc::PTRACE_DETACH, tid, signal);
 }
 
+/// As [`detach`] without a signal; false where the thread refuses, since it was killed: its end is to be waited for.
+pub fn try_detach(tid: Tid) -> bool {
+    plain(libc::PTRACE_DETACH, tid, 0).is_ok()
+}
+
 /// The message of the event that a thread stopped at: the new thread of a clone, the status of an exit.
 pub fn message(tid: Tid) -> io::Result<u64> {
     let mut message: libc::c_ulong = 0;

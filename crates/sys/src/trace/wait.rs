@@ -163,13 +163,12 @@ pub fn take(tid: Tid) -> io::Result<Option<Change>> {
 /// the tracer is killed before it resumes the thread.
 ///
 /// # Errors
-/// None that the kernel is known to give for a thread of ours.
+/// `ECHILD` for a thread that is no tracee of this thread, or no more: another thread that executes a program takes the place of the
+/// first thread.
 pub fn look(tid: Tid) -> io::Result<Option<Change>> {
-    match look_at(libc::P_PID, tid.unsigned_abs()) {
-        Ok(Some((_, Change::Ended(_)))) => take(tid),
-        Ok(found) => Ok(found.map(|(_, change)| change)),
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
-        Err(error) => Err(error),
+    match look_at(libc::P_PID, tid.unsigned_abs())? {
+        Some((_, Change::Ended(_))) => take(tid),
+        found => Ok(found.map(|(_, change)| change)),
     }
 }
 
