@@ -79,7 +79,9 @@ impl Drop for Busy {
 
 fn attach(busy: &Busy, file: &Path, more: &[&str]) -> Output {
     let pid = busy.pid();
-    heap(&[&["attach", &pid, "-o", file.to_str().unwrap()], more].concat())
+    // A busy machine takes long to stop threads.
+    let patient = ["--max-pause", "10s"];
+    heap(&[&["attach", &pid, "-o", file.to_str().unwrap()], &patient[..], more].concat())
 }
 
 /// Begins to record until Ctrl-C; returns once it records.
@@ -89,7 +91,7 @@ fn begin(busy: &Busy, file: &Path) -> Child {
 
 fn begin_with(busy: &Busy, file: &Path, more: &[&str]) -> Child {
     let mut command = fixture::interruptible();
-    command.args(["heap", "attach", &busy.pid(), "-o"]).arg(file).args(more);
+    command.args(["heap", "attach", &busy.pid(), "--max-pause", "10s", "-o"]).arg(file).args(more);
     command.stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     wait_until(|| is_hooked(busy.child.id()));

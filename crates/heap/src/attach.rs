@@ -28,6 +28,7 @@ use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_remote::{
     self as remote, Function, Keeper, Scratch, TargetMemory, Tracee, on_tracer_thread,
 };
+use pagewise_sys::remote::read_each;
 use thiserror::Error;
 
 use crate::collector::{Collector, Identity};
@@ -89,7 +90,7 @@ pub enum Refused {
 }
 
 /// For how long threads are asked for one that may load the library.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How all threads are stopped in search of a moment in which none is in the way.
 #[derive(Clone, Copy, Debug)]
 struct Pauses {
@@ -99,6 +100,9 @@ struct Pauses {
     at_last: Duration,
 }
 
+/// The time for that, and the time in a process that a signal has stopped.
+const SEARCH: Duration = Duration::from_secs(4);
+const SEARCH_STOPPED: Duration = Duration::from_millis(300);
 /// To begin a recording: no longer than permitted.
 const TO_BEGIN: Pauses = Pauses { attempts: 400, at_last: Duration::ZERO };
 /// To end it: a program is better paused than left changed.
@@ -109,6 +113,8 @@ const TO_UNMAP_CODE: Pauses = Pauses { attempts: 10, at_last: Duration::ZERO };
 const PAUSE_AT_LAST: Duration = Duration::from_secs(2);
 /// Attempts that may take too long: the machine is busy.
 const TOO_LONG: u32 = 10;
+/// Threads that are stopped once before one is chosen, so that the files of their code are read while none waits.
+const FIRST_THREADS: usize = 16;
 /// The stack that functions of ours run on.
 const STACK: u64 = 1 << 20;
 /// How much of a thread's stack is searched for return addresses.
@@ -297,9 +303,10 @@ impl Attached {
         let is_inside = |address: u64| {
             entries.iter().any(|entry| address > entry.at && address - entry.at < entry.length)
         };
-        let is_in_the_way = |thread: &Tracee| {
-            let place = thread.place();
-            is_inside(place.instruction) || self.process.stack(place.stack).any(is_inside)
+        let is_in_the_way = |threads: &[Tracee]| {
+            threads.iter().map(Tracee::place).any(|place| {
+                is_inside(place.instruction) || self.process.stack(place.stack).any(is_inside)
+            })
         };
         let stopped = self.process.stop_all_outside(TO_BEGIN, &is_in_the_way)?;
         let Some(stopped) = stopped else {
@@ -341,7 +348,7 @@ impl Attached {
         let process = &self.process;
         let unreadable = |source| process.unreadable(source);
         let Some(mut stopped) =
-            process.stop_all_outside(TO_END, &|thread| self.is_recording(thread))?
+            process.stop_all_outside(TO_END, &|threads| self.is_one_recording(threads))?
         else {
             // Some thread does not come out: hooks are removed, and the recorder stays as it is.
             let stopped = process.stop_all(PAUSE_AT_LAST)?;
@@ -352,16 +359,15 @@ impl Attached {
         if stopped.is_empty() || !self.is_there() || !self.unhook().map_err(unreadable)? {
             return Ok(false);
         }
-        self.forget_threads(&stopped).map_err(unreadable)?;
-        // No thread comes into the recorder once this has returned.
         let Some(mut thread) = process.ready_one(&mut stopped)? else {
             return Err(Refused::NeverSafe { pid: process.pid, waited: PATIENCE });
         };
+        // The others go on, some of them perhaps through the recorder, which works until it is told to end and afterwards.
+        drop(stopped);
         let room = Room::make(process, &mut thread, keeper)?;
         let ended = room.call(&mut thread, self.detach, [0; 3], &mut || {});
         room.unmap(&mut thread, keeper);
         drop(thread);
-        drop(stopped);
         ended.map_err(|source| process.not_called(source))?;
         self.release(keeper)
     }
@@ -370,15 +376,18 @@ impl Attached {
     fn release(&self, keeper: &mut dyn Keeper) -> Result<bool, Refused> {
         let process = &self.process;
         // A signal's handler may return into the moved code; words of old frames look alike.
-        let may_return = |thread: &Tracee| {
-            let place = thread.place();
-            self.moved.contains(&place.instruction)
-                || process.stack(place.stack).any(|word| self.moved.contains(&word))
+        let may_return = |threads: &[Tracee]| {
+            threads.iter().map(Tracee::place).any(|place| {
+                self.moved.contains(&place.instruction)
+                    || process.stack(place.stack).any(|word| self.moved.contains(&word))
+            })
         };
-        let is_in_the_way = |thread: &Tracee| self.is_recording(thread) || may_return(thread);
+        let is_in_the_way =
+            |threads: &[Tracee]| self.is_one_recording(threads) || may_return(threads);
+        let is_recording = |threads: &[Tracee]| self.is_one_recording(threads);
         let (stopped, with_moved) = match process.stop_all_outside(TO_UNMAP_CODE, &is_in_the_way)? {
             Some(stopped) => (Some(stopped), 1),
-            None => (process.stop_all_outside(TO_END, &|thread| self.is_recording(thread))?, 0),
+            None => (process.stop_all_outside(TO_END, &is_recording)?, 0),
         };
         let Some(mut stopped) = stopped else {
             // Its memory stays until the next recording ends.
@@ -387,7 +396,6 @@ impl Attached {
         if stopped.is_empty() || !self.is_there() {
             return Ok(false);
         }
-        // Threads that came into the recorder after the first time, if we were killed there.
         self.forget_threads(&stopped).map_err(|source| process.unreadable(source))?;
         let Some(mut thread) = process.ready_one(&mut stopped)? else {
             return Ok(true);
@@ -402,11 +410,12 @@ impl Attached {
 
     /// The recorder is to know none of the threads, which are stopped.
     fn forget_threads(&self, stopped: &[Tracee]) -> io::Result<()> {
-        stopped.iter().try_for_each(|thread| {
-            // Its memory, what it may allocate before a sample, its stage.
-            let own = thread.place().thread_data.wrapping_add(self.own);
-            self.process.memory().write(own, &[0; 24])
-        })
+        let own = |thread: &Tracee| thread.place().thread_data.wrapping_add(self.own);
+        let addresses: Vec<u64> = stopped.iter().map(own).collect();
+        // A thread's memory, what it may allocate before a sample, its stage.
+        let words = read_each::<24>(self.process.pid, &addresses)?;
+        let known = words.iter().zip(addresses).filter(|(words, _)| **words != Some([0; 24]));
+        known.map(|(_, own)| own).try_for_each(|own| self.process.memory().write(own, &[0; 24]))
     }
 
     /// Whether the recorder is still loaded where it was: the process may have become another program.
@@ -435,23 +444,28 @@ impl Attached {
         Ok(true)
     }
 
-    /// Whether a stopped thread is within the recorder, where it uses its memory.
-    fn is_recording(&self, thread: &Tracee) -> bool {
-        let place = thread.place();
-        if self.recorder.contains(&place.instruction) {
+    /// Whether one of the stopped threads is within the recorder, where it uses its memory.
+    fn is_one_recording(&self, threads: &[Tracee]) -> bool {
+        let pid = self.process.pid;
+        let own = |thread: &Tracee| thread.place().thread_data.wrapping_add(self.own);
+        if threads.iter().any(|thread| self.recorder.contains(&thread.place().instruction)) {
             return true;
         }
-        let mut words = [0; 24];
-        let own = place.thread_data.wrapping_add(self.own);
-        if self.process.memory().read(own, &mut words).is_err() {
-            return false;
+        let addresses: Vec<u64> = threads.iter().map(own).collect();
+        // A process that is gone records nothing.
+        let Ok(words) = read_each::<24>(pid, &addresses) else { return false };
+        let mut states = Vec::new();
+        for words in words.into_iter().flatten() {
+            let word =
+                |number: usize| words[number * 8..][..8].try_into().map_or(0, u64::from_ne_bytes);
+            if word(2) == hooks::BUSY {
+                return true;
+            }
+            // Zero where the thread has no memory of the recorder's.
+            states.extend(Some(word(0)).filter(|&address| address != 0));
         }
-        let word =
-            |number: usize| words[number * 8..][..8].try_into().map_or(0, u64::from_ne_bytes);
-        // None where the thread has no memory of the recorder's.
-        let mut state = [0; 4];
-        let read = self.process.memory().read(word(0), &mut state);
-        word(2) == hooks::BUSY || (read.is_ok() && u32::from_ne_bytes(state) == hooks::NOW)
+        let Ok(states) = read_each::<4>(pid, &states) else { return false };
+        states.into_iter().flatten().any(|state| u32::from_ne_bytes(state) == hooks::NOW)
     }
 }
 
@@ -502,7 +516,9 @@ impl Process {
         // What is known of files is read while no thread waits for it.
         let mut is_first = true;
         while began.elapsed() < PATIENCE {
-            for tid in self.target.threads().map_err(|error| self.not_stopped(error))? {
+            let threads = self.target.threads().map_err(|error| self.not_stopped(error))?;
+            let count = if is_first { FIRST_THREADS } else { threads.len() };
+            for tid in threads.into_iter().take(count) {
                 let mut thread = match self.target.stop(tid) {
                     Ok(Some(thread)) => thread,
                     Ok(None) | Err(remote::Error::Restartable(_)) => continue,
@@ -557,16 +573,22 @@ impl Process {
     fn stop_all_outside(
         &self,
         pauses: Pauses,
-        is_in_the_way: &dyn Fn(&Tracee) -> bool,
+        is_in_the_way: &dyn Fn(&[Tracee]) -> bool,
     ) -> Result<Option<Vec<Tracee>>, Refused> {
         let mut too_long = 0;
+        let began = Instant::now();
         for attempt in 0..pauses.attempts {
+            // A process that a signal has stopped does not change.
+            let is_over = began.elapsed() > SEARCH;
+            if is_over || began.elapsed() > SEARCH_STOPPED && self.is_stopped() {
+                break;
+            }
             let limit = match too_long {
                 0..TOO_LONG => self.max_pause,
                 _ => self.max_pause.max(pauses.at_last),
             };
             match self.stop_all(limit) {
-                Ok(stopped) if !stopped.iter().any(is_in_the_way) => return Ok(Some(stopped)),
+                Ok(stopped) if !is_in_the_way(&stopped) => return Ok(Some(stopped)),
                 Ok(stopped) => drop(stopped),
                 Err(Refused::NotStopped { source: remote::Error::PauseTooLong { .. }, .. })
                     if too_long < 2 * TOO_LONG =>
@@ -578,6 +600,13 @@ impl Process {
             sleep(Duration::from_micros(100 + 50 * u64::from(attempt)));
         }
         Ok(None)
+    }
+
+    /// Whether a signal has stopped it.
+    fn is_stopped(&self) -> bool {
+        let stat = self.root.read(Pid(self.pid), "stat").ok();
+        let stat = stat.and_then(|text| pagewise_proc::stat::parse(&text).ok());
+        stat.is_some_and(|stat| stat.state == 'T')
     }
 
     /// Words of a stack.
