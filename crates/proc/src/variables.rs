@@ -14,8 +14,8 @@ use pagewise_model::{Name, Pid};
 use crate::elf::Pieces;
 use crate::{ProcRoot, target_file};
 
-/// No larger table is read: those of programs of some 100 MB of symbols are smaller, and a file may be all hole.
-const LARGEST: u64 = 1 << 30;
+/// No larger table is read: those of browsers are smaller, and a file may be all hole.
+const LARGEST: u64 = 256 << 20;
 
 /// Symbols of these types may be variables.
 const VARIABLES: &[u8] = &[elf::STT_OBJECT, elf::STT_TLS, elf::STT_NOTYPE, elf::STT_COMMON];
