@@ -1,5 +1,6 @@
 //! Blocks of reports as most analyses make them.
 
+use pagewise_model::bounds::{Folded, OTHER_MAPPINGS, OTHER_STACKS, OTHER_THREADS};
 use pagewise_model::calls::Ending;
 use pagewise_model::report::{Audience, Column, Fact, Facts, Label, Shape, Table, Value};
 use pagewise_model::{Name, Pid};
@@ -75,4 +76,62 @@ pub(crate) fn facts_of(
     facts: Vec<Fact>,
 ) -> Facts {
     Facts { key: key.into(), title: title.into(), audience: Audience::Everyone, shape, facts }
+}
+
+/// How much memory a recorder was allowed, and what it did not keep apart to stay within it.
+pub(crate) fn folded(folded: &Folded) -> Facts {
+    let limit = match folded.memory_limit {
+        0 => Value::None,
+        bytes => Value::Bytes(bytes),
+    };
+    let count = |key, value| fact(key, "", Value::Count(value), meaning(key));
+    let facts = vec![
+        fact("memory_limit", "", limit, meaning("memory_limit")),
+        count("other_stacks", folded.stack_events),
+        count("folded_stacks", folded.stacks),
+        count("stack_error", folded.stack_error),
+        count("other_threads", folded.thread_events),
+        count("other_mappings", folded.mapping_events),
+        count("forgotten_mappings", folded.forgotten_mappings),
+        count("unresolved_places", folded.unresolved_places),
+    ];
+    Facts { audience: Audience::Programs, ..facts_of("kept_apart", "", Shape::Columns, facts) }
+}
+
+/// The same for people, a sentence for each: `what` are the events, in the plural.
+pub(crate) fn folded_remarks(folded: &Folded, what: &str) -> Vec<String> {
+    let Folded { stacks, stack_events, stack_error, thread_events, mapping_events, .. } = *folded;
+    let limit = folded.memory_limit >> 20;
+    let mut remarks = Vec::new();
+    if stack_events > 0 || stacks > 0 {
+        remarks.push(format!(
+            "{stack_events} {what} are counted under `{OTHER_STACKS}`: the recorder keeps no more call stacks apart than fit \
+             into {limit} MiB (--memory-limit), and folded the rarest {stacks} times. Each call stack listed can have up to \
+             {stack_error} more; one that is not listed has no more than that."
+        ));
+    }
+    if thread_events > 0 {
+        remarks.push(format!(
+            "{thread_events} {what} are counted under `{OTHER_THREADS}`, for the same reason."
+        ));
+    }
+    if mapping_events > 0 {
+        remarks.push(format!(
+            "{mapping_events} {what} are counted under `{OTHER_MAPPINGS}`, for the same reason."
+        ));
+    }
+    if folded.forgotten_mappings > 0 {
+        remarks.push(format!(
+            "{} times a process had more mappings than fit into {limit} MiB (--memory-limit): some {what} are in no mapping \
+             that is known.",
+            folded.forgotten_mappings
+        ));
+    }
+    if folded.unresolved_places > 0 {
+        remarks.push(format!(
+            "{} places in code have no function: their names did not fit into {limit} MiB (--memory-limit).",
+            folded.unresolved_places
+        ));
+    }
+    remarks
 }

@@ -8,6 +8,7 @@ mod places;
 mod tests;
 mod tree;
 
+use pagewise_model::bounds::OTHER_MAPPINGS;
 use pagewise_model::faults::{Kind, Mapped, Recording, Row, Source};
 use pagewise_model::histogram::Histogram;
 use pagewise_model::report::{
@@ -16,7 +17,9 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Name, Quadrant};
 
-use crate::blocks::{ended_yet, facts_of, first, for_programs, process, table};
+use crate::blocks::{
+    ended_yet, facts_of, first, folded, folded_remarks, for_programs, process, table,
+};
 use crate::explain::fact;
 use places::Frames;
 
@@ -33,6 +36,7 @@ pub fn faults(recording: &Recording, options: &Options) -> Report {
     let frames = Frames::of(recording);
     let mut blocks =
         vec![Block::Facts(about(recording)), Block::Facts(totals(recording, Audience::Everyone))];
+    blocks.push(Block::Facts(folded(&recording.folded)));
     let findings = advice::all(recording, &frames);
     blocks.push(Block::Findings(Findings { list: findings, none: "Nothing stands out.".into() }));
     blocks.extend(kinds(recording).map(Block::Table));
@@ -298,6 +302,11 @@ fn brief(kind: Kind) -> &'static str {
     }
 }
 
+/// Why what many have together has no value for one.
+fn apart() -> Absent {
+    Absent::NotCollected("a higher --memory-limit: they are many".into())
+}
+
 /// What people read of a mapping.
 fn mapping_name(mapped: &Mapped) -> Value {
     match (mapped.quadrant, mapped.name.is_empty()) {
@@ -326,6 +335,11 @@ fn mappings(recording: &Recording, options: &Options) -> Table {
     };
     let quadrant =
         |mapped: &Mapped| Label::from(mapped.quadrant.map_or("", |quadrant| quadrant.label()));
+    let sums_of_many = || {
+        let rows = each().enumerate();
+        let rows = rows.filter(|(_, (it, _))| it.name.as_bytes() == OTHER_MAPPINGS.as_bytes());
+        Gaps::Some(rows.map(|(at, _)| (at, apart())).collect())
+    };
     let columns = vec![
         Column::new("faults", "FAULTS", Cells::Counts(each().map(|(_, at)| total(at)).collect())),
         Column::new(
@@ -345,17 +359,21 @@ fn mappings(recording: &Recording, options: &Options) -> Table {
         ),
         Column {
             audience: Audience::Long,
+            gaps: sums_of_many(),
             ..Column::new(
                 "start",
                 "START",
                 Cells::Addresses(each().map(|(mapped, _)| mapped.range.start).collect()),
             )
         },
-        Column::new(
-            "size",
-            "SIZE",
-            Cells::Bytes(each().map(|(mapped, _)| mapped.range.len().0).collect()),
-        ),
+        Column {
+            gaps: sums_of_many(),
+            ..Column::new(
+                "size",
+                "SIZE",
+                Cells::Bytes(each().map(|(mapped, _)| mapped.range.len().0).collect()),
+            )
+        },
         Column::new(
             "name",
             "MAPPING",
@@ -380,6 +398,10 @@ fn threads(recording: &Recording, options: &Options) -> Table {
         Cells::Counts(each().map(|(thread, _)| value(thread)).collect())
     };
     let all = recording.count();
+    let others = || {
+        let rows = each().enumerate().filter(|(_, (thread, _))| thread.tid.0 == 0);
+        Gaps::Some(rows.map(|(at, _)| (at, apart())).collect())
+    };
     let columns = vec![
         Column::new("faults", "FAULTS", Cells::Counts(each().map(|(_, sum)| sum).collect())),
         Column::new(
@@ -387,8 +409,14 @@ fn threads(recording: &Recording, options: &Options) -> Table {
             "SHARE",
             Cells::Values(each().map(|(_, sum)| share(sum, all)).collect()),
         ),
-        Column::new("pid", "PID", counts(&|thread| thread.pid.0.into())),
-        Column::new("tid", "TID", counts(&|thread| thread.tid.0.into())),
+        Column {
+            gaps: others(),
+            ..Column::new("pid", "PID", counts(&|thread| thread.pid.0.into()))
+        },
+        Column {
+            gaps: others(),
+            ..Column::new("tid", "TID", counts(&|thread| thread.tid.0.into()))
+        },
         Column::new(
             "name",
             "THREAD",
@@ -510,6 +538,7 @@ fn remarks(recording: &Recording) -> Vec<Paragraph> {
             recording.stack_bytes
         ));
     }
+    remarks.extend(folded_remarks(&recording.folded, "faults"));
     if let Some(heap) = &recording.heap {
         remarks.extend(heap::remarks(recording, heap));
     }

@@ -12,11 +12,11 @@ use pagewise_model::report::{
     Audience, Axis, Bar, Bars, Block, Fact, Facts, Findings, Paragraph, Report, Scale, Shape, Unit,
     Value,
 };
-use pagewise_model::shootdowns::{Around, Recording, Site};
+use pagewise_model::shootdowns::{Around, NO_PID, Recording, Site};
 use pagewise_model::traced::{Counted, Frame, Profile};
 use pagewise_model::{Absent, Name, Reading};
 
-use crate::blocks::{ended, facts_of, process};
+use crate::blocks::{ended, facts_of, folded, folded_remarks, process};
 use crate::explain::{fact, meaning};
 use causes::Cause;
 
@@ -40,6 +40,7 @@ pub struct Options {
 pub fn shootdowns(recording: &Recording, options: &Options) -> Report {
     let told = Told::of(recording);
     let mut blocks = vec![Block::Facts(about(recording)), Block::Facts(totals(&told))];
+    blocks.push(Block::Facts(folded(&recording.folded)));
     let tables = [
         tables::by_cause(&told),
         tables::by_stack(&told, options),
@@ -83,7 +84,8 @@ pub fn profile(recording: &Recording) -> Profile {
         let process = recording.processes.get(site.process);
         let name = process.map_or_else(String::new, |process| process.name.escaped().into_owned());
         let mut labels = vec![("cause".to_owned(), cause.name()), ("process".to_owned(), name)];
-        labels.push(("pid".to_owned(), process.map_or(0, |process| process.pid).to_string()));
+        let pid = process.map_or(0, |process| process.pid);
+        labels.extend((pid != NO_PID).then(|| ("pid".to_owned(), pid.to_string())));
         let took_ns = told.has_ends().then_some(site.waited);
         samples.push(Counted { stack, count: site.sends, took_ns, thread: None, labels });
     }
@@ -363,6 +365,7 @@ fn remarks(told: &Told<'_>) -> Vec<Paragraph> {
             recording.lost
         ));
     }
+    remarks.extend(folded_remarks(&recording.folded, "orders and calls"));
     if recording.has(FLUSH) {
         for (name, why) in &recording.missing {
             remarks.push(format!("Without the tracepoint {name}: {why}."));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pagewise_model::bounds::OTHER_STACKS;
 use pagewise_model::report::{
     Audience, Block, Cells, Column, Facts, Label, Paragraph, Report, Shape, Table, Value,
 };
@@ -154,6 +155,10 @@ fn about(watched: &Watched) -> Facts {
         None => Value::None,
     };
     let count = |count: u64| Value::Count(count);
+    let limit = match watched.memory_limit {
+        0 => Value::None,
+        bytes => Value::Bytes(bytes),
+    };
     let of_block =
         |value: &dyn Fn(&Held) -> Value| watched.block.as_ref().map_or(Value::None, value);
     let offset = |block: &Held| watched.address.saturating_sub(block.start);
@@ -218,6 +223,9 @@ fn about(watched: &Watched) -> Facts {
                 .hidden_if(watched.when.is_none()),
             fact("dropped", "not kept", count(watched.dropped), meaning("dropped"))
                 .hidden_if(watched.dropped == 0),
+            fact("other_stacks", "", count(watched.other_stacks), meaning("other_stacks"))
+                .for_programs(),
+            fact("memory_limit", "", limit, meaning("memory_limit")).for_programs(),
             fact("in_copies", "in copies", count(watched.in_copies), meaning("in_copies"))
                 .hidden_if(watched.in_copies == 0),
             fact("unseen", "unseen", count(watched.unseen), meaning("unseen"))
@@ -551,6 +559,7 @@ fn record(frame: &Frame) -> Value {
 /// What the numbers do not say.
 fn remarks(watched: &Watched) -> Vec<Paragraph> {
     let mut remarks: Vec<String> = Vec::new();
+    let limit = watched.memory_limit >> 20;
     let seen = watched.hits.len() as u64 + watched.dropped + watched.passed_over;
     if seen == 0 && watched.lost == 0 {
         let what = if watched.reads { "Nothing accessed" } else { "Nothing wrote" };
@@ -568,6 +577,18 @@ fn remarks(watched: &Watched) -> Vec<Paragraph> {
     }
     if watched.hits.iter().any(|hit| hit.known == Known::Not) {
         remarks.push("Values are not known where the instruction does not tell them and another access came before the memory could be read.".into());
+    }
+    if watched.dropped > 0 {
+        remarks.push(format!(
+            "{} hits came when as many were kept as fit into {limit} MiB (--memory-limit): they are counted only.",
+            watched.dropped
+        ));
+    }
+    if watched.other_stacks > 0 {
+        remarks.push(format!(
+            "{} hits are of `{OTHER_STACKS}`: no more call stacks fit into {limit} MiB (--memory-limit).",
+            watched.other_stacks
+        ));
     }
     if watched.unseen > 0 {
         let by = match watched.kernel {

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use pagewise_model::Bytes;
+use pagewise_model::bounds::MemoryLimit;
 
 pub(crate) use sim::{
     CpuArg, Feed, Hardware, OrderArg, PagesKept, PolicyArg, Sim, Simulate, WorkloadArg,
@@ -821,9 +823,25 @@ pub(crate) struct Shootdowns {
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
+    pub(crate) memory: Memory,
+    #[command(flatten)]
     pub(crate) output: Output,
     #[command(flatten)]
     pub(crate) exports: Exports,
+}
+
+/// The memory of a recorder.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Memory {
+    /// Take no more memory than this, from 32M: what counts least is then not kept apart, and the report says how much
+    /// that is
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory_limit)]
+    pub(crate) memory_limit: MemoryLimit,
+}
+
+fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
+    let bytes = heap::size(text)?;
+    MemoryLimit::new(Bytes(bytes)).ok_or_else(|| "a recorder takes 32 MiB or more: `64M`".into())
 }
 
 /// Call stacks for other tools.
@@ -882,6 +900,8 @@ pub(crate) struct Faults {
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
+    pub(crate) memory: Memory,
+    #[command(flatten)]
     pub(crate) exports: Exports,
     #[command(flatten)]
     pub(crate) output: Output,
@@ -922,6 +942,8 @@ pub(crate) struct Watch {
     /// from before its own code runs
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) memory: Memory,
     #[command(flatten)]
     pub(crate) output: Output,
 }

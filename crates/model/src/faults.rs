@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::Folded;
 use crate::calls::Ending;
 use crate::histogram::Histogram;
 use crate::mapping::{AddrRange, Quadrant};
@@ -68,6 +69,9 @@ pub struct Recording {
     pub latencies: Vec<(Kind, Histogram)>,
     /// When they happened.
     pub time_line: TimeLine,
+    /// What was not kept apart, for want of memory.
+    #[serde(default)]
+    pub folded: Folded,
     /// What could not be learned, and what it takes.
     pub lacks: Vec<Absent>,
 }
@@ -317,7 +321,8 @@ impl Recording {
                 stack: row.stack,
                 count: row.count,
                 took_ns: row.took_ns,
-                thread: thread.map(|thread| (thread.pid.0, thread.tid.0)),
+                // Threads that are not kept apart have no number.
+                thread: thread.filter(|it| it.tid.0 != 0).map(|it| (it.pid.0, it.tid.0)),
                 labels,
             }
         };

@@ -1186,7 +1186,13 @@ fields! {
             "Accesses for which the condition did not hold, or whose values are not known."
             "";
         "dropped" "count" ""
-            "Accesses that were counted and not kept: the first 262,144 are."
+            "Accesses that were counted and not kept: as many are as fit into the memory limit, 65,536 in 256 MiB."
+            "";
+        "other_stacks" "count" ""
+            "Accesses whose call stack is not kept apart, since no more call stacks fit into the memory limit."
+            "They are listed, with `[other call stacks]` for theirs.";
+        "memory_limit" "bytes" ""
+            "The most memory that the recorder may take: the accesses, their call stacks, and the kernel's rings."
             "";
         "in_copies" "count" ""
             "Accesses of child processes to their own copies of the memory, which change nothing here."
@@ -1735,6 +1741,30 @@ fields! {
         "lost" "count" ""
             "Events that the kernel had no room to write down."
             "";
+        "memory_limit" "bytes" ""
+            "The most memory that the recorder may take: its tables, the kernel's rings, and the search for functions."
+            "";
+        "other_stacks" "count" ""
+            "Events of call stacks that are not kept apart: they are counted under `[other call stacks]`."
+            "Totals by kind, thread and mapping have them.";
+        "folded_stacks" "count" ""
+            "How many call stacks became part of `[other call stacks]`, for want of memory."
+            "One that came again later, and went again, counts each time.";
+        "stack_error" "count" ""
+            "How many events one call stack can miss, which are counted under `[other call stacks]` instead."
+            "A call stack with more than this is listed.";
+        "other_threads" "count" ""
+            "Events of threads that are not kept apart: they are counted under `[other threads]`."
+            "";
+        "other_mappings" "count" ""
+            "Events in mappings that are not kept apart: they are counted under `[other mappings]` of their quadrant."
+            "";
+        "forgotten_mappings" "count" ""
+            "How often a process had more mappings than fit into the recorder's memory, so that some were forgotten."
+            "Events there are in no mapping that is known.";
+        "unresolved_places" "count" ""
+            "Places in code whose function was not looked up, since the names took too much memory."
+            "Those of the call stacks with the most events are looked up first.";
         "source" "text" ""
             "What told of the faults: tracepoints, or the kernel's counters."
             "";

@@ -5,6 +5,7 @@
 //! sent and opened again.
 #![forbid(unsafe_code)]
 
+pub mod bounds;
 pub mod calls;
 pub mod counters;
 pub mod faults;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::Folded;
 use crate::calls::Ending;
 use crate::histogram::Histogram;
 use crate::reading::plain;
@@ -69,7 +70,13 @@ pub struct Recording {
     pub around: Reading<Around>,
     /// What `/proc/vmstat` of the machine counted meanwhile, where that moves or protects pages; only what grew.
     pub machine: Vec<(Name, u64)>,
+    /// What was not kept apart, for want of memory.
+    #[serde(default)]
+    pub folded: Folded,
 }
+
+/// The number of processes that are not kept apart.
+pub const NO_PID: u32 = u32::MAX;
 
 impl Recording {
     /// Whether a tracepoint told of it.
@@ -130,7 +137,7 @@ pub struct Call {
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its number; 0 for CPUs that idle.
+    /// Its number; 0 for CPUs that idle, [`NO_PID`] for those that are not kept apart.
     pub pid: u32,
     /// What it calls itself.
     pub name: Name,

@@ -49,6 +49,12 @@ pub struct Watched {
     pub in_copies: u64,
     /// How often something else was found in memory than the last access had left there.
     pub unseen: u64,
+    /// Accesses of call stacks that are not kept apart, for want of memory.
+    #[serde(default)]
+    pub other_stacks: u64,
+    /// The most memory that the recorder might take, in bytes; 0 where it had no limit.
+    #[serde(default)]
+    pub memory_limit: u64,
     /// Accesses that the kernel could not tell us of.
     pub lost: u64,
     /// How long it took, in nanoseconds.

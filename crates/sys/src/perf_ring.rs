@@ -210,16 +210,32 @@ impl Ring {
         Ok(Ring { head, length, offset, size, joined: Vec::new() })
     }
 
+    /// How many bytes the kernel can write before the first of them must have been read.
+    pub fn capacity(&self) -> usize {
+        self.size
+    }
+
     /// Hands on each record that there is, in the order in which they were written: what follows the first word. Returns
     /// how many bytes there were.
     pub fn drain(&mut self, each: &mut dyn FnMut(Header, &[u8])) -> usize {
+        self.drain_within(usize::MAX, each).0
+    }
+
+    /// [`Ring::drain`] that ends with the record that reaches `at_most` bytes. Returns how many bytes it read, and whether the
+    /// ring held more when it began.
+    pub fn drain_within(
+        &mut self,
+        at_most: usize,
+        each: &mut dyn FnMut(Header, &[u8]),
+    ) -> (usize, bool) {
         const WORD: usize = size_of::<u64>();
         // SAFETY: the page is mapped until `self` is dropped, and what is read of it changes as an atomic only.
         let head = unsafe { self.head.as_ref() };
         let end = head.data_head.load(Ordering::Acquire);
         let begin = head.data_tail.load(Ordering::Relaxed);
         let mut at = begin;
-        while end.wrapping_sub(at) >= WORD as u64 {
+        let at_most = at_most as u64;
+        while end.wrapping_sub(at) >= WORD as u64 && at.wrapping_sub(begin) < at_most {
             let mut word = [0; WORD];
             self.copy(at, &mut word);
             let [a, b, c, d, e, f, g, h] = word;
@@ -239,7 +255,8 @@ impl Ring {
             at += size;
         }
         head.data_tail.store(at, Ordering::Release);
-        usize::try_from(at.wrapping_sub(begin)).unwrap_or(usize::MAX)
+        let read = usize::try_from(at.wrapping_sub(begin)).unwrap_or(usize::MAX);
+        (read, end.wrapping_sub(at) >= WORD as u64)
     }
 
     /// Copies what was written from a position on, over the end.

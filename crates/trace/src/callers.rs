@@ -1,5 +1,6 @@
 //! Who called: by frame pointers, which the kernel follows, or by unwind tables, which we do.
 
+use pagewise_model::bounds::MemoryLimit;
 use pagewise_sys::perf_ring::Carries;
 
 use crate::record::Sample;
@@ -25,11 +26,12 @@ pub struct Finder {
 
 impl Finder {
     /// Finds them in one of two ways. Where tables are not understood, on machines other than x86-64, by frame pointers.
-    pub fn new(callers: Callers) -> Finder {
+    /// It keeps tables in a part of the memory limit.
+    pub fn new(callers: Callers, limit: MemoryLimit) -> Finder {
         const MOST: u16 = 127;
         let is_understood = Unwinder::carries(8).registers != 0;
         let callers = if is_understood { callers } else { Callers::FramePointers(MOST) };
-        Finder { callers, unwinder: Unwinder::default(), found: Vec::new() }
+        Finder { callers, unwinder: Unwinder::within(limit.bytes() / 4), found: Vec::new() }
     }
 
     /// What samples must carry for that.

@@ -14,6 +14,7 @@
 //! Without rights there are the events at the end only.
 
 mod calls;
+mod fold;
 mod kinds;
 mod mappings;
 mod moves;
@@ -24,6 +25,7 @@ mod time_line;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::calls::Ending;
 use pagewise_model::faults::{Allocation, Owner, Recording, Source, VERSION};
 use pagewise_model::traced::Frame;
@@ -36,8 +38,8 @@ use crate::unwind::Unwinder;
 use plan::Plan;
 use state::{Found, State};
 
-/// Bytes of all rings together: the more there are, the longer we may be kept from reading.
-const RINGS: usize = 64 << 20;
+/// The part of the memory limit that all rings take together: the more there is, the longer we may be kept from reading.
+const RINGS: u64 = 4;
 /// Who waits for a ring is woken when this part of it is full.
 const WAKE_AT: usize = 8;
 /// Of one ring: what anyone may have is much less than what root may.
@@ -61,12 +63,14 @@ pub struct Request {
     pub stack: u16,
     /// Whether to follow `mremap`, which takes every system call of the machine some time.
     pub mremap: bool,
+    /// The most memory to take.
+    pub limit: MemoryLimit,
 }
 
 /// Knows which block of a heap an address was in.
 pub trait Blocks: std::fmt::Debug {
-    /// Takes in what is known by now (`CLOCK_MONOTONIC`).
-    fn drain(&mut self, now: u64);
+    /// Takes in what is known by now. What is asked next is not earlier than `asked` (`CLOCK_MONOTONIC`).
+    fn drain(&mut self, asked: u64);
 
     /// Whose an address of a process was at a time. What is asked next is not earlier.
     fn find(&mut self, pid: u32, time: u64, address: u64) -> Owner;
@@ -144,7 +148,12 @@ impl Recorder {
                         counts_cut,
                         request,
                         session,
-                        state: State::new(plan.roles, request.every, request.latency),
+                        state: State::new(
+                            plan.roles,
+                            request.every,
+                            request.latency,
+                            request.limit,
+                        ),
                         source: plan.source,
                         lacks: plan.lacks,
                         began_ns: None,
@@ -190,10 +199,11 @@ impl Recorder {
             return std::thread::sleep(at_most);
         }
         self.session.wait(at_most);
-        let state = &mut self.state;
-        // What is handed on now happened before this.
-        state.drain(session::now());
-        self.session.drain(&mut |record| state.note(&record));
+        let Recorder { session, state, .. } = self;
+        // Nothing is handed on that happened after this: of what did before, it is known whose the memory was.
+        let now = session::now();
+        state.drain(session.handed_on());
+        session.drain_until(now, &mut |record| state.note(&record));
     }
 
     /// Records nothing from now on.
@@ -204,7 +214,7 @@ impl Recorder {
         }
         self.stopped.get_or_insert_with(session::now);
         let state = &mut self.state;
-        state.drain(session::now());
+        state.drain(self.session.handed_on());
         self.session.finish(&mut |record| state.note(&record));
     }
 
@@ -219,24 +229,38 @@ impl Recorder {
         let missing = missing.map_or(0, |all| all.saturating_sub(self.state.seen()));
         let is_copied = self.counts_cut && Unwinder::carries(self.request.stack).stack > 0;
         let cut = is_copied.then(|| self.state.cut());
-        let found = self.state.finish(took_ns);
-        let Found { frames, stacks, mappings, threads, heap, rows, latencies, time_line, lacks } =
-            found;
-        self.lacks.extend(lacks);
+        let Recorder { request, session, state, source, lacks: mut all_lacks, began_ns, .. } = self;
+        let lost = session.lost().max(missing);
+        // The rings leave their memory to what looks up functions.
+        drop(session);
+        let found = state.finish(took_ns);
+        let Found {
+            frames,
+            stacks,
+            mappings,
+            threads,
+            heap,
+            rows,
+            latencies,
+            time_line,
+            lacks,
+            folded,
+        } = found;
+        all_lacks.extend(lacks);
         Recording {
             version: VERSION,
             pid: about.pid,
             command: about.command,
             page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
             huge_page: plan::huge_page(),
-            began_ns: self.began_ns,
+            began_ns,
             took_ns,
             ending: about.ending,
-            source: self.source,
-            every: self.request.every,
-            lost: self.session.lost().max(missing),
+            source,
+            every: request.every,
+            lost,
             counted,
-            stack_bytes: if is_copied { u32::from(self.request.stack) & !7 } else { 0 },
+            stack_bytes: if is_copied { u32::from(request.stack) & !7 } else { 0 },
             cut,
             usage: about.usage,
             frames,
@@ -247,7 +271,8 @@ impl Recorder {
             rows,
             latencies,
             time_line,
-            lacks: self.lacks,
+            folded,
+            lacks: all_lacks,
         }
     }
 }
@@ -255,7 +280,10 @@ impl Recorder {
 /// Opens the events of a plan with the largest rings that we may have.
 fn open(request: &Request, plan: &mut Plan) -> Result<Session, Error> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut ring = (RINGS / cpus).clamp(SMALLEST, LARGEST).next_power_of_two();
+    let rings = request.limit.part(RINGS);
+    // The largest power of two that leaves all together within it.
+    let most = (rings / cpus).clamp(SMALLEST, LARGEST);
+    let mut ring = 1 << most.ilog2();
     loop {
         for wanted in &mut plan.wanted {
             wanted.sampling.wake_at = u32::try_from(ring / WAKE_AT).unwrap_or(u32::MAX);

@@ -11,6 +11,7 @@ mod error;
 pub mod faults;
 mod file_symbols;
 mod files;
+mod heaviest;
 mod jit;
 mod kernel;
 mod links;

@@ -36,24 +36,52 @@ pub struct Wanted {
     pub sampling: Sampling,
 }
 
-/// A record that was read and not handed on.
+/// A record that was read and not handed on. There are many of them: each takes 32 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     time: u64,
     /// Its place among those of the same time.
-    number: usize,
+    number: u32,
     header: Header,
-    event: Carried,
+    /// Which of `Session::carried`.
+    event: u16,
     /// Which ring it was in.
-    ring: usize,
-    start: usize,
-    end: usize,
+    ring: u16,
+    /// Which of `Session::arenas` holds its bytes, from where on, and how many: the kernel's records are below 64 KiB.
+    arena: bool,
+    length: u16,
+    start: u32,
 }
+
+const _: () = assert!(size_of::<Waiting>() == 32);
+
+/// A ring, and how far it was read.
+#[derive(Debug)]
+struct Read {
+    ring: Ring,
+    /// All of its records up to this time have been read.
+    until: u64,
+    /// It held more when it was read last.
+    has_more: bool,
+}
+
+/// Bytes of records that are read at a time, of all rings together: what is read and not handed on yet is at most twice this.
+const BATCH: usize = 8 << 20;
+/// At least so many of each ring.
+const LEAST: usize = 256 << 10;
+/// Records of one ring may be out of order by the time that an interrupt takes.
+const DISORDER: u64 = 1_000_000;
 
 /// The time of a copy whose sample has not been read yet.
 const NOT_YET: u64 = u64::MAX;
 
 impl Waiting {
+    /// Where its bytes are in its arena.
+    fn range(&self) -> std::ops::Range<usize> {
+        let start = self.start as usize;
+        start..start + usize::from(self.length)
+    }
+
     /// What comes behind a copy: its sample, or anything where that was lost.
     fn settle(&mut self, time: u64, is_its_sample: bool) {
         self.time = time;
@@ -66,7 +94,7 @@ impl Waiting {
 /// Events that the kernel writes into rings, one a CPU. Dropping it ends that.
 #[derive(Debug)]
 pub struct Session {
-    rings: Vec<Ring>,
+    rings: Vec<Read>,
     /// The first of each CPU, whose rings they are, then the others.
     counters: Vec<Counter>,
     /// What is only counted: which event, on which CPU.
@@ -76,15 +104,18 @@ pub struct Session {
     copies: Option<Copies>,
     /// Which event they are.
     copied: Option<usize>,
-    events: HashMap<u64, Carried>,
-    /// Bytes of records that wait, and room for those that go on waiting.
-    arena: Vec<u8>,
-    spare: Vec<u8>,
+    events: HashMap<u64, u16>,
+    carried: Vec<Carried>,
+    /// Bytes of records that wait: those of the last batch, and, when that was handed on, room for the next.
+    arenas: [Vec<u8>; 2],
+    /// Which arena the next batch goes into.
+    next: bool,
     waiting: Vec<Waiting>,
     /// Where events are of all that runs and only some of it is wanted: the process, and those that it made since.
     family: Option<HashSet<u32>>,
     /// Records up to this time have all been read.
     horizon: u64,
+    handed_on: u64,
     lost: u64,
     torn: u64,
 }
@@ -105,11 +136,13 @@ impl Session {
             copies: None,
             copied: None,
             events: HashMap::new(),
-            arena: Vec::new(),
-            spare: Vec::new(),
+            carried: Vec::new(),
+            arenas: Default::default(),
+            next: false,
             waiting: Vec::new(),
             family: None,
             horizon: 0,
+            handed_on: 0,
             lost: 0,
             torn: 0,
         };
@@ -199,9 +232,10 @@ impl Session {
                     continue;
                 }
                 let id = perf_ring::id(&counter).map_err(failed)?;
-                self.events.insert(id, Carried { which, carries: sampling.carries });
+                self.know(id, Carried { which, carries: sampling.carries });
                 if self.rings.len() == at {
-                    self.rings.push(Ring::of(&counter, ring).map_err(failed)?);
+                    let ring = Ring::of(&counter, ring).map_err(failed)?;
+                    self.rings.push(Read { ring, until: 0, has_more: false });
                     self.counters.insert(at, counter);
                 } else {
                     perf_ring::redirect(&counter, &self.counters[at]).map_err(failed)?;
@@ -210,6 +244,21 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Notes of which event the records with an identifier are.
+    fn know(&mut self, id: u64, event: Carried) {
+        let at = self.carried.iter().position(|known| *known == event).unwrap_or_else(|| {
+            self.carried.push(event);
+            self.carried.len() - 1
+        });
+        self.events.insert(id, u16::try_from(at).expect("a session has few kinds of events"));
+    }
+
+    /// Whether a counter is of one of the events that were wanted.
+    fn is_of(&self, counter: &Counter, which: usize) -> bool {
+        let event = perf_ring::id(counter).ok().and_then(|id| self.events.get(&id));
+        event.is_some_and(|event| self.carried[usize::from(*event)].which == which)
     }
 
     /// Has some bytes of memory copied at each sample, just before it, on the same CPU: as samples of an event with the
@@ -239,7 +288,7 @@ impl Session {
         }
         self.counters.iter().try_for_each(|counter| copies.run_at(counter))?;
         for (id, output) in outputs {
-            self.events.insert(id, Carried { which, carries });
+            self.know(id, Carried { which, carries });
             self.others.push(output);
         }
         (self.copies, self.copied) = (Some(copies), Some(which));
@@ -253,11 +302,11 @@ impl Session {
     pub fn add(&mut self, which: usize, wanted: &Wanted) -> Result<(), Error> {
         let Wanted { name, sampling } = wanted;
         let failed = |error| Error::NotWatched { what: name.clone(), error };
-        for (cpu, ring) in cpus()?.into_iter().zip(&self.counters[..self.rings.len()]) {
+        for (at, cpu) in (0..self.rings.len()).zip(cpus()?) {
             let counter = perf_ring::open(sampling, Whose::Cpu(cpu)).map_err(failed)?;
-            perf_ring::redirect(&counter, ring).map_err(failed)?;
+            perf_ring::redirect(&counter, &self.counters[at]).map_err(failed)?;
             let id = perf_ring::id(&counter).map_err(failed)?;
-            self.events.insert(id, Carried { which, carries: sampling.carries });
+            self.know(id, Carried { which, carries: sampling.carries });
             self.others.push(counter);
         }
         Ok(())
@@ -291,9 +340,7 @@ impl Session {
     /// [`Error::System`] for an expression that the kernel does not understand.
     pub fn filter(&self, which: usize, expression: &std::ffi::CStr) -> Result<(), Error> {
         for counter in &self.counters {
-            let id = perf_ring::id(counter);
-            let is_it = id.is_ok_and(|id| self.events.get(&id).is_some_and(|it| it.which == which));
-            if is_it {
+            if self.is_of(counter, which) {
                 counter.set_filter(expression).map_err(|error| Error::System {
                     doing: "cannot choose among events".to_owned(),
                     error,
@@ -338,16 +385,44 @@ impl Session {
     /// Reads the rings, and hands on, in order of time, what happened before they were read the last time: all of that is
     /// there by now.
     pub fn drain(&mut self, each: &mut dyn FnMut(Record<'_>)) {
-        let now = now();
-        self.read();
-        let horizon = std::mem::replace(&mut self.horizon, now);
-        self.hand_on(horizon, each);
+        self.drain_until(now(), each);
+    }
+
+    /// [`Session::drain`] that hands on nothing that happened after a time.
+    pub fn drain_until(&mut self, time: u64, each: &mut dyn FnMut(Record<'_>)) {
+        // No longer than it takes to read what the rings can hold: who calls has other things to do.
+        self.drain_within(self.capacity(), time, each);
+    }
+
+    /// All that happened up to this time has been handed on.
+    pub fn handed_on(&self) -> u64 {
+        self.handed_on
+    }
+
+    /// Reads and hands on batches until the rings are empty, all was read that happened up to a time, or so many bytes were.
+    fn drain_within(&mut self, mut left: usize, until: u64, each: &mut dyn FnMut(Record<'_>)) {
+        loop {
+            let horizon = self.horizon.min(until);
+            let (bytes, has_more) = self.read();
+            self.hand_on(horizon, each);
+            left = left.saturating_sub(bytes);
+            if !has_more || left == 0 || self.horizon >= until {
+                return;
+            }
+        }
+    }
+
+    /// Bytes of all rings together.
+    fn capacity(&self) -> usize {
+        self.rings.iter().map(|read| read.ring.capacity()).sum()
     }
 
     /// Ends it, and hands on all that is left.
     pub fn finish(&mut self, each: &mut dyn FnMut(Record<'_>)) {
         // Who cannot be stopped is not heard any more.
         let _ = self.disable();
+        self.drain_within(self.capacity().saturating_mul(2), u64::MAX, each);
+        // What was in flight when a ring was read last.
         self.read();
         self.hand_on(u64::MAX, each);
     }
@@ -362,66 +437,91 @@ impl Session {
         if self.counts_others() {
             return None;
         }
-        let is_it = |counter: &&Counter| {
-            let id = perf_ring::id(counter);
-            id.is_ok_and(|id| self.events.get(&id).is_some_and(|it| it.which == which))
-        };
-        let counters = self.counters.iter().filter(is_it);
+        let counters = self.counters.iter().filter(|counter| self.is_of(counter, which));
         counters.map(|counter| Some(counter.read().ok()?.value)).sum()
     }
 
-    fn read(&mut self) {
-        let Session { rings, events, arena, waiting, torn, copied, .. } = self;
-        for (at, ring) in rings.iter_mut().enumerate() {
+    /// Reads a batch. While a ring holds more than that, of the rings that were read least far: the records of a ring that ran
+    /// ahead would have to wait. Returns how many bytes it was, and whether a ring holds more.
+    fn read(&mut self) -> (usize, bool) {
+        let now = now();
+        let at_most = (BATCH / self.rings.len().max(1)).max(LEAST);
+        let Session { rings, events, carried, arenas, next, waiting, torn, copied, .. } = self;
+        let arena = &mut arenas[usize::from(*next)];
+        let behind = rings.iter().map(|read| read.until).min().unwrap_or(now);
+        let has_backlog = rings.iter().any(|read| read.has_more);
+        let mut bytes_read = 0;
+        for (at, read) in (0_u16..).zip(rings.iter_mut()) {
+            if has_backlog && read.until > behind {
+                continue;
+            }
             // Of a copy the sample comes next, as old as it or older: the kernel may have noted its time before.
             let is_due = |it: &Waiting| it.ring == at && it.time == NOT_YET;
             let mut due = waiting.iter().position(is_due);
-            ring.drain(&mut |header, bytes| {
+            let mut last = read.until;
+            let (bytes, is_left) = read.ring.drain_within(at_most, &mut |header, bytes| {
                 let stamp = record::stamp(header, bytes);
                 let known = stamp.and_then(|(time, id)| Some((time, *events.get(&id)?)));
-                let Some((mut time, event)) = known else {
+                let length = u16::try_from(bytes.len()).ok();
+                let Some(((mut time, event), length)) = known.zip(length) else {
                     *torn += 1;
                     return;
                 };
+                last = time;
+                let which = carried[usize::from(event)].which;
                 let (is_sample, is_loss) = (record::is_sample(header), record::is_loss(header));
                 if let Some(copy) = due.filter(|_| is_sample || is_loss) {
-                    let is_of_it = is_sample && *copied != Some(event.which);
+                    let is_of_it = is_sample && *copied != Some(which);
                     waiting[copy].settle(time, is_of_it);
                     due = None;
                 }
-                if *copied == Some(event.which) && is_sample {
+                if *copied == Some(which) && is_sample {
                     due = Some(waiting.len());
                     time = NOT_YET;
                 }
-                let (start, number) = (arena.len(), waiting.len());
+                let start = u32::try_from(arena.len()).expect("a batch is below 4 GiB");
+                let number = u32::try_from(waiting.len()).expect("a batch is below 4 GiB");
                 arena.extend_from_slice(bytes);
-                let end = arena.len();
-                waiting.push(Waiting { time, number, header, event, ring: at, start, end });
+                let (arena, ring) = (*next, at);
+                waiting.push(Waiting { time, number, header, event, ring, arena, length, start });
             });
+            read.until = if is_left { last.saturating_sub(DISORDER).max(read.until) } else { now };
+            read.has_more = is_left;
+            bytes_read += bytes;
         }
+        self.horizon = rings.iter().map(|read| read.until).min().unwrap_or(now);
+        let has_more = rings.iter().any(|read| read.has_more);
         waiting.sort_unstable_by_key(|it| (it.time, it.number));
+        (bytes_read, has_more)
     }
 
     fn hand_on(&mut self, until: u64, each: &mut dyn FnMut(Record<'_>)) {
-        let due = self.waiting.partition_point(|it| it.time <= until);
-        for it in self.waiting.drain(..due) {
-            match record::parse(it.header, &self.arena[it.start..it.end], it.event) {
-                Some(Record::Lost(events)) => self.lost += events,
-                Some(record) if self.family.as_mut().is_none_or(|it| is_of(it, &record)) => {
-                    each(record);
-                }
+        self.handed_on = self.handed_on.max(until);
+        let Session { arenas, next, carried, waiting, family, lost, torn, .. } = self;
+        let due = waiting.partition_point(|it| it.time <= until);
+        for it in waiting.drain(..due) {
+            let bytes = &arenas[usize::from(it.arena)][it.range()];
+            match record::parse(it.header, bytes, carried[usize::from(it.event)]) {
+                Some(Record::Lost(events)) => *lost += events,
+                Some(record) if family.as_mut().is_none_or(|it| is_of(it, &record)) => each(record),
                 Some(_) => {}
-                None => self.torn += 1,
+                None => *torn += 1,
             }
         }
-        let mut arena = std::mem::take(&mut self.spare);
-        arena.clear();
-        for (number, it) in self.waiting.iter_mut().enumerate() {
-            let start = arena.len();
-            arena.extend_from_slice(&self.arena[it.start..it.end]);
-            (it.start, it.end, it.number) = (start, arena.len(), number);
+        // Of the batch before the last little is left: it goes behind the last, and its arena takes the next batch.
+        let [first, second] = arenas;
+        let (last, before) = if *next { (second, first) } else { (first, second) };
+        for (number, it) in (0_u32..).zip(waiting.iter_mut()) {
+            it.number = number;
+            if it.arena != *next {
+                let bytes = &before[it.range()];
+                it.start = u32::try_from(last.len()).expect("a batch is below 4 GiB");
+                it.arena = *next;
+                last.extend_from_slice(bytes);
+            }
         }
-        self.spare = std::mem::replace(&mut self.arena, arena);
+        before.clear();
+        *next = !*next;
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod around;
 mod calls;
+mod fold;
 mod machine;
 mod returns;
 
@@ -17,6 +18,7 @@ use std::hash::Hash;
 use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use pagewise_model::bounds::{Folded, MemoryLimit};
 use pagewise_model::calls::Ending;
 use pagewise_model::histogram::Histogram;
 use pagewise_model::shootdowns::{
@@ -28,15 +30,22 @@ use pagewise_proc::ProcRoot;
 use pagewise_sys::perf_ring::Carries;
 use pagewise_sys::tracefs::TraceFs;
 
+use crate::heaviest;
 use crate::kernel::Functions;
 use crate::record::{Record, Sample};
+use crate::spaces::REGION;
+use crate::symbols::bytes_of;
 use crate::tracepoint::{Field, Tracepoint};
 use crate::{Callers, Error, Finder, Session, Spaces, StackId, Stacks, Target, Wanted};
 
-/// Bytes of a ring: what some hundred thousand flushes fill before we read again.
+/// The most bytes of a ring: what some hundred thousand flushes fill before we read again. And the least.
 const RING: usize = 8 << 20;
-/// Threads that are remembered after their end.
-const MOST_THREADS: usize = 1 << 16;
+const LEAST: usize = 1 << 17;
+/// The part of the memory limit that all rings take together, and the bytes of names at the end.
+const RINGS: u64 = 4;
+const NAMES: u64 = 8;
+/// Kinds of advice that are told apart: the kernel knows some thirty.
+const ADVICE: u64 = 256;
 /// The tracepoint of flushes.
 const FLUSH: &str = "tlb:tlb_flush";
 /// Nothing is mapped below (`vm.mmap_min_addr`).
@@ -137,21 +146,26 @@ impl Recorder {
     ///
     /// # Errors
     /// [`Error::NotWatched`]; [`Error::Gone`].
-    pub fn open(target: Target, callers: Callers, around: Around) -> Result<Recorder, Error> {
-        match Recorder::watching(target, callers, around) {
+    pub fn open(
+        target: Target,
+        callers: Callers,
+        around: Around,
+        limit: MemoryLimit,
+    ) -> Result<Recorder, Error> {
+        match Recorder::watching(target, callers, around, limit) {
             Err(Error::NotPermitted { .. }) => {
                 let needs = "root, or CAP_PERFMON and leave to read tracefs";
-                Ok(Recorder::of_machine(target, &Absent::NotPermitted(needs.into())))
+                Ok(Recorder::of_machine(target, limit, &Absent::NotPermitted(needs.into())))
             }
             Err(Error::NoSuchEvent { .. }) => {
-                Ok(Recorder::of_machine(target, &Absent::NotInThisKernel("".into())))
+                Ok(Recorder::of_machine(target, limit, &Absent::NotInThisKernel("".into())))
             }
             recorder => recorder,
         }
     }
 
     /// One that watches nothing, and why.
-    fn of_machine(target: Target, why: &Absent) -> Recorder {
+    fn of_machine(target: Target, limit: MemoryLimit, why: &Absent) -> Recorder {
         const TOLD: [&str; 5] = [
             FLUSH,
             "raw_syscalls:sys_enter",
@@ -159,7 +173,7 @@ impl Recorder {
             "csd:csd_queue_cpu",
             "csd:csd_function_exit",
         ];
-        let finder = Finder::new(Callers::FramePointers(1));
+        let finder = Finder::new(Callers::FramePointers(1), limit);
         Recorder {
             session: None,
             target,
@@ -171,11 +185,16 @@ impl Recorder {
             before: machine::Counts::now(),
             began: Instant::now(),
             began_ns: None,
-            so_far: SoFar::new(Fields::default(), &[], finder),
+            so_far: SoFar::new(Fields::default(), &[], finder, limit),
         }
     }
 
-    fn watching(target: Target, callers: Callers, around: Around) -> Result<Recorder, Error> {
+    fn watching(
+        target: Target,
+        callers: Callers,
+        around: Around,
+        limit: MemoryLimit,
+    ) -> Result<Recorder, Error> {
         let refused = |error| Error::NotPermitted { tracepoint: FLUSH.to_owned(), error };
         let tracefs = TraceFs::open().map_err(refused)?;
         let flush = Tracepoint::find(&tracefs, FLUSH).map_err(|absent| match absent {
@@ -189,11 +208,11 @@ impl Recorder {
             tracepoints: vec![FLUSH.to_owned()],
             missing: Vec::new(),
         };
-        let finder = Finder::new(callers);
+        let finder = Finder::new(callers, limit);
         let fields = choose(&mut catalogue, &flush, &finder);
         let Catalogue { wanted, mut roles, tracepoints, missing, .. } = catalogue;
         let mut session =
-            Session::open_any(target, &wanted, RING).map_err(|error| match error {
+            Session::open_any(target, &wanted, ring(limit)).map_err(|error| match error {
                 Error::NotWatched { error, .. } if is_refused(&error) => refused(error),
                 error => error,
             })?;
@@ -218,7 +237,7 @@ impl Recorder {
             (roles[which] == Role::Sent).then(|| (which, wanted.name.clone()))
         };
         let sent = wanted.iter().enumerate().filter_map(is_sent).collect();
-        let mut so_far = SoFar::new(fields, flush.words(), finder);
+        let mut so_far = SoFar::new(fields, flush.words(), finder, limit);
         so_far.meet(target);
         Ok(Recorder {
             session: Some(session),
@@ -311,6 +330,9 @@ impl Recorder {
             Target::Process(pid) | Target::Command(pid) => Some(Pid(pid)),
         };
         let cut = so_far.finder.cut();
+        let lost = session.as_ref().map_or(0, Session::lost);
+        // The rings leave their memory to what looks up functions.
+        drop(session);
         let told = so_far.told();
         Ok(Recording {
             pid,
@@ -318,7 +340,7 @@ impl Recorder {
             began_ns: self.began_ns,
             took_ns: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
             ending,
-            lost: session.as_ref().map_or(0, Session::lost),
+            lost,
             cut,
             tracepoints: self.tracepoints,
             missing: self.missing,
@@ -338,8 +360,15 @@ impl Recorder {
             foreign,
             around: self.around,
             machine: grown.vmstat,
+            folded: told.folded,
         })
     }
+}
+
+/// Bytes of each CPU's ring.
+fn ring(limit: MemoryLimit) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    1 << (limit.part(RINGS) / cpus).clamp(LEAST, RING).ilog2()
 }
 
 fn is_refused(error: &io::Error) -> bool {
@@ -457,6 +486,7 @@ impl<K: Eq + Hash + Clone, V> Numbered<K, V> {
 #[derive(Debug)]
 struct Doing {
     seen: Thread,
+    has_ended: bool,
     call: Option<Open>,
     sending: Option<Sending>,
 }
@@ -523,6 +553,10 @@ struct SoFar {
     reaches: Histogram,
     unseen: u64,
     foreign: u64,
+    limit: MemoryLimit,
+    limits: fold::Limits,
+    folded: Folded,
+    other_threads: Option<Thread>,
 }
 
 /// What a reason means for us.
@@ -535,7 +569,7 @@ enum Kind {
 }
 
 impl SoFar {
-    fn new(fields: Fields, words: &[(i64, String)], finder: Finder) -> SoFar {
+    fn new(fields: Fields, words: &[(i64, String)], finder: Finder, limit: MemoryLimit) -> SoFar {
         let word = |(number, word): &(i64, String)| {
             let kind = match word.to_ascii_lowercase().as_str() {
                 REMOTE_SEND => Kind::Send,
@@ -548,8 +582,8 @@ impl SoFar {
         SoFar {
             fields,
             words: words.iter().map(word).collect(),
-            spaces: Spaces::default(),
-            stacks: Stacks::default(),
+            spaces: Spaces::within(limit.part(16 * REGION)),
+            stacks: Stacks::within(limit.part(5)),
             by_tables: finder.cut().is_some(),
             finder,
             returns: returns::Returns::default(),
@@ -569,6 +603,10 @@ impl SoFar {
             reaches: Histogram::default(),
             unseen: 0,
             foreign: 0,
+            limit,
+            limits: fold::Limits::of(limit),
+            folded: Folded { memory_limit: limit.bytes(), ..Folded::default() },
+            other_threads: None,
         }
     }
 
@@ -618,13 +656,12 @@ impl SoFar {
                 self.close(tid);
                 if let Some(doing) = self.threads.get_mut(&tid) {
                     doing.call = None;
-                }
-                if self.threads.len() > MOST_THREADS {
-                    self.threads.remove(&tid);
+                    doing.has_ended = true;
                 }
             }
             _ => {}
         }
+        self.make_room();
     }
 
     fn process(&mut self, pid: u32) -> usize {
@@ -636,6 +673,7 @@ impl SoFar {
         let process = self.process(pid);
         self.threads.entry(tid).or_insert_with(|| Doing {
             seen: Thread { process, tid, name: name_of(pid, tid), sends: 0, ipis: 0, received: 0 },
+            has_ended: false,
             call: None,
             sending: None,
         })
@@ -731,6 +769,7 @@ impl SoFar {
         let Some(name) = calls::name(number) else { return };
         self.close(sample.tid);
         let advice = calls::advice(name).and_then(|at| args.read_word(at, sample.raw));
+        let advice = advice.filter(|advice| *advice < ADVICE);
         let call = self.calls.number(&(number, advice), || Call {
             name: name.to_owned(),
             advice,
@@ -861,11 +900,11 @@ impl SoFar {
     fn told(mut self) -> Told {
         let threads: Vec<u32> = self.threads.keys().copied().collect();
         threads.into_iter().for_each(|tid| self.close(tid));
-        let mut symbols = self.stacks.symbols();
-        let stacks = self.stacks.places().iter().map(|places| {
-            let frames = places.iter().map(|place| symbols.frames(place));
-            frames.flat_map(|frames| frames.to_vec()).collect()
-        });
+        let (stacks, stack_of) = self.symbolized();
+        let number = |stack: usize| stack_of.get(&stack).copied().unwrap_or(stacks.len());
+        self.sites.values.iter_mut().for_each(|site| site.stack = number(site.stack));
+        self.callers.values.iter_mut().for_each(|caller| caller.stack = number(caller.stack));
+        self.folded.forgotten_mappings = self.spaces.forgotten();
         let functions = Functions::read();
         let name = |functions: &Functions, address: u64| {
             functions.find(address).map_or_else(|| format!("{address:#x}"), str::to_owned)
@@ -877,8 +916,9 @@ impl SoFar {
         let mut threads: Vec<Thread> = self.threads.into_values().map(|it| it.seen).collect();
         threads.retain(|thread| thread.sends > 0 || thread.received > 0);
         threads.sort_by_key(|thread| thread.tid);
+        threads.extend(self.other_threads);
         Told {
-            stacks: stacks.collect(),
+            stacks,
             chains,
             calls: self.calls.values,
             processes: self.processes.values,
@@ -890,7 +930,45 @@ impl SoFar {
             waits: self.waits,
             reaches: self.reaches,
             unseen: self.unseen,
+            folded: self.folded,
         }
+    }
+
+    /// The call stacks that are used, and which of them each number is. Those of which most is counted come first: once names take
+    /// too much memory, the others are one.
+    fn symbolized(&mut self) -> (Vec<Vec<Frame>>, HashMap<usize, usize>) {
+        let sites = self.sites.values.iter().map(|it| (it.stack, it.sends + it.local));
+        let callers = self.callers.values.iter().map(|it| (it.stack, it.calls));
+        let counted = heaviest::sums(sites.chain(callers));
+        let mut order: Vec<(usize, u64)> = counted.into_iter().collect();
+        order.sort_unstable_by_key(|(stack, count)| (std::cmp::Reverse(*count), *stack));
+        let (mut symbols, mut room) = (self.stacks.symbols(), self.limit.part(NAMES));
+        let (mut stacks, mut stack_of) = (Vec::new(), HashMap::new());
+        let (mut other, mut error) = (None, 0);
+        for (stack, count) in order {
+            let is_other = stack == StackId::OTHER.index();
+            if is_other || room == 0 {
+                if !is_other {
+                    error = error.max(count);
+                    self.folded.stacks += 1;
+                }
+                self.folded.stack_events += count;
+                let other = *other.get_or_insert_with(|| {
+                    stacks.push(vec![Folded::frame()]);
+                    stacks.len() - 1
+                });
+                stack_of.insert(stack, other);
+                continue;
+            }
+            let places = self.stacks.places().get(stack).map_or(&[][..], |places| places);
+            let frames = places.iter().flat_map(|place| symbols.frames(place).to_vec());
+            let frames: Vec<Frame> = frames.collect();
+            room = room.saturating_sub(frames.iter().map(bytes_of).sum());
+            stack_of.insert(stack, stacks.len());
+            stacks.push(frames);
+        }
+        self.folded.stack_error += error;
+        (stacks, stack_of)
     }
 }
 
@@ -908,6 +986,7 @@ struct Told {
     waits: Histogram,
     reaches: Histogram,
     unseen: u64,
+    folded: Folded,
 }
 
 /// The name of a thread; empty where it is gone.

@@ -3,7 +3,8 @@
 //! The kernel tells new mappings only. What is unmapped stays here until something else is mapped there: nothing happens at
 //! such addresses meanwhile.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::rc::Rc;
 
 use pagewise_model::mapping::{Device, Sharing};
 use pagewise_model::{Name, Pid};
@@ -52,19 +53,57 @@ impl Region {
 struct Space {
     /// Which program's: processes of `fork` have their parent's until they start another.
     program: u32,
-    regions: BTreeMap<u64, Region>,
+    /// The same as the parent's until one of them maps something.
+    regions: Rc<BTreeMap<u64, Region>>,
+    /// Its first thread has ended: others may go on for a while.
+    has_ended: bool,
 }
 
 /// The mappings of all processes that are watched.
-#[derive(Clone, Debug, Default)]
+///
+/// Their memory is bounded: once there are too many mappings, those of processes that have ended are forgotten, then the largest
+/// process's are read again, and if that has too many itself, those of no code are forgotten.
+#[derive(Clone, Debug)]
 pub struct Spaces {
     spaces: BTreeMap<u32, Space>,
     programs: u32,
     /// The devices of file systems in memory.
     tmpfs: BTreeSet<Device>,
+    /// How many mappings there may be, and how many came since they were counted.
+    most: usize,
+    added: usize,
+    forgotten: u64,
+}
+
+/// Mappings that are known where nothing else is said.
+const USUAL: usize = 1 << 17;
+/// About what a mapping takes with its name, in bytes.
+pub(crate) const REGION: u64 = 160;
+
+impl Default for Spaces {
+    fn default() -> Spaces {
+        Spaces::within(USUAL)
+    }
 }
 
 impl Spaces {
+    /// Knows at most so many mappings.
+    pub(crate) fn within(most: usize) -> Spaces {
+        Spaces {
+            spaces: BTreeMap::new(),
+            programs: 0,
+            tmpfs: BTreeSet::new(),
+            most,
+            added: 0,
+            forgotten: 0,
+        }
+    }
+
+    /// How often a process had too many mappings, so that some were forgotten.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
     /// Learns which file systems are in memory.
     pub fn know_tmpfs(&mut self) {
         let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
@@ -86,25 +125,76 @@ impl Spaces {
             execute: mapping.prot.exec,
             on_tmpfs: self.tmpfs.contains(&mapping.device),
         });
-        let regions = regions.map(|region| (region.start, region)).collect();
+        let regions: BTreeMap<u64, Region> = regions.map(|it| (it.start, it)).collect();
+        self.added += regions.len();
         let program = self.next_program();
-        self.spaces.insert(pid, Space { program, regions });
+        self.spaces.insert(pid, Space { program, regions: Rc::new(regions), has_ended: false });
     }
 
     /// Takes in what a record says.
     pub fn note(&mut self, record: &Record<'_>) {
         match *record {
-            Record::Mapped(mapped) => self.map(&mapped),
+            Record::Mapped(mapped) => {
+                self.map(&mapped);
+                if self.added > self.most / 8 {
+                    self.make_room();
+                }
+            }
             Record::Named { pid, exec: true, .. } => {
                 let program = self.next_program();
-                self.spaces.insert(pid, Space { program, regions: BTreeMap::new() });
+                self.spaces.insert(pid, Space { program, ..Space::default() });
             }
             Record::Forked { pid, parent, .. } if pid != parent => {
                 let space = self.spaces.get(&parent).cloned().unwrap_or_default();
-                self.spaces.insert(pid, space);
+                self.spaces.insert(pid, Space { has_ended: false, ..space });
+                self.added += 1;
+                if self.added > self.most / 8 {
+                    self.make_room();
+                }
+            }
+            Record::Ended { pid, tid } if pid == tid => {
+                if let Some(space) = self.spaces.get_mut(&pid) {
+                    space.has_ended = true;
+                }
             }
             _ => {}
         }
+    }
+
+    /// Forgets mappings, as far as there are too many.
+    fn make_room(&mut self) {
+        self.added = 0;
+        self.spaces.retain(|_, space| !space.has_ended);
+        let mut reread = HashSet::new();
+        while self.count() > self.most {
+            let largest = self.spaces.iter().max_by_key(|(_, space)| space.regions.len());
+            let Some((pid, before)) = largest.map(|(pid, space)| (*pid, space.clone())) else {
+                return;
+            };
+            if reread.insert(pid) {
+                // What was unmapped is not known until something else is mapped there.
+                self.read(&ProcRoot::live(), pid);
+                if let Some(space) = self.spaces.get_mut(&pid) {
+                    space.program = before.program;
+                }
+                continue;
+            }
+            self.forgotten += 1;
+            let Some(space) = self.spaces.get_mut(&pid) else { return };
+            let code = before.regions.iter().filter(|(_, region)| region.execute);
+            let code: BTreeMap<u64, Region> = code.map(|(at, it)| (*at, it.clone())).collect();
+            let is_less = code.len() <= before.regions.len() / 2;
+            space.regions = Rc::new(if is_less { code } else { BTreeMap::new() });
+        }
+        self.added = 0;
+    }
+
+    /// How many mappings are kept: those that processes have together count once.
+    fn count(&self) -> usize {
+        let mut counted = HashSet::new();
+        let each = self.spaces.values().map(|space| &space.regions);
+        let each = each.filter(|regions| counted.insert(Rc::as_ptr(regions).addr()));
+        each.map(|regions| regions.len()).sum::<usize>() + self.spaces.len()
     }
 
     fn next_program(&mut self) -> u32 {
@@ -129,8 +219,10 @@ impl Spaces {
             on_tmpfs: self.tmpfs.contains(&device),
         };
         let space = self.spaces.entry(mapped.pid).or_default();
-        cut(&mut space.regions, mapped.start, end);
-        space.regions.insert(mapped.start, region);
+        self.added += if Rc::strong_count(&space.regions) > 1 { space.regions.len() } else { 1 };
+        let regions = Rc::make_mut(&mut space.regions);
+        cut(regions, mapped.start, end);
+        regions.insert(mapped.start, region);
     }
 
     /// Takes in that `mremap` made of a mapping, from `old` on, one at `new` with another length. `stays` where the old one is
@@ -153,12 +245,14 @@ impl Spaces {
         };
         let offset = region.offset.wrapping_add(old - region.start);
         let made = Region { start: new, end, offset, ..region.clone() };
+        self.added += if Rc::strong_count(&space.regions) > 1 { space.regions.len() } else { 1 };
+        let regions = Rc::make_mut(&mut space.regions);
         if !stays {
-            cut(&mut space.regions, old, old_end);
+            cut(regions, old, old_end);
         }
         if new < end {
-            cut(&mut space.regions, new, end);
-            space.regions.insert(new, made);
+            cut(regions, new, end);
+            regions.insert(new, made);
         }
     }
 
@@ -169,9 +263,10 @@ impl Spaces {
         self.read(root, pid);
         let filled = self.spaces.entry(pid).or_default();
         filled.program = known.program;
-        for (start, region) in known.regions {
-            cut(&mut filled.regions, start, region.end);
-            filled.regions.insert(start, region);
+        let regions = Rc::make_mut(&mut filled.regions);
+        for (start, region) in Rc::unwrap_or_clone(known.regions) {
+            cut(regions, start, region.end);
+            regions.insert(start, region);
         }
     }
 
@@ -263,6 +358,37 @@ mod tests {
         spaces.moved(8, 0x1000, 0x1000, 0x80000, 0x1000, false);
         spaces.moved(7, 0x1000, u64::MAX, u64::MAX - 5, 0x1000, false);
         assert_eq!([0x80000, u64::MAX - 2].map(|it| at(&spaces, it)), [None; 2]);
+    }
+
+    #[test]
+    fn mappings_are_forgotten_with_their_process_and_never_become_too_many() {
+        const MOST: usize = 1000;
+        let mut spaces = Spaces::within(MOST);
+        (0..100).for_each(|at| spaces.note(&mapped(at * 10, 10, at + 1)));
+        for pid in (100..10_000).step_by(2) {
+            for (child, parent) in [(pid, 7), (pid + 1, pid)] {
+                spaces.note(&Record::Forked { pid: child, parent, tid: child });
+            }
+            assert_eq!(spaces.find(pid + 1, 5).map(|it| it.inode), Some(1));
+            let new = Mapped { pid, start: 7, length: 1, inode: 9, ..Mapped::default() };
+            spaces.note(&Record::Mapped(new));
+            assert_eq!(spaces.find(pid, 7).map(|it| it.inode), Some(9));
+            assert_eq!(spaces.find(pid + 1, 7).map(|it| it.inode), Some(1));
+            for pid in [pid, pid + 1] {
+                spaces.note(&Record::Ended { pid, tid: pid });
+            }
+            assert!(spaces.count() <= 2 * MOST, "{}", spaces.count());
+        }
+        assert_eq!((spaces.find(7, 995).map(|it| it.inode), spaces.forgotten()), (Some(100), 0));
+        // Of one that maps ever more; no process has this number.
+        let pid = u32::MAX;
+        for at in 0..10 * MOST as u64 {
+            let start = at * 10;
+            spaces.note(&Record::Mapped(Mapped { pid, start, length: 10, ..Mapped::default() }));
+            assert!(spaces.count() <= 2 * MOST, "{}", spaces.count());
+        }
+        assert!(spaces.forgotten() > 0);
+        assert_eq!(spaces.find(7, 995).map(|it| it.inode), Some(100), "others keep theirs");
     }
 
     #[test]

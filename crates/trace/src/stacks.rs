@@ -1,44 +1,113 @@
 //! Call stacks, each with a number.
 
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
 use crate::files::Files;
 use crate::spaces::Spaces;
 use crate::symbols::{Place, Symbols};
 
-/// The number of a call stack: they count from 0.
+/// The number of a call stack: they count from 0. One that is not kept any more may pass its number on to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(pub u32);
 
 impl StackId {
+    /// Any stack that is not kept apart, for want of memory.
+    pub const OTHER: StackId = StackId(u32::MAX);
+
     /// As an index.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// How many stacks of addresses are kept: most of them are of programs that have ended.
-const KEPT: usize = 1 << 16;
+/// Bytes for call stacks where nothing else is said.
+const USUAL: usize = 64 << 20;
+
+/// The places of a stack, the same as another's where they are kept at the same addresses.
+#[derive(Clone, Debug)]
+struct Kept(Rc<[Rc<Place>]>);
+
+impl Kept {
+    fn addresses(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().map(|place| Rc::as_ptr(place).addr())
+    }
+}
+
+impl PartialEq for Kept {
+    fn eq(&self, other: &Kept) -> bool {
+        self.addresses().eq(other.addresses())
+    }
+}
+
+impl Eq for Kept {}
+
+impl Hash for Kept {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.addresses().for_each(|address| state.write_usize(address));
+    }
+}
 
 /// The call stacks that were met. One is resolved to places in files, which are opened, when it is
 /// first met: later its process may be gone.
 /// The same places have the same number in each process, so that memory does not grow with how many processes there are.
-#[derive(Debug, Default)]
+///
+/// Their memory is bounded: once [`Stacks::is_full`] says so, whoever counts by stack leaves some to [`Stacks::retain`].
+/// Where nobody does, new stacks are [`StackId::OTHER`] from a little later on.
+#[derive(Debug)]
 pub struct Stacks {
     /// By the program and addresses.
     numbers: HashMap<Box<[u64]>, StackId>,
+    /// The bytes of these, at most so many: most of them are of programs that have ended, or of stacks that come once.
+    number_bytes: usize,
+    most_number_bytes: usize,
     known: HashMap<Place, Rc<Place>>,
-    /// By places, each by where it is kept.
-    alike: HashMap<Vec<usize>, StackId>,
-    places: Vec<Vec<Rc<Place>>>,
+    alike: HashMap<Kept, StackId>,
+    /// By number; what is not kept is empty, and in `free`.
+    places: Vec<Rc<[Rc<Place>]>>,
+    free: Vec<StackId>,
+    /// Bytes of stacks and places, and how many there may be.
+    bytes: usize,
+    most_bytes: usize,
     /// Those of the places.
     files: Files,
     /// The program, and then addresses: the one that is looked for.
     key: Vec<u64>,
 }
 
+impl Default for Stacks {
+    fn default() -> Stacks {
+        Stacks::within(USUAL)
+    }
+}
+
+/// About what a stack takes: its places, counts beside them, an entry in each of two tables.
+fn bytes_of(stack: &[Rc<Place>]) -> usize {
+    size_of_val(stack) + 96
+}
+
+/// About what a place takes, with its entry in a table.
+const PLACE: usize = 2 * size_of::<Place>() + 48;
+
 impl Stacks {
+    /// Stacks in so many bytes.
+    pub fn within(bytes: usize) -> Stacks {
+        Stacks {
+            numbers: HashMap::new(),
+            number_bytes: 0,
+            most_number_bytes: bytes / 4,
+            known: HashMap::new(),
+            alike: HashMap::new(),
+            places: Vec::new(),
+            free: Vec::new(),
+            bytes: 0,
+            most_bytes: bytes / 2,
+            files: Files::default(),
+            key: Vec::new(),
+        }
+    }
+
     /// The number of a stack: where the program was, then the return addresses of its callers.
     pub fn number(
         &mut self,
@@ -52,17 +121,59 @@ impl Stacks {
         if let Some(number) = self.numbers.get(self.key.as_slice()) {
             return *number;
         }
+        // Who leaves none to be forgotten has no room for another.
+        if self.bytes > self.most_bytes + self.most_bytes / 4 {
+            return StackId::OTHER;
+        }
         let number = self.resolve(spaces, pid);
-        if self.numbers.len() >= KEPT {
-            self.numbers.clear();
+        let bytes = size_of_val(self.key.as_slice()) + 64;
+        if self.number_bytes + bytes > self.most_number_bytes {
+            self.numbers = HashMap::new();
+            self.number_bytes = 0;
         }
         self.numbers.insert(self.key.as_slice().into(), number);
+        self.number_bytes += bytes;
         number
+    }
+
+    /// Whether they take as much memory as they may.
+    pub fn is_full(&self) -> bool {
+        self.bytes > self.most_bytes
+    }
+
+    /// The bytes of a stack among those that [`Stacks::room`] counts.
+    pub(crate) fn bytes_of(&self, id: StackId) -> usize {
+        self.places.get(id.index()).map_or(0, |stack| bytes_of(stack))
+    }
+
+    /// How many bytes stacks may take before they are full.
+    pub(crate) fn room(&self) -> usize {
+        self.most_bytes
+    }
+
+    /// Forgets all but some. The numbers of those that are forgotten are given to others.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(StackId) -> bool) {
+        let nothing: Rc<[Rc<Place>]> = Rc::new([]);
+        let Stacks { numbers, number_bytes, known, alike, places, free, bytes, .. } = self;
+        *numbers = HashMap::new();
+        *number_bytes = 0;
+        alike.retain(|stack, id| {
+            let is_kept = is_kept(*id);
+            if !is_kept {
+                *bytes = bytes.saturating_sub(bytes_of(&stack.0));
+                places[id.index()] = Rc::clone(&nothing);
+                free.push(*id);
+            }
+            is_kept
+        });
+        let before = known.len();
+        known.retain(|_, place| Rc::strong_count(place) > 1);
+        *bytes = bytes.saturating_sub((before - known.len()) * PLACE);
     }
 
     /// The number of the stack in `key`, by places.
     fn resolve(&mut self, spaces: &Spaces, pid: u32) -> StackId {
-        let Stacks { known, alike, places, files, key, .. } = self;
+        let Stacks { known, alike, places, free, files, key, bytes, .. } = self;
         // Code without frame pointers leaves anything where they should be: what is no code ends the stack.
         let is_code = |address: &u64| spaces.find(pid, *address).is_some_and(|it| it.execute);
         let addresses = &key[1..];
@@ -73,17 +184,25 @@ impl Stacks {
         let addresses = &addresses[..calls.unwrap_or(addresses.len())];
         let place = |(address, depth): (&u64, usize)| {
             let place = Place::of(spaces, pid, *address, depth > 0);
-            Rc::clone(known.entry(place.key()).or_insert_with(|| {
-                place.keep(files);
-                Rc::new(place)
-            }))
+            let key = place.key();
+            if let Some(known) = known.get(&key) {
+                return Rc::clone(known);
+            }
+            place.keep(files);
+            *bytes += PLACE;
+            let place = Rc::new(place);
+            known.insert(key, Rc::clone(&place));
+            place
         };
-        let stack: Vec<Rc<Place>> = addresses.iter().zip(0_usize..).map(place).collect();
-        let kept = stack.iter().map(|place| Rc::as_ptr(place).addr()).collect();
-        *alike.entry(kept).or_insert_with(|| {
-            let number = StackId(u32::try_from(places.len()).unwrap_or(u32::MAX));
-            places.push(stack);
-            number
+        let stack: Rc<[Rc<Place>]> = addresses.iter().zip(0_usize..).map(place).collect();
+        *alike.entry(Kept(stack)).or_insert_with_key(|Kept(stack)| {
+            *bytes += bytes_of(stack);
+            if let Some(id) = free.pop() {
+                places[id.index()] = Rc::clone(stack);
+                return id;
+            }
+            places.push(Rc::clone(stack));
+            StackId(u32::try_from(places.len() - 1).unwrap_or(u32::MAX))
         })
     }
 
@@ -92,8 +211,8 @@ impl Stacks {
         Symbols::with(self.files.clone())
     }
 
-    /// The places of all, by number.
-    pub fn places(&self) -> &[Vec<Rc<Place>>] {
+    /// The places of all, by number; none of those that are not kept.
+    pub fn places(&self) -> &[Rc<[Rc<Place>]>] {
         &self.places
     }
 }
@@ -128,5 +247,39 @@ mod tests {
         assert_eq!(stacks.number(&spaces, 8, [2003, 2050].into_iter()), c, "of a file");
         let d = stacks.number(&spaces, 8, [2003, 2050, 5, 2051].into_iter());
         assert_eq!(d, c, "what is no code is no caller");
+    }
+
+    #[test]
+    fn stacks_that_are_forgotten_leave_their_memory_and_numbers_to_others() {
+        const ROOM: usize = 1 << 20;
+        let (mut stacks, spaces) = (Stacks::within(ROOM), Spaces::default());
+        let hot = stacks.number(&spaces, 7, 1..40);
+        let mut kept = 1;
+        for number in 0..100_000 {
+            let id = stacks.number(&spaces, 7, [number % 300, 1000, number].into_iter());
+            assert_ne!(id, StackId::OTHER);
+            kept += 1;
+            if stacks.is_full() {
+                stacks.retain(|id| id == hot);
+                kept = 1;
+            }
+            if number % 1000 > 0 {
+                continue;
+            }
+            let bytes: usize = stacks.places.iter().map(|stack| bytes_of(stack)).sum();
+            assert!(bytes + stacks.known.len() * PLACE <= ROOM, "{bytes}");
+        }
+        assert_eq!(stacks.number(&spaces, 7, 1..40), hot);
+        assert_eq!(stacks.alike.len(), kept);
+        assert!(stacks.places.len() < 10_000, "numbers are used again");
+    }
+
+    #[test]
+    fn where_nothing_is_forgotten_new_stacks_are_others() {
+        let (mut stacks, spaces) = (Stacks::within(1 << 16), Spaces::default());
+        let first = stacks.number(&spaces, 7, [1].into_iter());
+        let last = (2..10_000).map(|at| stacks.number(&spaces, 7, [at].into_iter())).last();
+        assert_eq!(last, Some(StackId::OTHER));
+        assert_eq!(stacks.number(&spaces, 7, [1].into_iter()), first);
     }
 }

@@ -91,6 +91,17 @@ impl Place {
         }
     }
 
+    /// The place alone, without its function.
+    pub(crate) fn unresolved(&self) -> Frame {
+        Frame {
+            function: None,
+            module: Some(self.module.clone()).filter(|name| !name.is_empty()),
+            offset: self.offset,
+            line: None,
+            inlined: false,
+        }
+    }
+
     /// Where the instruction is: a call is before where it returns to.
     fn instruction(&self) -> u64 {
         self.offset.saturating_sub(self.returns.into())
@@ -145,13 +156,7 @@ impl Symbols {
     }
 
     fn look_up(&mut self, place: &Place) -> Vec<Frame> {
-        let unknown = Frame {
-            function: None,
-            module: Some(place.module.clone()).filter(|name| !name.is_empty()),
-            offset: place.offset,
-            line: None,
-            inlined: false,
-        };
+        let unknown = place.unresolved();
         let calls = match place.inode {
             0 if place.module.as_bytes() == VDSO => self.in_vdso(place),
             0 => self.in_jit(place),
@@ -224,6 +229,13 @@ pub(crate) fn frames(calls: Vec<Call>, unknown: &Frame) -> Vec<Frame> {
         ..unknown.clone()
     });
     frames.collect()
+}
+
+/// About what a frame takes, in bytes.
+pub(crate) fn bytes_of(frame: &Frame) -> usize {
+    let function = frame.function.as_ref().map_or(0, String::len);
+    let file = frame.line.as_ref().map_or(0, |line| line.file.len());
+    size_of::<Frame>() + function + file + 32
 }
 
 /// A name as its source has it. Only what is mangled: demanglers take a C function called `t` for a type.

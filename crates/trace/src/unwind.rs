@@ -32,9 +32,11 @@ use crate::spaces::{Region, Spaces};
 
 /// No stack is followed further.
 const DEPTH: usize = 256;
-/// Tables of one file that are kept, and of all: what is not read is as if it were not there.
+/// Tables of one file that are kept, and of all where nothing else is said: what is not read is as if it were not there.
 const LARGEST: u64 = 64 << 20;
-const TOGETHER: u64 = 1 << 30;
+const TOGETHER: u64 = 64 << 20;
+/// Files that are remembered, by inode and name, with tables or without.
+const FILES: usize = 1 << 14;
 /// Rules that are remembered, a place each: a power of two.
 const ROWS: usize = 1 << 14;
 /// Operations of one expression: those of compilers have fewer than ten.
@@ -112,12 +114,15 @@ struct Module {
 }
 
 /// Follows stacks. Remembers files and rules.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Unwinder {
     /// Those of each name.
     by_file: BTreeMap<FileId, Vec<(Name, Option<usize>)>>,
+    /// How many there are.
+    files: usize,
     modules: Vec<Module>,
-    bytes: u64,
+    /// Bytes of tables that may still be read.
+    left: u64,
     rows: Rows,
     context: Context,
     found: Vec<u64>,
@@ -154,7 +159,27 @@ impl Rows {
 #[derive(Debug, Default)]
 struct Context(UnwindContext<usize>);
 
+impl Default for Unwinder {
+    fn default() -> Unwinder {
+        Unwinder::within(TOGETHER)
+    }
+}
+
 impl Unwinder {
+    /// One that keeps so many bytes of tables.
+    pub fn within(bytes: u64) -> Unwinder {
+        Unwinder {
+            by_file: BTreeMap::new(),
+            files: 0,
+            modules: Vec::new(),
+            left: bytes,
+            rows: Rows::default(),
+            context: Context::default(),
+            found: Vec::new(),
+            cut: 0,
+        }
+    }
+
     /// What samples must carry, with so many bytes of the stack, at most 65528. Carries nothing on machines whose tables are
     /// not understood here.
     pub fn carries(stack: u16) -> Carries {
@@ -319,13 +344,17 @@ impl Unwinder {
         if let Some((_, module)) = known.iter().find(|(name, _)| *name == region.name) {
             return *module;
         }
+        if self.files == FILES {
+            return None;
+        }
+        self.files += 1;
         let bytes = match region.inode {
             0 => files::vdso().map(Bytes::Memory),
             _ => files::open(pid, &region.name, region.id()).map(Bytes::File),
         };
-        let module = bytes.and_then(|bytes| Module::read(&bytes, TOGETHER - self.bytes));
+        let module = bytes.and_then(|bytes| Module::read(&bytes, self.left));
         let module = module.map(|module| {
-            self.bytes += (module.entries.len() + module.tables.len()) as u64;
+            self.left -= (module.entries.len() + module.tables.len()) as u64;
             self.modules.push(module);
             self.modules.len() - 1
         });
@@ -368,7 +397,12 @@ impl Module {
         let Some(Range { start: index, end }) = headers.unwind_index.clone() else {
             return Module::without_index(headers, bytes, at_most);
         };
-        let entries = bytes.read(headers.offset(index)?.start, (end - index).min(LARGEST))?;
+        // What does not fit is not read.
+        let fits = |length: u64, before: usize| {
+            let length = length.min(LARGEST);
+            (length.saturating_add(before as u64) <= at_most).then_some(length)
+        };
+        let entries = bytes.read(headers.offset(index)?.start, fits(end - index, 0)?)?;
         if !entries.starts_with(LAYOUT) {
             return None;
         }
@@ -376,18 +410,18 @@ impl Module {
         let address =
             index.checked_add(LAYOUT.len() as u64)?.checked_add_signed(from_field.into())?;
         let Range { start, end } = headers.offset(address)?;
-        let tables = bytes.read(start, (end - start).min(LARGEST))?;
+        let tables = bytes.read(start, fits(end - start, entries.len())?)?;
         let count = usize::try_from(u32_at(&entries, 8)?).ok()?;
         let entries = entries.get(ENTRIES..)?.chunks_exact(8).take(count).flatten().copied();
         let entries: Vec<u8> = entries.collect();
-        let fits = (entries.len() + tables.len()) as u64 <= at_most;
-        fits.then_some(Module { headers, index, entries, tables, address })
+        Some(Module { headers, index, entries, tables, address })
     }
 
     /// As linkers leave programs that are linked statically: the tables are there, and an index is made of them.
     fn without_index(headers: Headers, bytes: &Bytes, at_most: u64) -> Option<Module> {
         let section = elf::section(bytes, b".eh_frame")?;
-        let tables = bytes.read(section.offset, section.size.min(LARGEST))?;
+        let length = Some(section.size.min(LARGEST)).filter(|length| *length <= at_most)?;
+        let tables = bytes.read(section.offset, length)?;
         let mut eh_frame = EhFrame::new(&tables, LittleEndian);
         eh_frame.set_address_size(8);
         let bases = BaseAddresses::default().set_eh_frame(section.address);

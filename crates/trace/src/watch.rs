@@ -17,6 +17,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
+use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::traced::Frame;
 use pagewise_model::watched::{Access, Hit, InKernel, Known};
 use pagewise_model::{Absent, Name, Pid, Reading};
@@ -28,6 +29,7 @@ use pagewise_sys::remote;
 use crate::code::Codes;
 use crate::kernel::Functions;
 use crate::session::now;
+use crate::spaces::REGION;
 use crate::store::{COUNTER, Code, Effect, FLAGS, Registers, ends_with_call};
 use crate::{
     Error, Record, Sample, Session, Spaces, StackId, Stacks, Symbols, Target, Unwinder, Wanted,
@@ -44,9 +46,15 @@ const CALLERS: u16 = 64;
 /// So much of the stack comes with an access: callers that keep no frame pointers are found there, and what is watched if
 /// it is there too.
 const STACK: u16 = 4 << 10;
-/// What all rings take together where that is allowed, and one where it is not.
-const RINGS: usize = 64 << 20;
+/// The part of the memory limit that all rings take together where that is allowed, and the bytes of one where it is not.
+const RINGS: u64 = 4;
 const SMALL: usize = 128 << 10;
+/// The parts that call stacks and their frames take, and the bytes of a frame with all that becomes of it in a report.
+const STACKS: u64 = 16;
+const FRAMES: u64 = 4;
+const FRAME: usize = 1 << 10;
+/// Addresses of code that are remembered: some hundred bytes each.
+const ADDRESSES: usize = 1 << 14;
 
 /// An access, and what is not known of it yet.
 #[derive(Debug)]
@@ -99,6 +107,8 @@ pub struct Hits {
     pub in_copies: u64,
     /// How often something else was in memory than the last access had left.
     pub unseen: u64,
+    /// Accesses whose call stack is not kept, for want of memory: their stack is [`StackId::OTHER`].
+    pub other_stacks: u64,
     /// The process executes another program: its memory is gone.
     pub executed: bool,
 }
@@ -109,8 +119,6 @@ pub struct Watch {
     session: Session,
     kernel: Reading<()>,
     first: Reading<Vec<u8>>,
-    /// Records up to this time have been handed on.
-    horizon: u64,
     observer: Observer,
 }
 
@@ -123,6 +131,9 @@ struct Observer {
     code: Codes,
     symbols: Symbols,
     frames: Vec<Vec<Frame>>,
+    /// Bytes that frames of more call stacks may take, of which there are so many already.
+    room: usize,
+    numbered: usize,
     pid: u32,
     start: u64,
     length: usize,
@@ -193,6 +204,7 @@ impl Watch {
         start: u64,
         length: u64,
         reads: bool,
+        limit: MemoryLimit,
     ) -> Result<Watch, Error> {
         let pieces = pieces(start, length)?;
         let carries = Carries { callers: CALLERS, ..Unwinder::carries(STACK) };
@@ -215,7 +227,7 @@ impl Watch {
             each.collect()
         };
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let large = (RINGS / cpus).next_power_of_two().max(1 << 20);
+        let large = 1 << (limit.part(RINGS) / cpus).max(1 << 20).ilog2();
         let target = Target::Process(pid);
         let (mut kernel, mut size) = (Ok(()), large);
         let mut session = loop {
@@ -234,7 +246,7 @@ impl Watch {
                 session => break session?,
             }
         };
-        let mut spaces = Spaces::default();
+        let mut spaces = Spaces::within(limit.part(16 * REGION));
         spaces.read(root, pid);
         let shared = spaces.find(pid, start).is_some_and(|region| region.shared);
         let length = usize::try_from(length).expect("a few bytes");
@@ -243,12 +255,12 @@ impl Watch {
         let began = now();
         session.enable()?;
         let first = read(pid, start, length);
-        let mut observer = Observer::new(pid, start, length, reads);
+        let mut observer = Observer::new(pid, start, length, reads, limit);
         observer.names.extend(name(pid, pid).map(|name| (pid, name)));
         observer.last = first.as_ref().ok().cloned();
         (observer.spaces, observer.shared, observer.began) = (spaces, shared, began);
         observer.copies = copies.then_some(pieces.len());
-        Ok(Watch { session, kernel, first, horizon: began, observer })
+        Ok(Watch { session, kernel, first, observer })
     }
 
     /// Whether accesses by the kernel are told, and why not.
@@ -286,17 +298,14 @@ impl Watch {
     pub fn step(&mut self, at_most: Duration, each: &mut dyn FnMut(Hit)) {
         /// While values follow from the code, nothing is gained by looking at each access at once.
         const REST: Duration = Duration::from_millis(2);
-        let Watch { session, horizon, observer, .. } = self;
+        let Watch { session, observer, .. } = self;
         if !observer.needs_reading {
             std::thread::sleep(REST.min(at_most));
         }
         session.wait(at_most);
         observer.hold();
-        let read_until = now();
         session.drain(&mut |record| observer.note(&record));
-        // What is handed on now happened before the rings were read the last time.
-        let handed_on = std::mem::replace(horizon, read_until);
-        observer.settle(Some(handed_on), each);
+        observer.settle(Some(session.handed_on()), each);
         observer.resolve();
     }
 
@@ -313,14 +322,16 @@ impl Watch {
 }
 
 impl Observer {
-    fn new(pid: u32, start: u64, length: usize, reads: bool) -> Observer {
+    fn new(pid: u32, start: u64, length: usize, reads: bool, limit: MemoryLimit) -> Observer {
         Observer {
             spaces: Spaces::default(),
-            stacks: Stacks::default(),
-            unwinder: Unwinder::default(),
+            stacks: Stacks::within(limit.part(STACKS)),
+            unwinder: Unwinder::within(limit.bytes() / 4),
             code: Codes::default(),
             symbols: Symbols::default(),
             frames: Vec::new(),
+            room: limit.part(FRAMES),
+            numbered: 0,
             pid,
             start,
             length,
@@ -346,11 +357,11 @@ impl Observer {
     /// Finds the functions of new call stacks, best while the process is there: its files may be nobody else's.
     fn resolve(&mut self) {
         let Observer { stacks, symbols, frames, .. } = self;
-        let new = stacks.places().iter().skip(frames.len());
-        let new: Vec<Vec<Frame>> = new
-            .map(|places| places.iter().flat_map(|place| symbols.frames(place).to_vec()).collect())
-            .collect();
-        frames.extend(new);
+        for places in stacks.places().iter().skip(frames.len()) {
+            let stack: Vec<Frame> =
+                places.iter().flat_map(|place| symbols.frames(place).to_vec()).collect();
+            frames.push(stack);
+        }
     }
 
     /// Notes what memory holds now.
@@ -433,7 +444,17 @@ impl Observer {
         if let Some(first) = addresses.first_mut().filter(|_| !goes_on) {
             *first = first.saturating_sub(1);
         }
-        let stack = self.stacks.number(&self.spaces, sample.pid, addresses.into_iter());
+        let stack = match self.room {
+            0 => StackId::OTHER,
+            _ => self.stacks.number(&self.spaces, sample.pid, addresses.into_iter()),
+        };
+        self.told.other_stacks += u64::from(stack == StackId::OTHER);
+        if let Some(places) = self.stacks.places().get(stack.index())
+            && stack.index() >= self.numbered
+        {
+            self.numbered = stack.index() + 1;
+            self.room = self.room.saturating_sub(places.len() * FRAME);
+        }
         let Sample { time, pid, tid, ip, which, .. } = *sample;
         let (which, thread) = (1 << which, self.thread(pid, tid));
         self.pending.push_back(Pending {
@@ -528,6 +549,9 @@ impl Observer {
         const LONGEST: u64 = 7;
         let key = (self.spaces.program(pid), address);
         let Observer { spaces, code, returns, .. } = self;
+        if returns.len() > ADDRESSES {
+            returns.clear();
+        }
         returns
             .entry(key)
             .or_insert_with(|| {
@@ -553,6 +577,9 @@ impl Observer {
         let text = code.text().map(Rc::from);
         let repeats = self.repeating(pid, address);
         let before = Rc::new(Before { code, text, begins, repeats });
+        if self.codes.len() > ADDRESSES {
+            self.codes.clear();
+        }
         self.codes.insert(key, Rc::clone(&before));
         before
     }
@@ -689,6 +716,10 @@ impl Observer {
         }
         // A new thread has its maker's name at first.
         let name = name(pid, tid).or_else(|| self.names.get(&pid).cloned()).unwrap_or_default();
+        // Who told that some have ended may have been lost.
+        if self.names.len() > ADDRESSES {
+            self.names.clear();
+        }
         self.names.insert(tid, name.clone());
         name
     }
@@ -733,7 +764,7 @@ mod tests {
 
     /// Something that is watched: a byte that held 1.
     fn observer() -> Observer {
-        Observer { last: Some(vec![1]), ..Observer::new(7, 0x1000, 1, false) }
+        Observer { last: Some(vec![1]), ..Observer::new(7, 0x1000, 1, false, MemoryLimit::DEFAULT) }
     }
 
     /// An access at some millisecond, of which the value is known or not.

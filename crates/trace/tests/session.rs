@@ -1,6 +1,7 @@
 //! Page faults of this very process, which touches pages that it counts.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use pagewise_proc::ProcRoot;
@@ -13,6 +14,8 @@ use pagewise_trace::{Record, Session, Spaces, StackId, Stacks, Symbols, Target, 
 /// `PERF_COUNT_SW_PAGE_FAULTS`.
 const FAULTS: Event = Event::new(Kind::SOFTWARE, 2);
 const PAGES: usize = 5000;
+/// One test at a time: each records the faults of all.
+static ALONE: Mutex<()> = Mutex::new(());
 
 #[inline(never)]
 fn touches_each_page(bytes: &mut [u8], page: usize) {
@@ -33,6 +36,7 @@ fn faults() -> Wanted {
 
 #[test]
 fn each_fault_of_each_thread_comes_once_in_order_with_its_function_and_mapping() {
+    let _alone = ALONE.lock();
     let pid = std::process::id();
     let mut session = match Session::open(Target::Process(pid), &[faults()], 1 << 20) {
         Ok(session) => session,
@@ -82,4 +86,45 @@ fn each_fault_of_each_thread_comes_once_in_order_with_its_function_and_mapping()
             && is_ours(*stack)
     });
     assert_eq!(ours.map(|(_, count)| count).sum::<usize>(), PAGES, "{found:?}");
+}
+
+#[test]
+fn what_fills_rings_beyond_one_batch_comes_whole_and_in_order() {
+    const THREADS: usize = 4;
+    const EACH: usize = 30_000;
+    let _alone = ALONE.lock();
+    let pid = std::process::id();
+    // Some 300 bytes a fault: more than is read of a ring at a time, and less than it holds.
+    let mut wanted = faults();
+    wanted.sampling.carries = Carries { stack: 160, ..wanted.sampling.carries };
+    let mut session = match Session::open(Target::Process(pid), &[wanted], 64 << 20) {
+        Ok(session) => session,
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    session.enable().unwrap();
+    let page = usize::try_from(pagewise_sys::system::page_size()).unwrap();
+    let threads: Vec<_> = (0..THREADS)
+        .map(|_| {
+            std::thread::spawn(move || {
+                let mut region = Region::map(EACH * page, page).unwrap();
+                region.advise(Advice::NoHugePage).unwrap();
+                touches_each_page(region.bytes(), page);
+                let start = region.bytes().as_ptr().addr() as u64;
+                start..start + (EACH * page) as u64
+            })
+        })
+        .collect();
+    let ranges: Vec<_> = threads.into_iter().map(|it| it.join().unwrap()).collect();
+    let (mut last, mut found) = (0, 0);
+    let mut take = |record: Record<'_>| {
+        let Record::Sample(sample) = record else { return };
+        assert!(sample.time >= last, "out of order");
+        last = sample.time;
+        // Memory that one thread has left another may have been given: it may fault there, too.
+        found += usize::from(ranges.iter().any(|range| range.contains(&sample.address)));
+    };
+    session.drain(&mut take);
+    session.finish(&mut take);
+    assert_eq!(session.lost(), 0);
+    assert!(found >= THREADS * EACH, "{found}");
 }

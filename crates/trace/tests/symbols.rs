@@ -35,7 +35,7 @@ fn stacks(running: &mut Running, symbols: &mut Symbols) -> Option<(Vec<Rc<Place>
     });
     let (stack, count) = counts.iter().max_by_key(|(_, count)| **count)?;
     assert!(*count >= PAGES - 1, "{counts:?}");
-    done.then(|| (stacks.places()[stack.index()].clone(), stacks))
+    done.then(|| (stacks.places()[stack.index()].to_vec(), stacks))
 }
 
 fn chain(command: &mut Command, symbols: &mut Symbols) -> Option<Vec<Rc<Place>>> {

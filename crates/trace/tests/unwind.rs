@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use common::{Running, build, events, faults, functions, skip};
+use pagewise_model::bounds::MemoryLimit;
 use pagewise_sys::perf_event::{Event, Kind};
 use pagewise_sys::perf_ring::Carries;
 use pagewise_trace::{Callers, Finder, StackId, Stacks, Symbols, Unwinder};
@@ -33,7 +34,7 @@ fn record_with(flags: &[&str], stack: u16) -> Option<(Counts, Counts, u64)> {
     let mut running = Running::start(Command::new(program).arg(PAGES.to_string()));
     let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
     let mut counts: [BTreeMap<StackId, usize>; 2] = Default::default();
-    let mut pointers = Finder::new(Callers::FramePointers(64));
+    let mut pointers = Finder::new(Callers::FramePointers(64), MemoryLimit::DEFAULT);
     let carries = Carries { callers: pointers.carries().callers, ..Unwinder::carries(stack) };
     let done = faults(&mut running, carries, &mut |spaces, sample| {
         let addresses = unwinder.unwind(spaces, sample).iter().copied();

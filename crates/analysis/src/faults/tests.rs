@@ -1,5 +1,6 @@
 //! Reports of recordings whose sums are known.
 
+use pagewise_model::bounds::Folded;
 use pagewise_model::faults::{
     Allocation, Heap, Kind, Mapped, Owner, Recording, Row, Source, Thread, TimeLine, VERSION,
 };
@@ -68,6 +69,7 @@ fn recording(rows: &[(Kind, u32, u64)]) -> Recording {
         rows: rows.iter().map(row).collect(),
         latencies: Vec::new(),
         time_line: TimeLine::default(),
+        folded: Folded::default(),
         lacks: Vec::new(),
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use pagewise_model::bounds::OTHER_THREADS;
 use pagewise_model::histogram::Histogram;
 use pagewise_model::report::{Audience, Cells, Column, Label, Table, Value};
-use pagewise_model::shootdowns::{Caller, Process};
+use pagewise_model::shootdowns::{Caller, NO_PID, Process, Thread};
 use pagewise_model::traced::Frame;
 use pagewise_model::{Name, Reading};
 
@@ -14,6 +15,11 @@ use crate::blocks::{for_programs, table};
 
 fn values(values: impl IntoIterator<Item = Value>) -> Cells {
     Cells::Values(values.into_iter().collect())
+}
+
+/// The number of a process; those that are not kept apart have none.
+fn number(pid: u32) -> Value {
+    if pid == NO_PID { Value::None } else { Value::Count(pid.into()) }
 }
 
 fn counts(counts: impl IntoIterator<Item = u64>) -> Cells {
@@ -164,7 +170,7 @@ fn process_columns(told: &Told<'_>, rows: impl Iterator<Item = usize> + Clone) -
     let is_one = others.all(|row| Some(row) == first) && told.recording.pid.is_some();
     let audience = if is_one { Audience::Programs } else { Audience::Everyone };
     let of = |row: usize| told.recording.processes.get(row);
-    let pid = |row| of(row).map_or(Value::None, |it: &Process| Value::Count(it.pid.into()));
+    let pid = |row| of(row).map_or(Value::None, |it: &Process| number(it.pid));
     let name = |row| of(row).map_or(Value::None, |it: &Process| Value::Name(it.name.clone()));
     vec![
         seen_by(audience, Column::new("pid", "PID", values(rows.clone().map(pid)))),
@@ -478,7 +484,7 @@ pub(super) fn by_process(told: &Told<'_>, options: &Options) -> Table {
     )];
     columns.extend(sum_columns(told, &sums));
     columns.extend([
-        Column::new("pid", "PID", counts(shown.iter().map(|(_, process, _)| process.pid.into()))),
+        Column::new("pid", "PID", values(shown.iter().map(|(_, process, _)| number(process.pid)))),
         Column::new(
             "process",
             "PROCESS",
@@ -487,6 +493,14 @@ pub(super) fn by_process(told: &Told<'_>, options: &Options) -> Table {
     ]);
     let audience = if rows.len() > 1 { Audience::Everyone } else { Audience::Programs };
     Table { note, ..table("by_process", "By process", audience, columns) }
+}
+
+/// The number of a thread; that of an idle CPU is 0, and those that are not kept apart have none.
+fn tid(thread: &Thread) -> Value {
+    match thread.name.as_bytes() == OTHER_THREADS.as_bytes() {
+        true => Value::None,
+        false => Value::Count(thread.tid.into()),
+    }
 }
 
 pub(super) fn by_thread(told: &Told<'_>, options: &Options) -> Table {
@@ -498,7 +512,7 @@ pub(super) fn by_thread(told: &Told<'_>, options: &Options) -> Table {
     columns.extend([
         Column {
             meaning: "The thread.".into(),
-            ..Column::new("tid", "TID", counts(each().map(|row| row.tid.into())))
+            ..Column::new("tid", "TID", values(each().map(|row| tid(row))))
         },
         Column {
             meaning: "Its name.".into(),

@@ -114,6 +114,7 @@ fn recording() -> Recording {
         foreign: Ok(0),
         around: Err(Absent::NotCollected("--user-wait".into())),
         machine: Vec::new(),
+        folded: Default::default(),
     }
 }
 

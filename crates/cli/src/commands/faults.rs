@@ -67,7 +67,7 @@ fn open(path: &Path) -> anyhow::Result<Recording> {
 
 fn request(args: &Faults, target: Target) -> Request {
     let Faults { every, latency, stack, mremap, .. } = *args;
-    Request { target, every, latency, stack, mremap }
+    Request { target, every, latency, stack, mremap, limit: args.memory.memory_limit }
 }
 
 fn command(args: &Faults) -> anyhow::Result<(Recording, ExitCode)> {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagewise_analysis::shootdowns::{self, Options};
+use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::calls::Ending;
 use pagewise_model::shootdowns::Recording;
 use pagewise_model::{Name, Pid};
@@ -42,10 +43,11 @@ pub(crate) fn run(args: &Shootdowns, look: &args::Look) -> anyhow::Result<ExitCo
     }
     let callers =
         if args.unwind { Callers::Tables(STACK) } else { Callers::FramePointers(DEEPEST) };
+    let memory = args.memory.memory_limit;
     let limit = if args.output.json { None } else { args.rows.0 };
     let report = |recording: &Recording| shootdowns::shootdowns(recording, &Options { limit });
     if !args.command.is_empty() {
-        let (recording, exit) = command(&args.command, callers, args.user_wait)?;
+        let (recording, exit) = command(&args.command, callers, args.user_wait, memory)?;
         export(&args.exports, TITLE, || shootdowns::profile(&recording))?;
         let look = Look::on_stderr(look);
         emit_beside(&report(&recording), &args.output, &look, Units::Human)?;
@@ -53,8 +55,8 @@ pub(crate) fn run(args: &Shootdowns, look: &args::Look) -> anyhow::Result<ExitCo
     }
     let around = if args.user_wait { Around::in_files(Vec::new()) } else { Around::none() };
     let recording = match &args.target {
-        Some(name) => watch_process(name, callers, &around, args.during)?,
-        None => watch(Target::Machine, None, callers, around, args.during)?,
+        Some(name) => watch_process(name, callers, &around, args.during, memory)?,
+        None => watch(Target::Machine, None, callers, around, args.during, memory)?,
     };
     export(&args.exports, TITLE, || shootdowns::profile(&recording))?;
     emit(&report(&recording), &args.output, &Look::resolve(look), Units::Human)?;
@@ -65,6 +67,7 @@ fn command(
     words: &[OsString],
     callers: Callers,
     user_wait: bool,
+    limit: MemoryLimit,
 ) -> anyhow::Result<(Recording, ExitCode)> {
     let (program, arguments) = words.split_first().context("no command was given")?;
     // A Ctrl-C is for the command; what it did until then is reported.
@@ -76,7 +79,7 @@ fn command(
     let around = if user_wait { Around::in_files(its_own()) } else { Around::none() };
     let mut recorder = None;
     let prepare = |pid| {
-        let mut opened = Recorder::open(Target::Command(pid), callers, around.clone())?;
+        let mut opened = Recorder::open(Target::Command(pid), callers, around.clone(), limit)?;
         opened.begin();
         recorder = Some(opened);
         Ok::<_, anyhow::Error>(())
@@ -109,6 +112,7 @@ fn watch_process(
     callers: Callers,
     around: &Around,
     during: Option<Duration>,
+    limit: MemoryLimit,
 ) -> anyhow::Result<Recording> {
     let root = ProcRoot::live();
     let (root, pid) = target::hold(&root, name)?;
@@ -120,7 +124,7 @@ fn watch_process(
     let held = pidfd_open(number, PidfdFlags::empty()).map_err(|_| gone())?;
     // It was opened by its id; from here on its end is seen.
     root.check(pid)?;
-    watch(Target::Process(pid.0), Some((pid, held)), callers, around.clone(), during)
+    watch(Target::Process(pid.0), Some((pid, held)), callers, around.clone(), during, limit)
 }
 
 fn watch(
@@ -129,9 +133,10 @@ fn watch(
     callers: Callers,
     around: Around,
     during: Option<Duration>,
+    limit: MemoryLimit,
 ) -> anyhow::Result<Recording> {
     let interrupts = Interrupts::note_all();
-    let mut recorder = Recorder::open(target, callers, around)?;
+    let mut recorder = Recorder::open(target, callers, around, limit)?;
     recorder.enable()?;
     let deadline = during.map(|during| Instant::now() + during);
     let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);

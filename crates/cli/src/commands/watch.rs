@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use pagewise_analysis::watch::{self, Options, When};
 use pagewise_heap::block_at;
+use pagewise_model::bounds::{Folded, MemoryLimit};
 use pagewise_model::calls;
 use pagewise_model::mapping::{Mapping, Sharing};
 use pagewise_model::watched::{Ended, Hit, Watched};
@@ -21,7 +22,7 @@ use pagewise_proc::{ProcRoot, maps, stat, target};
 use pagewise_sys::interrupt::Interrupts;
 use pagewise_sys::perf_event::Counter;
 use pagewise_sys::trace::{Ending, Stopped, Traced};
-use pagewise_trace::Watch;
+use pagewise_trace::{StackId, Watch};
 use pagewise_view::text::{Units, inline};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
@@ -34,8 +35,9 @@ use crate::plan::Usage;
 
 /// Between looks at whether the process is still there.
 const LOOK: Duration = Duration::from_millis(20);
-/// Accesses beyond are counted and not kept: some 100 MB.
-const MOST: usize = 1 << 18;
+/// An access takes so many bytes of the memory limit, with all that becomes of it in a report: those beyond are counted and
+/// not kept.
+const ACCESS: u64 = 4 << 10;
 /// Pages in files show so many at most, if nothing else is said.
 const FEW: usize = 100;
 
@@ -74,6 +76,7 @@ struct Asked<'a> {
     count: Option<u64>,
     during: Option<Duration>,
     when: Option<(&'a str, When)>,
+    limit: MemoryLimit,
 }
 
 /// Where the bytes are.
@@ -137,7 +140,8 @@ impl<'a> Asked<'a> {
             return Err(usage("--when compares numbers, which have no more than 8 bytes").into());
         }
         let (reads, count, during) = (args.rw, args.count, args.during);
-        Ok(Asked { target, place, length, reads, count, during, when })
+        let limit = args.memory.memory_limit;
+        Ok(Asked { target, place, length, reads, count, during, when, limit })
     }
 }
 
@@ -259,7 +263,11 @@ impl<'a> Seen<'a> {
         if let Some(fresh) = &mut self.fresh {
             fresh.push(hit.clone());
         }
-        if self.hits.len() < MOST { self.hits.push(hit) } else { self.dropped += 1 }
+        if self.hits.len() < self.asked.limit.part(ACCESS) {
+            self.hits.push(hit)
+        } else {
+            self.dropped += 1
+        }
     }
 
     fn is_enough(&self) -> bool {
@@ -367,7 +375,14 @@ fn made(
     ended: Ended,
 ) -> Watched {
     let told = watch.told();
-    let (in_copies, unseen) = (told.in_copies, told.unseen);
+    let (in_copies, unseen, other_stacks) = (told.in_copies, told.unseen, told.other_stacks);
+    let (mut hits, mut stacks) = (seen.hits, watch.frames().to_vec());
+    if other_stacks > 0 {
+        let other = u32::try_from(stacks.len()).unwrap_or(u32::MAX);
+        stacks.push(vec![Folded::frame()]);
+        let is_other = |hit: &&mut Hit| hit.stack == StackId::OTHER.0;
+        hits.iter_mut().filter(is_other).for_each(|hit| hit.stack = other);
+    }
     Watched {
         pid,
         name,
@@ -381,12 +396,14 @@ fn made(
         kernel: watch.kernel().clone(),
         first: watch.first().clone(),
         when: seen.asked.when.as_ref().map(|(text, _)| (*text).to_owned()),
-        stacks: watch.frames().to_vec(),
-        hits: seen.hits,
+        stacks,
+        hits,
         passed_over: seen.passed_over,
         dropped: seen.dropped,
         in_copies,
         unseen,
+        other_stacks,
+        memory_limit: seen.asked.limit.bytes(),
         lost: watch.lost(),
         took_ns: watch.took_ns(),
         ended,
@@ -410,7 +427,7 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
     let ends = open_pid(pid)?;
     let block = block_at(&root, pid, found.address);
     let interrupts = Interrupts::note_all();
-    let mut watch = Watch::open(&root, pid.0, found.address, found.length, asked.reads)?;
+    let mut watch = open(asked, &root, pid, &found)?;
     // It was opened by its id.
     root.check(pid)?;
     let name = Name::new(stat.name.as_bytes());
@@ -430,6 +447,16 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
         })
     })?;
     Ok(Watched { block, ..made(watch, seen, found, pid, name, ended) })
+}
+
+/// Begins to watch what was found.
+fn open(
+    asked: &Asked<'_>,
+    root: &ProcRoot,
+    pid: Pid,
+    found: &Found,
+) -> Result<Watch, pagewise_trace::Error> {
+    Watch::open(root, pid.0, found.address, found.length, asked.reads, asked.limit)
 }
 
 /// A process, to be asked whether it has ended.
@@ -461,7 +488,7 @@ fn on_the_way(
     loop {
         let missing = match find(asked, root, pid) {
             Ok(found) => {
-                let watch = Watch::open(root, pid.0, found.address, found.length, asked.reads)?;
+                let watch = open(asked, root, pid, &found)?;
                 return Ok(Ok((watch, found)));
             }
             Err(error) if error.is::<NoVariable>() => error,

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use pagewise_model::bounds::OTHER_MAPPINGS;
 use pagewise_model::faults::Mapped;
 use pagewise_model::mapping::{AddrRange, Device, Mapping, Quadrant, Sharing};
 use pagewise_model::{Absent, Name, Pid, Prot};
@@ -137,19 +138,73 @@ impl Mappings {
         known.end = known.end.max(range.end);
     }
 
+    /// How many numbers were given.
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The number of the one that a mapping was made into.
+    fn root(&self, mut number: u32) -> u32 {
+        while self.merged[number as usize] != number {
+            number = self.merged[number as usize];
+        }
+        number
+    }
+
+    /// Keeps those of which most is counted, at most so many; the others of each quadrant become one. `weights` are by number.
+    /// The new number of each.
+    pub(super) fn fold(&mut self, weights: &[u64], most: usize) -> Vec<u32> {
+        let roots: Vec<u32> = (0_u32..).take(self.list.len()).map(|at| self.root(at)).collect();
+        let mut sums = vec![0_u64; roots.len()];
+        for (root, weight) in roots.iter().zip(weights) {
+            sums[*root as usize] += weight;
+        }
+        // Those that are sums already stay such.
+        let is_other = |it: &Mapped| it.name.as_bytes() == OTHER_MAPPINGS.as_bytes();
+        let mut order: Vec<u32> = (0_u32..)
+            .zip(&self.list)
+            .filter(|(at, it)| roots[*at as usize] == *at && !is_other(it))
+            .map(|(at, _)| at)
+            .collect();
+        order.sort_by_key(|at| (std::cmp::Reverse(sums[*at as usize]), *at));
+        order.truncate(most);
+        order.sort_unstable();
+        let old = std::mem::take(&mut self.list);
+        self.merged.clear();
+        self.known.clear();
+        let mut new_of: HashMap<u32, u32> = HashMap::new();
+        for at in order {
+            let new = self.add(old[at as usize].clone());
+            new_of.insert(at, new);
+        }
+        self.nowhere = self.nowhere.and_then(|at| new_of.get(&at).copied());
+        let mut others: HashMap<Option<Quadrant>, u32> = HashMap::new();
+        let mut numbers = Vec::with_capacity(old.len());
+        for root in &roots {
+            let quadrant = old[*root as usize].quadrant;
+            let new = new_of.get(root).copied();
+            numbers.push(new.unwrap_or_else(|| {
+                *others.entry(quadrant).or_insert_with(|| {
+                    let range = AddrRange { start: 0, end: 0 };
+                    self.add(Mapped { pid: Pid(0), range, name: OTHER_MAPPINGS.into(), quadrant })
+                })
+            }));
+        }
+        self.files.retain(|_, (number, _)| new_of.get(number).map(|new| *number = *new).is_some());
+        let hulls = std::mem::take(&mut self.hulls).into_iter();
+        let kept =
+            hulls.filter_map(|(key, (end, number))| Some((key, (end, *new_of.get(&number)?))));
+        self.hulls = kept.collect();
+        numbers
+    }
+
     /// All, and which of them each number is.
     pub(super) fn finish(self) -> (Vec<Mapped>, Vec<u32>) {
         let mut list = Vec::new();
         let mut places = HashMap::new();
-        let root = |mut number: u32| {
-            while self.merged[number as usize] != number {
-                number = self.merged[number as usize];
-            }
-            number
-        };
         let count = u32::try_from(self.merged.len()).unwrap_or(u32::MAX);
         let numbers = (0..count).map(|number| {
-            let root = root(number);
+            let root = self.root(number);
             *places.entry(root).or_insert_with(|| {
                 list.push(self.list[root as usize].clone());
                 u32::try_from(list.len() - 1).unwrap_or(u32::MAX)
@@ -196,6 +251,35 @@ mod tests {
             execute: false,
             on_tmpfs: false,
         }
+    }
+
+    #[test]
+    fn mappings_of_which_little_is_counted_become_one_of_their_quadrant() {
+        let mut mappings = Mappings::new();
+        let numbers: Vec<u32> = (0..50_u64)
+            .map(|at| {
+                let region = region(at * 1000, at * 1000 + 10, if at % 2 == 0 { 0 } else { at });
+                mappings.number(7, 1, Some(&region)).0
+            })
+            .collect();
+        let nowhere = mappings.number(7, 1, None).0;
+        // Neighbours that became one count together.
+        let joined = mappings.number(7, 1, Some(&region(10, 2000, 0))).0;
+        let mut weights = vec![1; mappings.len()];
+        weights[numbers[7] as usize] = 100;
+        let new = mappings.fold(&weights, 2);
+        let of = |number: u32| new[number as usize];
+        assert!([numbers[0], numbers[2]].iter().all(|it| of(*it) == of(joined)));
+        assert!([numbers[4], numbers[6]].iter().all(|it| of(*it) == of(numbers[8])));
+        assert!([numbers[9], numbers[11]].iter().all(|it| of(*it) == of(numbers[13])));
+        assert_eq!(mappings.number(7, 1, Some(&region(7000, 7010, 7))).0, of(numbers[7]));
+        let again = mappings.number(7, 1, Some(&region(8000, 8010, 0))).0;
+        assert_ne!(again, of(numbers[8]), "it is kept apart from now on");
+        let quadrant = |number: u32| mappings.list[number as usize].quadrant;
+        assert_eq!(quadrant(of(numbers[8])), Some(Quadrant::PrivateAnonymous));
+        assert_eq!(quadrant(of(numbers[9])), Some(Quadrant::PrivateFile));
+        assert_eq!(quadrant(of(nowhere)), None);
+        assert_eq!(mappings.list.len(), 2 + 3 + 1);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use pagewise_model::bounds::{Folded, MemoryLimit, OTHER_MAPPINGS, OTHER_THREADS};
 use pagewise_model::faults::{Heap, Kind, Mapped, Owner, Row, Thread, TimeLine};
 use pagewise_model::histogram::Histogram;
 use pagewise_model::mapping::Quadrant;
@@ -13,16 +14,18 @@ use pagewise_proc::ProcRoot;
 
 use crate::faults::Blocks;
 use crate::faults::calls::join;
+use crate::faults::fold::{self, Limits};
 use crate::faults::kinds::{ErrorCode, Facts, kind};
 use crate::faults::mappings::Mappings;
 use crate::faults::moves::Moves;
 use crate::faults::owners::Owners;
 use crate::faults::plan::Role;
 use crate::faults::time_line::Times;
+use crate::heaviest;
 use crate::record::{Record, Sample};
-use crate::spaces::Spaces;
+use crate::spaces::{REGION, Spaces};
 use crate::stacks::{StackId, Stacks};
-use crate::symbols::{Place, Symbols};
+use crate::symbols::{Place, Symbols, bytes_of};
 use crate::unwind::Unwinder;
 
 /// No more of the time than one part in so many goes into reading mappings again.
@@ -30,7 +33,7 @@ const REREAD: u32 = 50;
 
 /// A fault that has begun.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
+pub(super) struct Pending {
     pid: u32,
     time: u64,
     address: u64,
@@ -38,8 +41,8 @@ struct Pending {
     user_ip: Option<u64>,
     code: ErrorCode,
     by_kernel: bool,
-    stack: StackId,
-    mapping: u32,
+    pub(super) stack: StackId,
+    pub(super) mapping: u32,
     quadrant: Option<Quadrant>,
     is_huge: bool,
     owner: Owner,
@@ -47,23 +50,23 @@ struct Pending {
 
 /// What faults that are added up have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    stack: StackId,
-    mapping: u32,
-    thread: u32,
-    kind: Kind,
-    by_kernel: bool,
-    owner: Owner,
+pub(super) struct Key {
+    pub(super) stack: StackId,
+    pub(super) mapping: u32,
+    pub(super) thread: u32,
+    pub(super) kind: Kind,
+    pub(super) by_kernel: bool,
+    pub(super) owner: Owner,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    count: u64,
+pub(super) struct Sum {
+    pub(super) count: u64,
     took: Option<u64>,
 }
 
 impl Sum {
-    fn add(&mut self, other: Sum) {
+    pub(super) fn add(&mut self, other: Sum) {
         self.count += other.count;
         if let Some(took) = other.took {
             self.took = Some(self.took.unwrap_or(0).saturating_add(took));
@@ -100,6 +103,9 @@ pub(super) struct State {
     seen: u64,
     since: Instant,
     reread: Duration,
+    limit: MemoryLimit,
+    limits: Limits,
+    folded: Folded,
 }
 
 /// What was found in the end.
@@ -114,11 +120,12 @@ pub(super) struct Found {
     pub(super) rows: Vec<Row>,
     pub(super) latencies: Vec<(Kind, Histogram)>,
     pub(super) time_line: TimeLine,
+    pub(super) folded: Folded,
 }
 
 impl State {
-    pub(super) fn new(roles: Vec<Role>, every: u64, latency: bool) -> State {
-        let mut spaces = Spaces::default();
+    pub(super) fn new(roles: Vec<Role>, every: u64, latency: bool, limit: MemoryLimit) -> State {
+        let mut spaces = Spaces::within(limit.part(16 * REGION));
         spaces.know_tmpfs();
         State {
             root: ProcRoot::live(),
@@ -126,8 +133,8 @@ impl State {
             every,
             latency,
             spaces,
-            stacks: Stacks::default(),
-            unwinder: Unwinder::default(),
+            stacks: Stacks::within(limit.part(5)),
+            unwinder: Unwinder::within(limit.bytes() / 4),
             calls: Vec::new(),
             mappings: Mappings::new(),
             moves: Moves::default(),
@@ -143,6 +150,9 @@ impl State {
             seen: 0,
             since: Instant::now(),
             reread: Duration::ZERO,
+            limit,
+            limits: Limits::of(limit),
+            folded: Folded { memory_limit: limit.bytes(), ..Folded::default() },
         }
     }
 
@@ -155,10 +165,10 @@ impl State {
         self.blocks = Some(blocks);
     }
 
-    /// Before what happened up to now is noted.
-    pub(super) fn drain(&mut self, now: u64) {
+    /// Before what happened up to now is noted; all that happened up to `asked` has been.
+    pub(super) fn drain(&mut self, asked: u64) {
         if let Some(blocks) = &mut self.blocks {
-            blocks.drain(now);
+            blocks.drain(asked);
         }
     }
 
@@ -196,7 +206,10 @@ impl State {
 
     pub(super) fn note(&mut self, record: &Record<'_>) {
         match record {
-            Record::Sample(sample) => return self.sample(sample),
+            Record::Sample(sample) => {
+                self.sample(sample);
+                return self.make_room();
+            }
             Record::Named { pid, tid, name, exec } => {
                 if *exec {
                     self.end(*tid, None);
@@ -223,6 +236,34 @@ impl State {
             _ => {}
         }
         self.spaces.note(record);
+        self.make_room();
+    }
+
+    /// Leaves less apart, where there is too much.
+    fn make_room(&mut self) {
+        let Limits { rows: most_rows, threads, mappings, pending } = self.limits;
+        if self.pending.len() > pending {
+            // Who told that these threads have ended was lost.
+            let open: Vec<u32> = self.pending.keys().copied().collect();
+            open.into_iter().for_each(|tid| self.end(tid, None));
+        }
+        let is_full = self.stacks.is_full();
+        let State { rows, limits, .. } = self;
+        let are_too_many = rows.len() > most_rows;
+        if self.threads.len() > threads {
+            fold::threads(rows, &mut self.threads, &mut self.living, limits.threads / 2);
+        }
+        if self.mappings.len() > mappings {
+            let half = limits.mappings / 2;
+            fold::mappings(rows, &mut self.mappings, &mut self.pending, half);
+        }
+        if are_too_many {
+            fold::rows(rows, most_rows / 2, &mut self.folded);
+        }
+        if is_full {
+            let half = self.stacks.room() / 2;
+            fold::stacks(rows, &mut self.stacks, &self.pending, half, &mut self.folded);
+        }
     }
 
     fn sample(&mut self, sample: &Sample<'_>) {
@@ -379,18 +420,34 @@ impl State {
         for tid in open {
             self.end(tid, None);
         }
-        let State { mappings, threads, rows, latencies, times, stacks, blocks, .. } = self;
-        let used: Vec<StackId> = rows.keys().map(|key| key.stack).collect();
+        let State { mut threads, mut rows, times, blocks, mut folded, limit, .. } = self;
+        let State { mappings, latencies, stacks, spaces, unwinder, .. } = self;
+        folded.forgotten_mappings = spaces.forgotten();
+        // They leave their memory to what looks up functions.
+        drop((spaces, unwinder));
+        let counted = heaviest::sums(rows.iter().map(|(key, sum)| (key.stack, sum.count)));
         let mut symbols = stacks.symbols();
-        let (mut frames, stacks, stack_of) = symbolize(&stacks, &mut symbols, used);
+        let symbolized = symbolize(&stacks, &mut symbols, counted, limit, &mut folded);
+        drop(stacks);
+        let (mut frames, stacks, stack_of) = symbolized;
         let owners = Owners::of(blocks, &mut frames, &stacks);
         let (mappings, mapping_of) = mappings.finish();
+        let others = u32::try_from(threads.len()).unwrap_or(u32::MAX);
+        if rows.keys().any(|key| key.thread == fold::OTHER_THREADS) {
+            threads.push(Thread { pid: Pid(0), tid: Pid(0), name: OTHER_THREADS.into() });
+        }
         let mut sums: HashMap<Key, Sum> = HashMap::new();
-        for (key, sum) in rows {
+        for (key, sum) in rows.drain() {
             let stack = StackId(stack_of[&key.stack]);
+            let is_other = |sum: Sum, it| if it { sum.count } else { 0 };
+            folded.stack_events += is_other(sum, Some(&stack.0) == stack_of.get(&StackId::OTHER));
+            folded.thread_events += is_other(sum, key.thread == fold::OTHER_THREADS);
             let mapping = mapping_of[key.mapping as usize];
             let owner = owners.settled(key.owner, stack.0);
-            let key = Key { stack, mapping, owner, ..key };
+            let is_summed = mappings[mapping as usize].name.as_bytes() == OTHER_MAPPINGS.as_bytes();
+            folded.mapping_events += is_other(sum, is_summed);
+            let thread = key.thread.min(others);
+            let key = Key { stack, mapping, thread, owner, ..key };
             sums.entry(key).or_default().add(sum);
         }
         let row = |(key, sum): (Key, Sum)| Row {
@@ -421,42 +478,72 @@ impl State {
             rows,
             latencies: latencies.filter(|(_, times)| times.count() > 0).collect(),
             time_line: times.finish(took),
+            folded,
         }
     }
 }
 
-/// The frames of the stacks that are used, the stacks made of them, and which of those each is.
+/// The frames of stacks, the stacks made of them, and which of those each is. Those of which most is counted come first: once
+/// there are too many frames, the others are one, and once names take too much memory, places go without.
 fn symbolize(
     stacks: &Stacks,
     symbols: &mut Symbols,
-    mut used: Vec<StackId>,
+    counted: HashMap<StackId, u64>,
+    limit: MemoryLimit,
+    folded: &mut Folded,
 ) -> (Vec<Frame>, Vec<Vec<u32>>, HashMap<StackId, u32>) {
-    let mut frames: Vec<Frame> = Vec::new();
+    /// Parts of the limit: bytes of names, and of the numbers that stacks are made of, each of which is there three times
+    /// while a report is made.
+    const NAMES: u64 = 16;
+    const NUMBERS: u64 = 512;
+    let mut names = limit.part(NAMES);
+    let mut numbers_left = limit.part(NUMBERS);
     let mut number_of: HashMap<Frame, u32> = HashMap::new();
     let mut frames_of: HashMap<*const Place, Vec<u32>> = HashMap::new();
+    let mut number = |frame: Frame| {
+        let next = u32::try_from(number_of.len()).unwrap_or(u32::MAX);
+        *number_of.entry(frame).or_insert(next)
+    };
     let (mut lists, mut list_of): (Vec<Vec<u32>>, HashMap<Vec<u32>, u32>) = Default::default();
     let mut stack_of = HashMap::new();
-    used.sort_unstable();
-    used.dedup();
-    for id in used {
+    let mut order: Vec<(StackId, u64)> = counted.into_iter().collect();
+    order.sort_unstable_by_key(|(id, count)| (std::cmp::Reverse(*count), *id));
+    let mut error = 0;
+    for (id, count) in order {
+        let is_summed = id == StackId::OTHER || numbers_left == 0;
         let mut list = Vec::new();
-        for place in &stacks.places()[id.index()] {
+        if is_summed {
+            list.push(number(Folded::frame()));
+            if id != StackId::OTHER {
+                error = error.max(count);
+                folded.stacks += 1;
+            }
+        }
+        let places = stacks.places().get(id.index()).filter(|_| !is_summed);
+        for place in places.into_iter().flat_map(|stack| stack.iter()) {
             let numbers = frames_of.entry(std::rc::Rc::as_ptr(place)).or_insert_with(|| {
-                let number = |frame: &Frame| {
-                    *number_of.entry(frame.clone()).or_insert_with(|| {
-                        frames.push(frame.clone());
-                        u32::try_from(frames.len() - 1).unwrap_or(u32::MAX)
-                    })
-                };
-                symbols.frames(place).iter().map(number).collect()
+                if names == 0 {
+                    folded.unresolved_places += 1;
+                    return vec![number(place.unresolved())];
+                }
+                let frames = symbols.frames(place);
+                names = names.saturating_sub(frames.iter().map(bytes_of).sum());
+                frames.iter().cloned().map(&mut number).collect()
             });
             list.extend_from_slice(numbers);
         }
-        let number = *list_of.entry(list).or_insert_with_key(|list| {
+        let stack = *list_of.entry(list).or_insert_with_key(|list| {
+            numbers_left = numbers_left.saturating_sub(list.len());
             lists.push(list.clone());
             u32::try_from(lists.len() - 1).unwrap_or(u32::MAX)
         });
-        stack_of.insert(id, number);
+        stack_of.insert(id, stack);
+        if is_summed {
+            stack_of.insert(StackId::OTHER, stack);
+        }
     }
-    (frames, lists, stack_of)
+    folded.stack_error += error;
+    let mut frames: Vec<(u32, Frame)> = number_of.into_iter().map(|(it, at)| (at, it)).collect();
+    frames.sort_unstable_by_key(|(at, _)| *at);
+    (frames.into_iter().map(|(_, frame)| frame).collect(), lists, stack_of)
 }

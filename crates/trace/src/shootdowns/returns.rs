@@ -25,7 +25,12 @@ impl Returns {
             Some(u64::from_ne_bytes(*bytes))
         };
         let is_code = |address: u64| spaces.find(pid, address).is_some_and(|region| region.execute);
+        /// So many are remembered.
+        const KEPT: usize = 1 << 16;
         let key = (spaces.program(pid), ip);
+        if self.known.len() > KEPT {
+            self.known.clear();
+        }
         let at = *self.known.entry(key).or_insert_with(|| {
             let words = (0..stack.len() / 8).filter_map(|at| Some((at, word(at)?)));
             let mut code = words.filter(|(_, address)| is_code(*address));

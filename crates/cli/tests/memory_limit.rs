@@ -1,0 +1,154 @@
+//! Recorders keep their memory limit however many call stacks, processes, calls and accesses there are, and say what they did
+//! not keep apart. The other side is VmHWM of the recorder, and what the programs count themselves.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod fixture;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use fixture::{disk, is_root, lacks, number, program};
+
+/// What the program itself takes, its code among it: a debug build with debugging information.
+const BASE: u64 = 48 << 20;
+/// The smallest limit.
+const LIMIT: &str = "32M";
+const BYTES: u64 = 32 << 20;
+
+/// What came of a recording: the report, the most memory that the recorder had, and what the command printed.
+struct Recorded {
+    report: Value,
+    peak: u64,
+    printed: String,
+}
+
+/// Runs `pagewise COMMAND OPTIONS --memory-limit LIMIT -- everstacks WORDS`.
+fn recorded(command: &str, options: &[&str], words: &[&str]) -> Recorded {
+    let folder: TempDir = tempfile::tempdir_in(disk()).unwrap();
+    let [report, printed] = ["report.json", "printed"].map(|name| folder.path().join(name));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+        .args([command, "--memory-limit", LIMIT, "--json", "--output"])
+        .arg(&report)
+        .args(options)
+        .arg("--")
+        .arg(program("everstacks"))
+        .args(words)
+        .stdout(fs::File::create(&printed).unwrap())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap();
+    let mut peak = 0;
+    let status = loop {
+        peak = high_water_mark(child.id()).unwrap_or(peak);
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    assert!(status.success(), "{status}");
+    let report = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    Recorded { report, peak, printed: fs::read_to_string(printed).unwrap() }
+}
+
+fn high_water_mark(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
+/// Whether tracepoints may be had here. Says so where not.
+fn has_tracepoints(name: &str) -> bool {
+    if !is_root() {
+        return false;
+    }
+    let found = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
+        .iter()
+        .any(|root| Path::new(root).join("events").join(name).exists());
+    if !found {
+        lacks(&format!("the tracepoint {name} is not there"));
+    }
+    found
+}
+
+fn keeps_its_limit(recorded: &Recorded) {
+    assert!(recorded.peak < BYTES + BASE, "{} MiB", recorded.peak >> 20);
+}
+
+#[test]
+fn faults_of_ever_new_call_stacks_are_counted_in_bounded_memory() {
+    if !has_tracepoints("exceptions/page_fault_user") {
+        return;
+    }
+    let told = recorded("faults", &["--stack", "8"], &["fault", "60000", "0", "2000"]);
+    keeps_its_limit(&told);
+    let apart = &told.report["kept_apart"];
+    assert_eq!(number(apart, "memory_limit"), BYTES);
+    let (others, all) = (number(apart, "other_stacks"), number(&told.report, "totals.faults"));
+    assert!(others > 20_000, "{apart}");
+    assert!(number(apart, "folded_stacks") > 20_000 && number(apart, "stack_error") > 0, "{apart}");
+    // Nothing is lost by it: by stack, function and kind all add up.
+    let sum = |key: &str| fixture::sum(&told.report[key], "faults");
+    assert_eq!([sum("stacks"), sum("functions"), sum("mappings"), sum("threads")], [all; 4]);
+    let functions = told.report["functions"].as_array().unwrap();
+    let of = |name: &str| functions.iter().find(|row| row["function"] == name).unwrap();
+    assert_eq!(number(of("[other call stacks]"), "faults"), others);
+    // What the kernel has counted, but for events that it had no room for.
+    let minflt: u64 = told.printed.trim().strip_prefix("minflt = ").unwrap().parse().unwrap();
+    assert!(minflt >= 60_000);
+    let user = number(&told.report, "totals.user_faults_counted");
+    let found = number(&told.report, "totals.user_faults") + number(&told.report, "recording.lost");
+    assert_eq!(found, user);
+    assert!(user <= minflt + 200 && user + 200 >= minflt, "{user} and {minflt}");
+}
+
+#[test]
+fn processes_that_have_ended_leave_their_memory_to_others() {
+    if !has_tracepoints("exceptions/page_fault_user") {
+        return;
+    }
+    let told = recorded("faults", &["--stack", "8"], &["fault", "1", "6000"]);
+    keeps_its_limit(&told);
+    let all = number(&told.report, "totals.faults");
+    let sum = |key: &str| fixture::sum(&told.report[key], "faults");
+    assert_eq!([sum("threads"), sum("mappings"), sum("stacks")], [all; 3]);
+    assert!(number(&told.report, "kept_apart.other_threads") > 0, "{}", told.report["kept_apart"]);
+    let threads = told.report["threads"].as_array().unwrap();
+    let others = threads.iter().find(|row| row["name"] == "[other threads]").unwrap();
+    assert!(others["pid"].get("absent").is_some(), "{others}");
+}
+
+#[test]
+fn flushes_of_ever_new_call_stacks_are_counted_in_bounded_memory() {
+    if !has_tracepoints("tlb/tlb_flush") {
+        return;
+    }
+    let told = recorded("shootdowns", &[], &["unmap", "60000", "0", "2000"]);
+    keeps_its_limit(&told);
+    let apart = &told.report["kept_apart"];
+    assert!(number(apart, "other_stacks") > 20_000, "{apart}");
+    assert!(number(apart, "folded_stacks") > 20_000 && number(apart, "stack_error") > 0, "{apart}");
+}
+
+#[test]
+fn accesses_that_do_not_fit_are_counted_and_their_stacks_are_others() {
+    if !is_root() {
+        return;
+    }
+    let words = ["write", "30000", "0", "10000"];
+    let told = recorded("watch", &["--symbol", "watched"], &words);
+    keeps_its_limit(&told);
+    let watched = &told.report["watched"];
+    let hits = told.report["hits"].as_array().unwrap().len() as u64;
+    // What is lost may be a copy of the memory, of an access that is told.
+    let (count, lost) = (number(watched, "count"), number(watched, "lost"));
+    assert!(count <= 30_000 && count + lost >= 30_000, "{watched}");
+    assert_eq!(hits + number(watched, "dropped"), number(watched, "count"));
+    assert!(number(watched, "dropped") > 0 && number(watched, "other_stacks") > 0, "{watched}");
+    assert_eq!(number(watched, "memory_limit"), BYTES);
+}

@@ -1,0 +1,88 @@
+//! Sums that are kept apart in bounded memory: those that are smallest become part of one, and the total stays exact.
+//!
+//! Whenever there are too many, the smaller half goes. What comes again begins anew, so that a sum can miss what it had when it
+//! went: in all, no more than the largest of each time. What is larger than that cannot be missing.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// Which sums stay: the largest for which there is room.
+#[derive(Debug)]
+pub(crate) struct Heaviest<K> {
+    kept: HashMap<K, u64>,
+    /// How many do not stay, and the largest of them.
+    pub(crate) folded: u64,
+    pub(crate) largest: u64,
+}
+
+impl<K: Copy + Eq + Hash + Ord> Heaviest<K> {
+    /// Of some sums, where each takes some room, those that stay in so much.
+    pub(crate) fn of(sums: HashMap<K, u64>, room: usize, takes: impl Fn(K) -> usize) -> Self {
+        let mut order: Vec<(K, u64)> = sums.into_iter().collect();
+        order.sort_unstable_by_key(|(key, sum)| (std::cmp::Reverse(*sum), *key));
+        let (mut kept, mut left) = (HashMap::new(), room);
+        let (mut folded, mut largest) = (0, 0);
+        for (key, sum) in order {
+            let bytes = takes(key);
+            // Once one does not fit, no smaller sum is preferred to it.
+            if folded == 0 && bytes <= left {
+                left -= bytes;
+                kept.insert(key, sum);
+            } else {
+                folded += 1;
+                largest = largest.max(sum);
+            }
+        }
+        Heaviest { kept, folded, largest }
+    }
+
+    /// Whether a sum stays.
+    pub(crate) fn has(&self, key: K) -> bool {
+        self.kept.contains_key(&key)
+    }
+}
+
+/// The sums of some values by key.
+pub(crate) fn sums<K: Eq + Hash>(values: impl Iterator<Item = (K, u64)>) -> HashMap<K, u64> {
+    let mut sums = HashMap::new();
+    for (key, value) in values {
+        let sum: &mut u64 = sums.entry(key).or_default();
+        *sum = sum.saturating_add(value);
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Against exact sums of the same values.
+        #[test]
+        fn no_sum_misses_more_than_is_told(
+            values in prop::collection::vec((0_u32..60, 1_u64..9), 0..600),
+        ) {
+            const MOST: usize = 8;
+            let (mut kept, mut other, mut error) = (HashMap::<u32, u64>::new(), 0, 0);
+            for (key, value) in &values {
+                *kept.entry(*key).or_default() += value;
+                if kept.len() > MOST {
+                    let heaviest = Heaviest::of(kept.clone(), MOST / 2, |_| 1);
+                    error += heaviest.largest;
+                    let before: u64 = kept.values().sum();
+                    kept.retain(|key, _| heaviest.has(*key));
+                    prop_assert_eq!(kept.len(), MOST / 2);
+                    other += before - kept.values().sum::<u64>();
+                }
+            }
+            let exact = sums(values.iter().copied());
+            prop_assert_eq!(kept.values().sum::<u64>() + other, exact.values().sum::<u64>());
+            for (key, sum) in exact {
+                let found = kept.get(&key).copied().unwrap_or(0);
+                prop_assert!(found <= sum && sum - found <= error, "{key}: {found} of {sum}, {error}");
+            }
+        }
+    }
+}

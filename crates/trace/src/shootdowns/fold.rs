@@ -1,0 +1,278 @@
+//! What is kept apart of flushes, in bounded memory: where there is too much, what counts least becomes part of sums.
+
+use std::collections::{HashMap, HashSet};
+
+use pagewise_model::bounds::{MemoryLimit, OTHER_PROCESSES, OTHER_THREADS};
+use pagewise_model::shootdowns::{Caller, NO_PID, Process, Site, Thread};
+
+use super::{Doing, Numbered, SoFar};
+use crate::heaviest::{Heaviest, sums};
+use crate::stacks::StackId;
+
+/// How much there may be of each: a site and a caller take some 200 bytes, a process and a thread too.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    sites: usize,
+    chains: usize,
+    processes: usize,
+    threads: usize,
+    /// What is going on: calls of functions, orders in a queue.
+    open: usize,
+}
+
+impl Limits {
+    pub(super) fn of(limit: MemoryLimit) -> Limits {
+        Limits {
+            sites: limit.part(8 << 10),
+            chains: limit.part(64 << 10),
+            processes: limit.part(32 << 10),
+            threads: limit.part(16 << 10),
+            open: limit.part(4 << 10),
+        }
+    }
+}
+
+impl<K: Eq + std::hash::Hash + Clone, V> Numbered<K, V> {
+    /// Keeps some, and numbers them anew: those that go have the number behind the last of them. Returns the new numbers, by
+    /// the old.
+    fn retain(&mut self, is_kept: impl Fn(usize) -> bool) -> Vec<usize> {
+        let old = std::mem::take(&mut self.values);
+        let mut numbers = Vec::with_capacity(old.len());
+        for (at, value) in old.into_iter().enumerate() {
+            let is_kept = is_kept(at);
+            numbers.push(is_kept.then_some(self.values.len()));
+            self.values.extend(is_kept.then_some(value));
+        }
+        self.numbers.retain(|_, number| {
+            let new = numbers.get(*number).copied().flatten();
+            *number = new.unwrap_or(*number);
+            new.is_some()
+        });
+        let others = self.values.len();
+        numbers.into_iter().map(|number| number.unwrap_or(others)).collect()
+    }
+}
+
+/// How much is counted of a site.
+fn weight_of_site(site: &Site) -> u64 {
+    site.sends.saturating_add(site.local)
+}
+
+fn id(stack: usize) -> StackId {
+    u32::try_from(stack).map_or(StackId::OTHER, StackId)
+}
+
+fn add_site(to: &mut Site, more: &Site) {
+    to.sends += more.sends;
+    to.shootdowns += more.shootdowns;
+    to.ipis += more.ipis;
+    to.local += more.local;
+    to.full += more.full;
+    to.pages = to.pages.saturating_add(more.pages);
+    to.waited += more.waited;
+}
+
+fn add_caller(to: &mut Caller, more: &Caller) {
+    to.calls += more.calls;
+    to.shooting += more.shooting;
+    to.shooting_ns += more.shooting_ns;
+    to.quiet_ns += more.quiet_ns;
+}
+
+impl SoFar {
+    /// Leaves less apart, where there is too much.
+    pub(super) fn make_room(&mut self) {
+        let Limits { sites, chains, processes, threads, open } = self.limits;
+        if self.called.len() > open {
+            // Threads that are not watched leave functions by other ways than their end.
+            self.called.clear();
+        }
+        if self.queued.len() > open {
+            self.queued.clear();
+        }
+        if self.threads.len() > threads {
+            self.fold_threads(threads / 2);
+        }
+        let are_many = self.sites.values.len() > sites || self.callers.values.len() > sites;
+        let is_full = self.stacks.is_full();
+        let has_many = self.chains.values.len() > chains || self.processes.values.len() > processes;
+        if !(are_many || is_full || has_many) {
+            return;
+        }
+        self.fold_processes(processes / 2);
+        self.fold_chains(chains / 2);
+        let room = if is_full || are_many { self.stacks.room() / 2 } else { usize::MAX };
+        let most = if are_many { sites / 8 } else { usize::MAX };
+        self.fold_stacks(room, most);
+        if self.sites.values.len() > sites / 2 || self.callers.values.len() > sites / 2 {
+            self.fold_rows(sites / 4);
+        }
+    }
+
+    /// Keeps the threads apart that live or have most, at most so many if they have ended.
+    fn fold_threads(&mut self, most: usize) {
+        let weight = |it: &Thread| it.sends.saturating_add(it.received);
+        let ended = self.threads.iter().filter(|(_, doing)| doing.has_ended);
+        let counted: HashMap<u32, u64> =
+            ended.map(|(tid, doing)| (*tid, weight(&doing.seen))).collect();
+        let heaviest = Heaviest::of(counted, most / 2, |_| 1);
+        let gone: Vec<u32> = self
+            .threads
+            .iter()
+            .filter(|(tid, doing)| doing.has_ended && !heaviest.has(**tid))
+            .map(|(tid, _)| *tid)
+            .collect();
+        for tid in gone {
+            self.close(tid);
+            let Some(Doing { seen, .. }) = self.threads.remove(&tid) else { continue };
+            self.folded.thread_events += weight(&seen);
+            let process = self.other_process();
+            let others = self.other_threads.get_or_insert_with(|| Thread {
+                process,
+                tid: 0,
+                name: OTHER_THREADS.into(),
+                sends: 0,
+                ipis: 0,
+                received: 0,
+            });
+            others.sends += seen.sends;
+            others.ipis += seen.ipis;
+            others.received += seen.received;
+        }
+    }
+
+    fn other_process(&mut self) -> usize {
+        self.processes.number(&NO_PID, || Process {
+            pid: NO_PID,
+            name: OTHER_PROCESSES.into(),
+            received: 0,
+        })
+    }
+
+    fn fold_processes(&mut self, most: usize) {
+        if self.processes.values.len() <= most {
+            return;
+        }
+        let sites = self.sites.values.iter().map(|it| (it.process, weight_of_site(it)));
+        let callers = self.callers.values.iter().map(|it| (it.process, it.calls));
+        let received = self.processes.values.iter().enumerate().map(|(at, it)| (at, it.received));
+        let heaviest = Heaviest::of(sums(sites.chain(callers).chain(received)), most, |_| 1);
+        let others = self.other_process();
+        let gone = self.processes.values.iter().enumerate();
+        let gone = gone.filter(|(at, _)| *at != others && !heaviest.has(*at));
+        let received: u64 = gone.map(|(_, process)| process.received).sum();
+        self.processes.values[others].received += received;
+        let new = self.processes.retain(|at| at == others || heaviest.has(at));
+        let others = self.processes.numbers[&NO_PID];
+        let count = self.processes.values.len();
+        let number = |old: usize| new.get(old).copied().filter(|it| *it < count).unwrap_or(others);
+        self.threads.values_mut().for_each(|it| it.seen.process = number(it.seen.process));
+        self.other_threads.iter_mut().for_each(|it| it.process = number(it.process));
+        self.rekey(
+            |site| Site { process: number(site.process), ..site.clone() },
+            |caller| Caller { process: number(caller.process), ..caller.clone() },
+        );
+    }
+
+    fn fold_chains(&mut self, most: usize) {
+        if self.chains.values.len() <= most {
+            return;
+        }
+        let counted = self.sites.values.iter().map(|it| (it.chain, weight_of_site(it)));
+        let heaviest = Heaviest::of(sums(counted), most, |_| 1);
+        // The chain of no functions is what all others are.
+        let others = self.chains.number(&Vec::new(), Vec::new);
+        let new = self.chains.retain(|at| at == others || heaviest.has(at));
+        let others = self.chains.numbers[&Vec::new()];
+        let count = self.chains.values.len();
+        let number = |old: usize| new.get(old).copied().filter(|it| *it < count).unwrap_or(others);
+        self.rekey(|site| Site { chain: number(site.chain), ..site.clone() }, Caller::clone);
+    }
+
+    /// Keeps the call stacks apart of which most is counted, at most so many, in so many bytes.
+    fn fold_stacks(&mut self, room: usize, most: usize) {
+        let sites = self.sites.values.iter().map(|it| (id(it.stack), weight_of_site(it)));
+        let callers = self.callers.values.iter().map(|it| (id(it.stack), it.calls));
+        let mut counted = sums(sites.chain(callers));
+        counted.remove(&StackId::OTHER);
+        // In half the memory there is room for at least as many.
+        let each = self.stacks.room() / 2 / most.max(1);
+        let heaviest = Heaviest::of(counted, room, |it| self.stacks.bytes_of(it).max(each));
+        self.folded.stacks += heaviest.folded;
+        self.folded.stack_error += heaviest.largest;
+        let number = |old: usize| match heaviest.has(id(old)) {
+            true => old,
+            false => StackId::OTHER.index(),
+        };
+        self.rekey(
+            |site| Site { stack: number(site.stack), ..site.clone() },
+            |caller| Caller { stack: number(caller.stack), ..caller.clone() },
+        );
+        let open = self.threads.values().filter_map(|doing| Some(doing.call?.stack));
+        let open: HashSet<StackId> = open.collect();
+        self.stacks.retain(|id| heaviest.has(id) || open.contains(&id));
+    }
+
+    /// Where few processes and stacks are combined in many ways: leaves the largest sites and callers, at most so many, and of the
+    /// others one of each way through the kernel.
+    fn fold_rows(&mut self, most: usize) {
+        let process = self.other_process();
+        let least = |weights: &mut dyn Iterator<Item = u64>| {
+            let mut weights: Vec<u64> = weights.collect();
+            weights.sort_unstable_by_key(|weight| std::cmp::Reverse(*weight));
+            weights.get(most).copied()
+        };
+        let site = least(&mut self.sites.values.iter().map(weight_of_site));
+        let caller = least(&mut self.callers.values.iter().map(|it| it.calls));
+        let folded = self.sites.values.iter().map(weight_of_site).zip(std::iter::repeat(site));
+        let callers = self.callers.values.iter().map(|it| it.calls).zip(std::iter::repeat(caller));
+        let goes = |weight: u64, least: Option<u64>| least.is_some_and(|least| weight <= least);
+        self.folded.stacks +=
+            folded.chain(callers).filter(|(weight, least)| goes(*weight, *least)).count() as u64;
+        // A stack has as many sites as there are chains and calls: all that went may be of one.
+        let error = self.sites.values.iter().filter(|it| goes(weight_of_site(it), site));
+        let by_stack = sums(error.map(|it| (it.stack, weight_of_site(it))));
+        self.folded.stack_error += by_stack.values().copied().max().unwrap_or(0);
+        let stack = StackId::OTHER.index();
+        self.rekey(
+            |it| match goes(weight_of_site(it), site) {
+                true => Site { process, stack, ..it.clone() },
+                false => it.clone(),
+            },
+            |it| match goes(it.calls, caller) {
+                true => Caller { process, stack, ..it.clone() },
+                false => it.clone(),
+            },
+        );
+    }
+
+    /// Adds up the sites and callers that are alike when they are changed so.
+    fn rekey(&mut self, site: impl Fn(&Site) -> Site, caller: impl Fn(&Caller) -> Caller) {
+        let old = std::mem::take(&mut self.sites).values;
+        let mut new_of = Vec::with_capacity(old.len());
+        for before in old {
+            let made = site(&before);
+            let key = (made.process, made.chain, made.call, id(made.stack));
+            let known = self.sites.values.len();
+            let at = self.sites.number(&key, || made.clone());
+            if at < known {
+                add_site(&mut self.sites.values[at], &made);
+            }
+            new_of.push(at);
+        }
+        for doing in self.threads.values_mut() {
+            if let Some(sending) = &mut doing.sending {
+                sending.site = new_of[sending.site];
+            }
+        }
+        for before in std::mem::take(&mut self.callers).values {
+            let made = caller(&before);
+            let known = self.callers.values.len();
+            let at =
+                self.callers.number(&(made.process, made.call, id(made.stack)), || made.clone());
+            if at < known {
+                add_caller(&mut self.callers.values[at], &made);
+            }
+        }
+    }
+}
