@@ -84,6 +84,13 @@ fn about(recording: &Recording, played: &Played<'_>) -> Facts {
             fact("stopped_at", "stopped at", Value::text(stops), ""),
             fact("lost", "calls not recorded", Value::Count(recording.lost), "")
                 .hidden_if(recording.lost == 0),
+            fact(
+                "lost_processes",
+                "processes not recorded",
+                Value::Count(recording.lost_processes),
+                "",
+            )
+            .hidden_if(recording.lost_processes == 0),
         ],
     )
 }
@@ -362,7 +369,13 @@ fn remarks(recording: &Recording, played: &Played<'_>) -> Vec<Paragraph> {
     let mut remarks = Vec::new();
     if recording.lost > 0 {
         let lost = recording.lost;
-        remarks.push(format!("Calls that were made when the recording was full: {lost}."));
+        remarks.push(format!(
+            "{lost} calls were made when the recording had taken its memory, and are not among these: --memory-limit raises it."
+        ));
+    }
+    if recording.lost_processes > 0 {
+        let lost = recording.lost_processes;
+        remarks.push(format!("{lost} processes were made then, of which no call is recorded."));
     }
     if played.rows.is_empty() {
         remarks.push("No memory call was made.".to_owned());

@@ -795,6 +795,8 @@ pub(crate) struct Syscalls {
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
+    pub(crate) memory: Memory,
+    #[command(flatten)]
     pub(crate) output: Output,
 }
 

@@ -136,6 +136,21 @@ fn flushes_of_ever_new_call_stacks_are_counted_in_bounded_memory() {
 }
 
 #[test]
+fn calls_that_do_not_fit_are_counted() {
+    let told = recorded("syscalls", &[], &["unmap", "40000"]);
+    keeps_its_limit(&told);
+    let (calls, lost) =
+        (number(&told.report, "totals.calls"), number(&told.report, "recording.lost"));
+    assert!(calls + lost >= 80_000 && lost > 20_000, "{calls} {lost}");
+    // Each of some children makes some calls, and is born.
+    let told = recorded("syscalls", &[], &["fault", "1", "4000"]);
+    keeps_its_limit(&told);
+    let processes = number(&told.report, "recording.processes");
+    assert_eq!(processes + number(&told.report, "recording.lost_processes"), 4001);
+    assert!(processes > 100 && processes < 4001, "{processes}");
+}
+
+#[test]
 fn accesses_that_do_not_fit_are_counted_and_their_stacks_are_others() {
     if !is_root() {
         return;

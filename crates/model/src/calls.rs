@@ -27,9 +27,12 @@ pub struct Recording {
     pub left: Vec<Pid>,
     /// What happened, in order.
     pub events: Vec<Event>,
-    /// How many calls were made that are not among them: a recording holds so many and no more.
+    /// How many calls were made that are not among them, since the recording had taken its memory.
     #[serde(default)]
     pub lost: u64,
+    /// How many processes were made that are not among them, for the same reason.
+    #[serde(default)]
+    pub lost_processes: u64,
 }
 
 /// At which system calls processes are stopped.

@@ -1,9 +1,10 @@
 //! The memory calls of processes under watch, with what `/proc` says of them while they are stopped.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::Instant;
 
+use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::calls::{
     About, Call, Ending, Event, Image, Kind, Mapped, Recording, Stops, What, descriptor,
 };
@@ -16,16 +17,27 @@ use crate::{ProcRoot, auxv, maps, meminfo, stat};
 /// The longest name that `memfd_create` takes, with the NUL at its end.
 const LONGEST_NAME: usize = 250;
 
-/// How many calls a recording holds: some hundred MiB.
-const MOST: u64 = 1 << 21;
+/// Bytes of the memory limit that a call takes, with all that becomes of it in a report: some 730 as JSON.
+const CALL: u64 = 1 << 10;
+/// Calls that take as much as a process, whose memory is followed as a copy of its parent's; and mappings of a program that
+/// take as much as a call.
+const PROCESS: usize = 16;
+const MAPPINGS: usize = 4;
+/// Bytes of a name that take as much as a call.
+const NAMES: usize = 256;
 
-/// Records until every process has ended, or the watching is over. `command` is empty for a process that ran already.
+/// Records until every process has ended, or the watching is over. `command` is empty for a process that ran already. Calls and
+/// processes that are made when the recording has taken its memory are counted and not recorded.
 ///
 /// # Errors
 /// Those of `waitpid`.
-pub fn record(watched: &mut Watched, command: Vec<Name>) -> io::Result<Recording> {
+pub fn record(
+    watched: &mut Watched,
+    command: Vec<Name>,
+    limit: MemoryLimit,
+) -> io::Result<Recording> {
     let root = ProcRoot::live();
-    let mut recorder = Recorder::new(&root);
+    let mut recorder = Recorder::new(&root, limit.part(CALL));
     while let Some(seen) = watched.next()? {
         recorder.note(watched, &seen);
         // A command runs to its end; a process can be left alone.
@@ -37,7 +49,8 @@ pub fn record(watched: &mut Watched, command: Vec<Name>) -> io::Result<Recording
     let took_ns = recorder.since_start(Instant::now());
     for &pid in &left {
         let virt = recorder.virt(pid);
-        recorder.events.push(Event { time_ns: took_ns, pid, tid: pid, what: What::Left { virt } });
+        let what = What::Left { virt };
+        recorder.push(Event { time_ns: took_ns, pid, tid: pid, what });
     }
     Ok(Recording {
         pid: Pid(watched.pid()),
@@ -52,6 +65,7 @@ pub fn record(watched: &mut Watched, command: Vec<Name>) -> io::Result<Recording
         ending: watched.ending().map(ending),
         left,
         lost: recorder.lost,
+        lost_processes: recorder.lost_processes,
         events: recorder.events,
     })
 }
@@ -62,8 +76,12 @@ struct Recorder<'r> {
     page_size: PageSize,
     start: Option<Instant>,
     events: Vec<Event>,
-    calls: u64,
+    /// How many more calls, or what takes as much memory, are recorded.
+    left: usize,
+    /// Processes that are recorded and have not ended.
+    processes: HashSet<u32>,
     lost: u64,
+    lost_processes: u64,
     /// The calls that threads are in.
     open: HashMap<u32, Open>,
     /// VIRT of processes that are about to end.
@@ -79,14 +97,16 @@ struct Open {
 }
 
 impl<'r> Recorder<'r> {
-    fn new(root: &'r ProcRoot) -> Recorder<'r> {
+    fn new(root: &'r ProcRoot, left: usize) -> Recorder<'r> {
         Recorder {
             root,
             page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
             start: None,
             events: Vec::new(),
-            calls: 0,
+            left,
+            processes: HashSet::new(),
             lost: 0,
+            lost_processes: 0,
             open: HashMap::new(),
             last: HashMap::new(),
         }
@@ -120,7 +140,41 @@ impl<'r> Recorder<'r> {
                 What::Ended { ending: ending(how), virt: self.last.remove(&seen.pid) }
             }
         };
-        self.events.push(Event { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
+        self.push(Event { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
+    }
+
+    /// Records an event, if it fits.
+    fn push(&mut self, event: Event) {
+        let takes = takes(&event.what);
+        let is_full = takes > self.left;
+        let pid = event.pid.0;
+        match &event.what {
+            // How it ended is recorded of each process that is.
+            What::Ended { .. } | What::Left { .. } => {
+                if !self.processes.remove(&pid) {
+                    return;
+                }
+            }
+            What::Call(_) if is_full || !self.processes.contains(&pid) => {
+                self.lost += 1;
+                return;
+            }
+            What::Born { .. } if is_full => {
+                self.lost_processes += 1;
+                return;
+            }
+            // What a process executes takes the place of what it was: without that, nothing more is known of its calls.
+            What::Image(_) if is_full => self.left = 0,
+            _ if is_full => return,
+            What::Born { .. } | What::Image(_) => {
+                self.processes.insert(pid);
+            }
+            What::Begun | What::Call(_) => {}
+        }
+        if !is_full || matches!(event.what, What::Ended { .. } | What::Left { .. }) {
+            self.left = self.left.saturating_sub(takes);
+            self.events.push(event);
+        }
     }
 
     fn enter(&mut self, tid: u32, time_ns: u64, call: watch::Call) {
@@ -133,11 +187,6 @@ impl<'r> Recorder<'r> {
         let Some(Open { time_ns, kind, call, mut about }) = self.open.remove(&seen.tid) else {
             return;
         };
-        if self.calls == MOST {
-            self.lost += 1;
-            return;
-        }
-        self.calls += 1;
         if let (Kind::Shmat, Ok(address)) = (kind, done.result) {
             about = About::Pieces(self.attached(seen.tid, address));
         }
@@ -150,7 +199,7 @@ impl<'r> Recorder<'r> {
             caller: call.caller,
             about,
         });
-        self.events.push(Event { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
+        self.push(Event { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
     }
 
     /// What must be asked before a call is done.
@@ -247,6 +296,19 @@ impl<'r> Recorder<'r> {
     }
 }
 
+/// About how much memory an event takes, in calls.
+fn takes(what: &What) -> usize {
+    match what {
+        What::Born { .. } => PROCESS,
+        What::Image(image) => 1 + image.mapped.as_ref().map_or(0, Vec::len) / MAPPINGS,
+        What::Call(Call { about: About::File(name) | About::Text(name), .. }) => {
+            1 + name.as_bytes().len() / NAMES
+        }
+        What::Call(Call { about: About::Pieces(pieces), .. }) => 1 + pieces.len() / MAPPINGS,
+        What::Call(_) | What::Begun | What::Ended { .. } | What::Left { .. } => 1,
+    }
+}
+
 /// The places and names of mappings. The page of old system calls lies outside of user space, and VIRT leaves it out.
 fn mapped(mappings: Vec<Mapping>) -> Vec<Mapped> {
     let in_user_space = |mapping: &Mapping| mapping.name.as_bytes() != b"[vsyscall]";
@@ -264,6 +326,39 @@ fn ending(ending: trace::Ending) -> Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_each_process_ends() {
+        let root = ProcRoot::live();
+        let mut recorder = Recorder::new(&root, 2 * PROCESS + 5);
+        let mut push = |pid, what| {
+            recorder.push(Event { time_ns: 0, pid: Pid(pid), tid: Pid(pid), what });
+        };
+        let call = || {
+            What::Call(Call {
+                kind: Kind::Munmap,
+                arguments: [0; 6],
+                result: Ok(0),
+                done_ns: 0,
+                took_ns: 0,
+                caller: 0,
+                about: About::Nothing,
+            })
+        };
+        let ended = || What::Ended { ending: Ending::Exited(0), virt: None };
+        for pid in 2..6 {
+            push(pid, What::Born { by: Pid(1), shares_memory: false });
+            push(pid, call());
+        }
+        (0..10).for_each(|_| push(2, call()));
+        (2..6).for_each(|pid| push(pid, ended()));
+        // Two calls of the first two processes, and one of each other; then three more, and how the two ended.
+        let is_call = |it: &&Event| matches!(it.what, What::Call(_));
+        assert_eq!(recorder.events.iter().filter(is_call).count(), 5);
+        assert_eq!((recorder.lost, recorder.lost_processes), (9, 2));
+        let ends = recorder.events.iter().filter(|it| matches!(it.what, What::Ended { .. }));
+        assert_eq!(ends.map(|it| it.pid.0).collect::<Vec<_>>(), [2, 3]);
+    }
 
     #[test]
     fn every_call_that_is_watched_has_a_place_in_the_model() {

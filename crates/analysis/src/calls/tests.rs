@@ -54,6 +54,7 @@ fn recording(events: Vec<What>) -> Recording {
         left: Vec::new(),
         events: (0..).zip(events).map(event).collect(),
         lost: 0,
+        lost_processes: 0,
     }
 }
 

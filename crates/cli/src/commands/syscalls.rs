@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use pagewise_analysis::calls::{self, Options};
 use pagewise_model::Name;
+use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::calls::Recording;
 use pagewise_proc::calls::record;
 use pagewise_proc::{ProcRoot, stat, target};
@@ -22,16 +23,17 @@ use crate::output::emit;
 
 /// Records, reports, and passes on the exit code of a command that was run.
 pub(crate) fn run(args: Syscalls, look: &Look) -> anyhow::Result<ExitCode> {
+    let limit = args.memory.memory_limit;
     let (recording, exit) = match &args.target {
-        Some(name) => (watch(name, args.during)?, ExitCode::SUCCESS),
-        None => command(&args.command)?,
+        Some(name) => (watch(name, args.during, limit)?, ExitCode::SUCCESS),
+        None => command(&args.command, limit)?,
     };
-    let limit = if args.output.json { None } else { args.calls.0 };
-    emit(&calls::calls(&recording, &Options { limit }), &args.output, look, Units::Human)?;
+    let rows = if args.output.json { None } else { args.calls.0 };
+    emit(&calls::calls(&recording, &Options { limit: rows }), &args.output, look, Units::Human)?;
     Ok(exit)
 }
 
-fn command(words: &[OsString]) -> anyhow::Result<(Recording, ExitCode)> {
+fn command(words: &[OsString], limit: MemoryLimit) -> anyhow::Result<(Recording, ExitCode)> {
     if !ProcRoot::live().has_our_ids() {
         bail!("/proc is not of this pid namespace: a command run here would not be found in it");
     }
@@ -42,12 +44,12 @@ fn command(words: &[OsString]) -> anyhow::Result<(Recording, ExitCode)> {
         Err(error) => return Err(NotRun::new(program, error).into()),
     };
     let names = words.iter().map(|word| Name::new(word.as_bytes())).collect();
-    let recording = record(&mut watched, names).context("cannot wait for the command")?;
+    let recording = record(&mut watched, names, limit).context("cannot wait for the command")?;
     let ending = watched.ending().context("the command went on without us")?;
     Ok((recording, exit_code(ending)))
 }
 
-fn watch(name: &str, during: Option<Duration>) -> anyhow::Result<Recording> {
+fn watch(name: &str, during: Option<Duration>, limit: MemoryLimit) -> anyhow::Result<Recording> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be traced from here");
@@ -67,7 +69,7 @@ fn watch(name: &str, during: Option<Duration>) -> anyhow::Result<Recording> {
     let mut watched = Watched::attach(pid.0, deadline).map_err(|error| refused(pid.0, &error))?;
     // It was attached to by its id.
     root.check(pid)?;
-    Ok(record(&mut watched, Vec::new())?)
+    Ok(record(&mut watched, Vec::new(), limit)?)
 }
 
 fn refused(pid: u32, error: &io::Error) -> anyhow::Error {
