@@ -71,6 +71,7 @@ fn about(recording: &Recording, played: &Played<'_>) -> Facts {
     };
     let processes = u64::try_from(played.processes.len()).unwrap_or(u64::MAX);
     let [pid, command] = process(recording.pid, &recording.command);
+    let paused = recording.paused_ns.map_or(Value::None, Value::Seconds);
     facts_of(
         "recording",
         "",
@@ -82,6 +83,8 @@ fn about(recording: &Recording, played: &Played<'_>) -> Facts {
             fact("seconds", "after", Value::Seconds(recording.took_ns), ""),
             fact("processes", "processes", Value::Count(processes), "").hidden_if(processes < 2),
             fact("stopped_at", "stopped at", Value::text(stops), ""),
+            fact("longest_pause", "all threads stopped for", paused, "")
+                .hidden_if(recording.paused_ns.is_none()),
             fact("lost", "calls not recorded", Value::Count(recording.lost), "")
                 .hidden_if(recording.lost == 0),
             fact(

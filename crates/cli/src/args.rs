@@ -781,12 +781,16 @@ pub(crate) enum ProfileArg {
 
 #[derive(Debug, Args)]
 pub(crate) struct Syscalls {
-    /// A pid, or a process name (exact, else part of one): recorded until Ctrl-C, or its end
+    /// A pid, or a process name (exact, else part of one): recorded until Ctrl-C or Ctrl-Z, or its end. It stops at each system
+    /// call for some microseconds; a SIGSTOP to pagewise stops it too, until SIGCONT
     #[arg(value_name = "TARGET", required_unless_present = "command")]
     pub(crate) target: Option<String>,
     /// Stop recording the process after this long
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "command")]
     pub(crate) during: Option<Duration>,
+    /// The longest time for which all threads of the process may be stopped at once, when the recording begins
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration, conflicts_with = "command")]
+    pub(crate) max_pause: Duration,
     /// How many calls of the time line to show, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "100", value_parser = limit)]
     pub(crate) calls: Limit,

@@ -438,7 +438,28 @@ fn a_running_process_is_recorded_for_a_while_and_runs_on() {
 }
 
 #[test]
-fn an_interrupt_ends_the_recording_and_not_the_process() {
+fn a_pause_that_would_be_too_long_is_refused_and_that_of_a_recording_is_told() {
+    let Some(looping) = Looping::start() else { return };
+    let pid = looping.pid();
+    let refused = pagewise(&["syscalls", &pid, "--for", "10ms", "--max-pause", "1us"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("more than the 0.001 ms of --max-pause"), "{said}");
+    let report = fixture::json(&["syscalls", &pid, "--for", "10ms", "--json"]);
+    assert!(report["recording"]["longest_pause"].as_f64().unwrap() > 0.0, "{report}");
+    let command = told(&["true"]).report;
+    assert!(command["recording"]["longest_pause"].is_null(), "{command}");
+    looping.end();
+}
+
+#[test]
+fn an_interrupt_or_a_terminal_stop_ends_the_recording_and_not_the_process() {
+    for signal in [Signal::INT, Signal::TSTP] {
+        ends_the_recording_only(signal);
+    }
+}
+
+fn ends_the_recording_only(signal: Signal) {
     let Some(looping) = Looping::start() else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report");
@@ -452,7 +473,7 @@ fn an_interrupt_ends_the_recording_and_not_the_process() {
         std::thread::yield_now();
     }
     std::thread::sleep(Duration::from_millis(100));
-    kill_process(Pid::from_raw(recording.id().cast_signed()).unwrap(), Signal::INT).unwrap();
+    kill_process(Pid::from_raw(recording.id().cast_signed()).unwrap(), signal).unwrap();
     assert_eq!(recording.wait().unwrap().code(), Some(0));
     let text = fs::read_to_string(file).unwrap();
     assert!(text.contains("munmap") && text.contains("still running"), "{text}");

@@ -21,6 +21,9 @@ pub struct Recording {
     pub stops: Stops,
     /// How long it took, in nanoseconds.
     pub took_ns: u64,
+    /// The longest time for which all threads of a process that was running were stopped at once, in nanoseconds.
+    #[serde(default)]
+    pub paused_ns: Option<u64>,
     /// How the command ended, or the process; `None` where it runs on.
     pub ending: Option<Ending>,
     /// The processes that were there at the end.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::calls::{
@@ -45,6 +45,7 @@ pub fn record(
             break;
         }
     }
+    recorder.interpret_first();
     let left: Vec<Pid> = watched.processes().into_iter().map(Pid).collect();
     let took_ns = recorder.since_start(Instant::now());
     for &pid in &left {
@@ -62,6 +63,7 @@ pub fn record(
             watch::Stops::EveryCall => Stops::EveryCall,
         },
         took_ns,
+        paused_ns: watched.pause().map(nanoseconds),
         ending: watched.ending().map(ending),
         left,
         lost: recorder.lost,
@@ -86,6 +88,24 @@ struct Recorder<'r> {
     open: HashMap<u32, Open>,
     /// VIRT of processes that are about to end.
     last: HashMap<u32, Bytes>,
+    /// The first event, of a process that was running: its threads wait while it is read, but not while it is interpreted.
+    first: Option<First>,
+}
+
+/// A process that was running when it was attached to.
+struct First {
+    time_ns: u64,
+    pid: Pid,
+    is_native: bool,
+    texts: Texts,
+}
+
+/// What the files in `/proc` say of the program that a stopped process runs.
+struct Texts {
+    maps: Reading<Vec<u8>>,
+    auxv: Reading<Vec<u8>>,
+    stat: Reading<Vec<u8>>,
+    exe: Reading<Name>,
 }
 
 /// A call that is not yet done.
@@ -109,25 +129,30 @@ impl<'r> Recorder<'r> {
             lost_processes: 0,
             open: HashMap::new(),
             last: HashMap::new(),
+            first: None,
         }
     }
 
     /// Nanoseconds from the first event to `when`.
     fn since_start(&mut self, when: Instant) -> u64 {
         let start = *self.start.get_or_insert(when);
-        u64::try_from(when.saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds(when.saturating_duration_since(start))
     }
 
     fn note(&mut self, watched: &mut Watched, seen: &Seen) {
         let time_ns = self.since_start(seen.when);
         let what = match seen.event {
             watch::Event::Attached { is_native } => {
-                What::Image(Box::new(self.image(seen.tid, is_native)))
+                let texts = self.texts(seen.tid);
+                watched.go_on();
+                self.first = Some(First { time_ns, pid: Pid(seen.pid), is_native, texts });
+                return;
             }
             watch::Event::Executed { is_native } => {
-                let mut image = self.image(seen.tid, is_native);
+                let texts = self.texts(seen.tid);
+                let mut image = texts.image(is_native);
                 image.executed = true;
-                let entry = self.auxv(seen.tid).entry.filter(|_| image.interpreter.is_some());
+                let entry = texts.auxv().entry.filter(|_| image.interpreter.is_some());
                 image.begin_is_told = entry.is_some_and(|entry| watched.expect(entry));
                 What::Image(Box::new(image))
             }
@@ -195,7 +220,7 @@ impl<'r> Recorder<'r> {
             arguments: call.arguments,
             result: done.result,
             done_ns: self.since_start(seen.when),
-            took_ns: u64::try_from(done.took.as_nanos()).unwrap_or(u64::MAX),
+            took_ns: nanoseconds(done.took),
             caller: call.caller,
             about,
         });
@@ -249,36 +274,20 @@ impl<'r> Recorder<'r> {
         self.root.reading(Pid(tid), "maps").map(|text| maps::parse(&text).mappings)
     }
 
-    fn auxv(&self, tid: u32) -> auxv::Auxv {
-        auxv::parse(&self.root.reading(Pid(tid), "auxv").unwrap_or_default())
-    }
-
-    /// The program that a stopped process runs.
-    fn image(&self, tid: u32, is_native: bool) -> Image {
-        let mappings = self.mappings(tid);
-        let here = mappings.as_deref().unwrap_or_default();
-        let named = |address: u64| here.iter().find(|m| m.range.contains(address));
-        let base = self.auxv(tid).base.filter(|_| is_native);
-        Image {
-            executed: false,
+    fn texts(&self, tid: u32) -> Texts {
+        Texts {
+            maps: self.root.reading(Pid(tid), "maps"),
+            auxv: self.root.reading(Pid(tid), "auxv"),
+            stat: self.root.reading(Pid(tid), "stat"),
             exe: self.root.link(Pid(tid), "exe"),
-            is_native,
-            begin_is_told: false,
-            interpreter: base.and_then(named).map(|mapping| mapping.name.clone()),
-            brk: self.program_break(tid, here),
-            mapped: mappings.map(mapped),
         }
     }
 
-    /// The end of the heap, or where it will start.
-    fn program_break(&self, tid: u32, mappings: &[Mapping]) -> Reading<u64> {
-        let heap = mappings.iter().rfind(|mapping| mapping.name.as_bytes() == b"[heap]");
-        match heap {
-            Some(heap) => Ok(heap.range.end),
-            None => {
-                let text = self.root.reading(Pid(tid), "stat")?;
-                stat::start_of_heap(&text)
-            }
+    /// Puts the image of a process that was running before all other events.
+    fn interpret_first(&mut self) {
+        if let Some(First { time_ns, pid, is_native, texts }) = self.first.take() {
+            let what = What::Image(Box::new(texts.image(is_native)));
+            self.events.insert(0, Event { time_ns, pid, tid: pid, what });
         }
     }
 
@@ -309,11 +318,47 @@ fn takes(what: &What) -> usize {
     }
 }
 
+impl Texts {
+    fn auxv(&self) -> auxv::Auxv {
+        auxv::parse(self.auxv.as_deref().unwrap_or_default())
+    }
+
+    /// The program.
+    fn image(&self, is_native: bool) -> Image {
+        let mappings = self.maps.as_ref().map(|text| maps::parse(text).mappings);
+        let here = mappings.as_deref().unwrap_or_default();
+        let named = |address: u64| here.iter().find(|m| m.range.contains(address));
+        let base = self.auxv().base.filter(|_| is_native);
+        Image {
+            executed: false,
+            exe: self.exe.clone(),
+            is_native,
+            begin_is_told: false,
+            interpreter: base.and_then(named).map(|mapping| mapping.name.clone()),
+            brk: self.program_break(here),
+            mapped: mappings.map(mapped).map_err(Clone::clone),
+        }
+    }
+
+    /// The end of the heap, or where it will start.
+    fn program_break(&self, mappings: &[Mapping]) -> Reading<u64> {
+        let heap = mappings.iter().rfind(|mapping| mapping.name.as_bytes() == b"[heap]");
+        match heap {
+            Some(heap) => Ok(heap.range.end),
+            None => stat::start_of_heap(self.stat.as_deref().map_err(Clone::clone)?),
+        }
+    }
+}
+
 /// The places and names of mappings. The page of old system calls lies outside of user space, and VIRT leaves it out.
 fn mapped(mappings: Vec<Mapping>) -> Vec<Mapped> {
     let in_user_space = |mapping: &Mapping| mapping.name.as_bytes() != b"[vsyscall]";
     let mapped = mappings.into_iter().filter(in_user_space);
     mapped.map(|mapping| Mapped { range: mapping.range, name: mapping.name }).collect()
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn ending(ending: trace::Ending) -> Ending {

@@ -115,8 +115,8 @@ enum Phase {
 /// How a held thread goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resume {
-    /// With this signal, if it is not 0.
-    Continue(i32),
+    /// Where it was.
+    Continue,
     /// Back into its group stop.
     Listen,
 }
@@ -288,8 +288,8 @@ impl Traced {
     pub fn thaw(&mut self) {
         for (&tid, phase) in &mut self.threads {
             *phase = match *phase {
-                Phase::Held(Resume::Continue(signal)) => {
-                    ptrace::resume(tid, signal);
+                Phase::Held(Resume::Continue) => {
+                    ptrace::resume(tid, 0);
                     Phase::Running
                 }
                 Phase::Held(Resume::Listen) => {
@@ -311,8 +311,7 @@ impl Traced {
         self.signals.forget();
         for (tid, phase) in std::mem::take(&mut self.threads) {
             match phase {
-                Phase::Held(Resume::Continue(signal)) => ptrace::detach(tid, signal),
-                Phase::Held(Resume::Listen) | Phase::Exiting(_) => ptrace::detach(tid, 0),
+                Phase::Held(_) | Phase::Exiting(_) => ptrace::detach(tid, 0),
                 Phase::Running | Phase::Listening => {
                     ptrace::interrupt(tid);
                     self.threads.insert(tid, Phase::Stranger);
@@ -388,7 +387,7 @@ impl Traced {
             || (has(|phase| phase == Phase::Exiting(Departure::Thread)) && !has(Phase::is_live))
     }
 
-    /// Notes everything that has happened; moves nobody on but strangers.
+    /// Notes everything that has happened; moves nobody on but strangers and those that are about to receive a signal.
     fn take_changes(&mut self) -> io::Result<()> {
         while self.ending.is_none()
             && let Some((tid, change)) = self.next_change()?
@@ -401,16 +400,30 @@ impl Traced {
     fn next_change(&self) -> io::Result<Option<(Tid, Change)>> {
         let Some(first) = wait::peek()? else { return Ok(None) };
         if first == self.pid || self.threads.contains_key(&first) {
-            return Ok(wait::take(first)?.map(|change| (first, change)));
+            return Ok(self.change_of(first)?.map(|change| (first, change)));
         }
         // Another child of this thread, or a new thread that its maker has not yet told us of,
         // stands before ours.
         for &tid in std::iter::once(&self.pid).chain(self.threads.keys()) {
-            if let Some(change) = wait::take(tid)? {
+            if let Some(change) = self.change_of(tid)? {
                 return Ok(Some((tid, change)));
             }
         }
         Ok(None)
+    }
+
+    /// What is new of one thread. It is taken, so that others are seen, unless it is a signal to be delivered: once that was
+    /// taken, the kernel would drop the signal if we were killed.
+    fn change_of(&self, tid: Tid) -> io::Result<Option<Change>> {
+        match wait::look_if_ours(tid)? {
+            Some(Change::Signal(signal)) if !self.is_trapped(tid, Change::Signal(signal)) => {
+                Ok(Some(Change::Signal(signal)))
+            }
+            // These are taken already.
+            Some(change @ (Change::Ended(_) | Change::Execed)) => Ok(Some(change)),
+            Some(_) => wait::take(tid),
+            None => Ok(None),
+        }
     }
 
     fn note(&mut self, tid: Tid, change: Change) {
@@ -435,24 +448,28 @@ impl Traced {
         let phase = match change {
             Change::Signal(_) if self.is_trapped(tid, change) => {
                 self.on_the_way = Some(Some(Stopped::Trapped));
-                Phase::Held(Resume::Continue(0))
+                Phase::Held(Resume::Continue)
             }
-            Change::Signal(signal) => Phase::Held(Resume::Continue(signal)),
+            Change::Signal(signal) => {
+                // If it was interrupted, it stops once more when it has the signal.
+                ptrace::resume(tid, signal);
+                Phase::Running
+            }
             Change::GroupStop => Phase::Held(Resume::Listen),
             Change::Cloned => {
                 self.meet(tid);
-                Phase::Held(Resume::Continue(0))
+                Phase::Held(Resume::Continue)
             }
             Change::Execed => {
                 // The other threads are gone, and the one that executes has taken the main thread's id.
                 self.threads.clear();
                 self.executes = true;
                 self.on_the_way = self.on_the_way.map(|_| Some(Stopped::Executed));
-                Phase::Held(Resume::Continue(0))
+                Phase::Held(Resume::Continue)
             }
             Change::Exiting => Phase::Exiting(self.departure(tid)),
             Change::Trap | Change::Syscall | Change::Filtered | Change::Ended(_) => {
-                Phase::Held(Resume::Continue(0))
+                Phase::Held(Resume::Continue)
             }
         };
         self.threads.insert(tid, phase);

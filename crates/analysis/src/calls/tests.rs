@@ -50,6 +50,7 @@ fn recording(events: Vec<What>) -> Recording {
         huge_page: Ok(Bytes::mib(2)),
         stops: Stops::MemoryCalls,
         took_ns: 10,
+        paused_ns: None,
         ending: Some(Ending::Exited(0)),
         left: Vec::new(),
         events: (0..).zip(events).map(event).collect(),

@@ -58,6 +58,8 @@ pub(super) struct Interrupts {
 }
 
 const ENDINGS: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+const ENDINGS_AND_STOPS: [c_int; 6] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
 /// What the timer sends: a signal that does nothing where nobody handles it.
 const TICK: c_int = libc::SIGURG;
@@ -80,12 +82,25 @@ extern "C" fn on_tick(_signal: c_int) {}
 impl Interrupts {
     /// A signal that is ignored stays so: a shell does that to what it starts in the background.
     pub(super) fn catch() -> Interrupts {
+        Interrupts::catch_each(&ENDINGS)
+    }
+
+    /// The same with the signals by which a terminal stops a process.
+    pub(super) fn catch_all() -> Interrupts {
+        Interrupts::catch_each(&ENDINGS_AND_STOPS)
+    }
+
+    fn catch_each(signals: &[c_int]) -> Interrupts {
         let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
         if caught.0 == 0 {
             INTERRUPTED.store(false, Ordering::SeqCst);
             set_handler(TICK, on_tick);
-            let heeded = ENDINGS.into_iter().filter(|&signal| handler_of(signal) != libc::SIG_IGN);
-            caught.1 = heeded.map(|signal| (signal, set_handler(signal, on_ending))).collect();
+        }
+        for &signal in signals {
+            let is_new = caught.1.iter().all(|(other, _)| *other != signal);
+            if is_new && handler_of(signal) != libc::SIG_IGN {
+                caught.1.push((signal, set_handler(signal, on_ending)));
+            }
         }
         caught.0 += 1;
         Interrupts { timer: start_timer() }

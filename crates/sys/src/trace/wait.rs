@@ -66,6 +66,14 @@ impl Change {
     }
 }
 
+impl Change {
+    /// Whether the kernel answers requests of the thread only once the change was taken. The id of one that executes another
+    /// program may be new: `looks_like_a_spurious_pid` of `kernel/ptrace.c`, since Linux 5.13.
+    fn must_be_taken(self) -> bool {
+        matches!(self, Change::Ended(_) | Change::Execed)
+    }
+}
+
 impl Ending {
     /// From a wait status of a task that is gone.
     pub(crate) fn from_status(status: c_int) -> Ending {
@@ -123,24 +131,11 @@ pub(crate) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
 /// # Errors
 /// `ECHILD` where this thread has neither: someone else took the end of our child.
 pub(crate) fn peek() -> io::Result<Option<Tid>> {
-    // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
-    let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    let options = libc::WEXITED
-        | libc::WSTOPPED
-        | libc::WNOHANG
-        | libc::WNOWAIT
-        | libc::__WALL
-        | libc::__WNOTHREAD;
-    // SAFETY: `info` is a `siginfo_t` that the call may fill in.
-    if unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, options) } == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: waitid filled in the SIGCHLD fields, or left the zeros that say "nothing".
-    let tid = unsafe { info.si_pid() };
-    Ok((tid != 0).then_some(tid))
+    Ok(look_at(libc::P_ALL, 0, libc::WNOHANG)?.map(|(tid, _)| tid))
 }
 
-/// What is new of one thread, if anything. A thread that we no longer trace has no news.
+/// What is new of one thread, if anything. A thread that we no longer trace has no news. A signal that the thread is about to
+/// receive must be looked at by [`look`] instead.
 ///
 /// # Errors
 /// None that the kernel is known to give for a thread of ours.
@@ -157,7 +152,8 @@ pub fn take(tid: Tid) -> io::Result<Option<Change>> {
     }
 }
 
-/// What is new of one thread, if anything: as [`take`], but a stop stays to be seen until the thread is resumed or detached.
+/// What is new of one thread, if anything: as [`take`], but a stop (unless of `exec`) stays to be seen until the thread is resumed or
+/// detached.
 ///
 /// A signal that a thread is about to receive must be looked at so: once its stop was taken, the kernel drops the signal if
 /// the tracer is killed before it resumes the thread.
@@ -166,17 +162,29 @@ pub fn take(tid: Tid) -> io::Result<Option<Change>> {
 /// `ECHILD` for a thread that is no tracee of this thread, or no more: another thread that executes a program takes the place of the
 /// first thread.
 pub fn look(tid: Tid) -> io::Result<Option<Change>> {
-    match look_at(libc::P_PID, tid.unsigned_abs())? {
-        Some((_, Change::Ended(_))) => take(tid),
+    match look_at(libc::P_PID, tid.unsigned_abs(), libc::WNOHANG)? {
+        Some((_, change)) if change.must_be_taken() => take(tid),
         found => Ok(found.map(|(_, change)| change)),
     }
 }
 
+/// As [`look`]; a thread that is no tracee of this thread has no news.
+pub(crate) fn look_if_ours(tid: Tid) -> io::Result<Option<Change>> {
+    match look(tid) {
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
+        found => found,
+    }
+}
+
 /// The first change of one task, or of all children and tracees of this thread, which stays to be taken.
-fn look_at(which: libc::idtype_t, id: libc::id_t) -> io::Result<Option<(Tid, Change)>> {
+fn look_at(
+    which: libc::idtype_t,
+    id: libc::id_t,
+    no_hang: c_int,
+) -> io::Result<Option<(Tid, Change)>> {
     // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    let options = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT;
+    let options = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | no_hang;
     let options = options | libc::__WALL | libc::__WNOTHREAD;
     // SAFETY: `info` is a `siginfo_t` that the call may fill in.
     if unsafe { libc::waitid(which, id, &raw mut info, options) } == -1 {
@@ -199,20 +207,30 @@ fn look_at(which: libc::idtype_t, id: libc::id_t) -> io::Result<Option<(Tid, Cha
     Ok(Some((tid, Change::from_status(status))))
 }
 
-/// Waits, for as long as it takes, for what is new of any child or tracee of this thread, and takes it. `None` where
-/// a signal came first.
+/// Waits, for as long as it takes, for what is new of any child or tracee of this thread. As with [`look`], a stop stays to be
+/// seen, and is the first that is seen, until the thread is resumed or detached. `None` where a signal came first.
 ///
 /// # Errors
 /// `ECHILD` where there is none.
 pub(crate) fn any() -> io::Result<Option<(Tid, Change)>> {
-    let mut status = 0;
-    // SAFETY: `status` is an int that the call may fill in.
-    match unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) } {
-        -1 => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::Interrupted => Ok(None),
-            error => Err(error),
-        },
-        tid => Ok(Some((tid, Change::from_status(status)))),
+    look_at_any(0)
+}
+
+/// As [`any`], without waiting.
+///
+/// # Errors
+/// `ECHILD` where there is none.
+pub(crate) fn any_now() -> io::Result<Option<(Tid, Change)>> {
+    look_at_any(libc::WNOHANG)
+}
+
+fn look_at_any(no_hang: c_int) -> io::Result<Option<(Tid, Change)>> {
+    match look_at(libc::P_ALL, 0, no_hang) {
+        Ok(Some((tid, change))) if change.must_be_taken() => {
+            Ok(take(tid)?.map(|change| (tid, change)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
+        found => found,
     }
 }
 

@@ -11,6 +11,9 @@ use pagewise_sys::trace::calls::{Event, Seen, Watched};
 
 use crate::support::{acts, acts_static, kill, state, until, untraced_ending, within_patience};
 
+/// Longer than any pause of these processes.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Starts `acts` with the words of a line.
 fn start(program: &Path, line: &str) -> Watched {
     let words: Vec<_> = line.split_whitespace().map(Into::into).collect();
@@ -152,7 +155,7 @@ impl Drop for Running {
 /// Watches a running process for a while, and lets it go.
 fn watch(pid: u32, time: Duration) -> Vec<Seen> {
     thread::spawn(move || {
-        let mut watched = Watched::attach(pid, Some(Instant::now() + time)).unwrap();
+        let mut watched = Watched::attach(pid, Some(Instant::now() + time), PAUSE).unwrap();
         all(&mut watched)
     })
     .join()
@@ -220,7 +223,7 @@ fn a_process_that_ends_under_watch_ends_the_watching() {
         let pid = running.pid();
         until("it pauses", || state(pid) == 'S');
         let watching = thread::spawn(move || {
-            let mut watched = Watched::attach(pid, None).unwrap();
+            let mut watched = Watched::attach(pid, None, PAUSE).unwrap();
             all(&mut watched);
             watched.ending()
         });
@@ -252,7 +255,7 @@ fn what_a_filtered_command_leaves_behind_ends_with_the_watching() {
 
 #[test]
 fn who_is_not_there_cannot_be_watched() {
-    let error = Watched::attach(u32::MAX, None).unwrap_err();
+    let error = Watched::attach(u32::MAX, None, PAUSE).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(3));
     let error = Watched::spawn("no-such-program-anywhere".as_ref(), &[]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
