@@ -19,7 +19,7 @@ use pagewise_proc::target_file::{self, MAX_ELF_BYTES};
 use pagewise_proc::{ProcRoot, variables};
 use pagewise_sys::perf_event::{Event, Kind, Mode};
 use pagewise_sys::perf_ring::{Carries, Sampling};
-use pagewise_trace::{Record, Session, Target, Unwinder, Wanted};
+use pagewise_trace::{Record, Session, Target, Unwinder, Uprobes, Wanted};
 use thiserror::Error;
 
 use crate::collector::{FIRST, Finished, MOMENTS, lives, nanoseconds, tree};
@@ -277,25 +277,33 @@ impl Probes {
         let mut session = session.map_err(Unwatched::NotPermitted)?;
         let mut roles = vec![Role::Nothing];
         // Events name the path by its address.
-        let name = CString::new(plan.path.as_os_str().as_bytes()).unwrap_or_default();
-        let path: &'static CStr = Box::leak(name.into_boxed_c_str());
+        let path = CString::new(plan.path.as_os_str().as_bytes()).unwrap_or_default();
+        let path: &'static CStr = Box::leak(path.into_boxed_c_str());
+        let name = format!("functions of {}", plan.path.display());
         for (call, offset) in &plan.functions {
-            let entry = Event::instruction(kind, path, *offset);
-            // Bit 0: at the end of the function.
-            let end = Event { config: 1, ..entry };
             let whole = Unwinder::carries(if *call == Call::Free { 8 } else { STACK });
-            let near = Carries { stack: NEAR, ..whole };
-            let is_free = *call == Call::Free;
-            let ends = (!is_free).then_some((Role::End, end, near));
-            for (role, event, carries) in
-                std::iter::once((Role::Entry(*call), entry, whole)).chain(ends)
-            {
-                let name = format!("functions of {}", plan.path.display());
-                let wanted = Wanted { name, sampling: Sampling { event, ..sampling(carries) } };
-                session.add(roles.len(), &wanted).map_err(Unwatched::NotPermitted)?;
-                roles.push(role);
-            }
+            let entry = Uprobes {
+                name: &name,
+                kind,
+                path,
+                offsets: &[*offset],
+                at_return: false,
+                carries: whole,
+            };
+            session.add_uprobes(roles.len(), &entry).map_err(Unwatched::NotPermitted)?;
+            roles.push(Role::Entry(*call));
         }
+        let allocating = plan.functions.iter().filter(|(call, _)| *call != Call::Free);
+        let ends = Uprobes {
+            name: &name,
+            kind,
+            path,
+            offsets: &allocating.map(|(_, offset)| *offset).collect::<Vec<u64>>(),
+            at_return: true,
+            carries: Carries { stack: NEAR, ..Unwinder::carries(STACK) },
+        };
+        session.add_uprobes(roles.len(), &ends).map_err(Unwatched::NotPermitted)?;
+        roles.push(Role::End);
         let state = State::new(pid, roles.into(), request.every_bytes);
         let first = One::of(state, pid, std::process::id());
         let watched =

@@ -1,7 +1,8 @@
-//! `bpf`: one small program, which the kernel runs as an event happens and which copies some bytes of memory into the event's
-//! ring. It reads what no sample carries: what an instruction left in memory, before the next one can change it.
+//! `bpf`: small programs that the kernel runs when an event happens. One copies some bytes of memory into the event's ring: what an
+//! instruction left in memory, before the next one can change it. Another writes a sample for each uprobe, so that one uprobe
+//! serves all CPUs and many are removed at once.
 
-use std::ffi::{CStr, c_long};
+use std::ffi::{CStr, c_char, c_long};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -20,9 +21,14 @@ const LICENSE: &CStr = c"Dual MIT/GPL";
 const MAP_CREATE: c_long = 0;
 const MAP_UPDATE_ELEM: c_long = 2;
 const PROG_LOAD: c_long = 5;
-/// `BPF_MAP_TYPE_PERF_EVENT_ARRAY`, `BPF_PROG_TYPE_PERF_EVENT`.
+const LINK_CREATE: c_long = 28;
+/// `BPF_MAP_TYPE_PERF_EVENT_ARRAY`, `BPF_PROG_TYPE_PERF_EVENT`, `BPF_PROG_TYPE_KPROBE`.
 const PERF_EVENT_ARRAY: u32 = 4;
 const PERF_EVENT: u32 = 7;
+const KPROBE: u32 = 2;
+/// `BPF_TRACE_UPROBE_MULTI`, and `BPF_F_UPROBE_MULTI_RETURN`.
+const UPROBE_MULTI: u32 = 48;
+const MULTI_RETURN: u32 = 1;
 /// The size of a map's keys and values.
 const WORD: u32 = 4;
 /// `_IOW('$', 8, __u32)`.
@@ -59,6 +65,26 @@ struct ProgLoad {
     log: u64,
     version: u32,
     flags: u32,
+    name: [u8; 16],
+    interface: u32,
+    attach_type: u32,
+}
+
+/// The fields of it that create a `uprobe_multi` link.
+#[repr(C)]
+struct MultiLink {
+    program: u32,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+    path: *const c_char,
+    offsets: *const u64,
+    counters: u64,
+    cookies: u64,
+    count: u32,
+    probe_flags: u32,
+    pid: u32,
+    pad: u32,
 }
 
 /// A program that copies some bytes of whichever process an event happens in, and where it writes them: that is forgotten
@@ -77,28 +103,8 @@ impl Copies {
     pub fn of(address: u64, length: usize, cpus: u32) -> io::Result<Copies> {
         let size = i32::try_from(length).ok().filter(|_| (1..=MOST).contains(&length));
         let size = size.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let map = MapCreate {
-            map_type: PERF_EVENT_ARRAY,
-            key_size: WORD,
-            value_size: WORD,
-            max_entries: cpus,
-        };
-        // SAFETY: a map of numbers is made, and nothing of ours is kept.
-        let outputs = unsafe { bpf(MAP_CREATE, &map) }?;
-        let code = program(address, size, outputs.as_raw_fd());
-        let load = ProgLoad {
-            kind: PERF_EVENT,
-            count: u32::try_from(code.len()).expect("it has some twenty"),
-            instructions: code.as_ptr(),
-            license: LICENSE.as_ptr(),
-            log_level: 0,
-            log_size: 0,
-            log: 0,
-            version: 0,
-            flags: 0,
-        };
-        // SAFETY: `instructions` points to `count` words and `license` to a string, which the kernel copies.
-        let program = unsafe { bpf(PROG_LOAD, &load) }?;
+        let outputs = outputs(cpus)?;
+        let program = load(PERF_EVENT, 0, &program(address, size, outputs.as_raw_fd()))?;
         Ok(Copies { program, outputs })
     }
 
@@ -108,11 +114,7 @@ impl Copies {
     /// # Errors
     /// Those of `bpf`.
     pub fn write_to(&self, cpu: u32, output: &Counter) -> io::Result<()> {
-        let value = output.as_fd().as_raw_fd().unsigned_abs();
-        let map = self.outputs.as_raw_fd().unsigned_abs();
-        let update = MapUpdate { map, pad: 0, key: &cpu, value: &value, flags: 0 };
-        // SAFETY: both references are to numbers of the size that the map was made for.
-        unsafe { raw_bpf(MAP_UPDATE_ELEM, &update) }.map(|_| ())
+        set_output(&self.outputs, cpu, output)
     }
 
     /// Runs the program at each event of a sampled counter and of those that inherit from it, before its sample.
@@ -123,6 +125,123 @@ impl Copies {
         let program = self.program.as_raw_fd().unsigned_abs();
         counter.control(IOC_SET_BPF, program.into())
     }
+}
+
+/// A program that writes one sample for each uprobe hit, on the CPU of the hit. Dropping it removes the uprobes.
+#[derive(Debug)]
+pub struct UprobeSamples {
+    program: OwnedFd,
+    outputs: OwnedFd,
+    links: Vec<OwnedFd>,
+    events: Vec<Counter>,
+}
+
+/// How the kernel attaches the program of [`UprobeSamples`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// All instructions of a file in one link: Linux 6.6.
+    Link,
+    /// One perf event for each instruction.
+    Events,
+}
+
+impl UprobeSamples {
+    /// Loads the program, for CPUs with numbers below `cpus`.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_BPF and CAP_PERFMON; `ENOSYS`.
+    pub fn load(attachment: Attachment, cpus: u32) -> io::Result<UprobeSamples> {
+        let outputs = outputs(cpus)?;
+        let attach_type = match attachment {
+            Attachment::Link => UPROBE_MULTI,
+            Attachment::Events => 0,
+        };
+        let program = load(KPROBE, attach_type, &sample_program(outputs.as_raw_fd()))?;
+        Ok(UprobeSamples { program, outputs, links: Vec::new(), events: Vec::new() })
+    }
+
+    /// Sets the event that writes the samples of a CPU: an [`Event::OUTPUT`](crate::perf_event::Event::OUTPUT) of all that runs
+    /// there. The samples contain the user registers and stack if that event asks for them.
+    ///
+    /// # Errors
+    /// Those of `bpf`.
+    pub fn write_to(&self, cpu: u32, output: &Counter) -> io::Result<()> {
+        set_output(&self.outputs, cpu, output)
+    }
+
+    /// Places uprobes at these offsets of a file, or at the return of the functions that begin there.
+    ///
+    /// # Errors
+    /// `EINVAL` before Linux 6.6; `EBADF`, `ENOENT` if the path does not lead to a file.
+    pub fn link(&mut self, path: &CStr, offsets: &[u64], at_return: bool) -> io::Result<()> {
+        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+        let link = MultiLink {
+            program: self.program.as_raw_fd().unsigned_abs(),
+            target: 0,
+            attach_type: UPROBE_MULTI,
+            flags: 0,
+            path: path.as_ptr(),
+            offsets: offsets.as_ptr(),
+            counters: 0,
+            cookies: 0,
+            count: u32::try_from(offsets.len()).map_err(|_| invalid())?,
+            probe_flags: if at_return { MULTI_RETURN } else { 0 },
+            pid: 0,
+            pad: 0,
+        };
+        // SAFETY: `path` is a string and `offsets` has `count` numbers; the kernel copies both.
+        self.links.push(unsafe { bpf(LINK_CREATE, &link) }?);
+        Ok(())
+    }
+
+    /// Runs the program at each hit of a uprobe event, on whichever CPU, and keeps the event open.
+    ///
+    /// # Errors
+    /// Those of `ioctl`.
+    pub fn run_at(&mut self, uprobe: Counter) -> io::Result<()> {
+        uprobe.control(IOC_SET_BPF, self.program.as_raw_fd().unsigned_abs().into())?;
+        self.events.push(uprobe);
+        Ok(())
+    }
+}
+
+/// A map from a CPU's number to the event that writes there.
+fn outputs(cpus: u32) -> io::Result<OwnedFd> {
+    let map = MapCreate {
+        map_type: PERF_EVENT_ARRAY,
+        key_size: WORD,
+        value_size: WORD,
+        max_entries: cpus,
+    };
+    // SAFETY: a map of numbers is made, and nothing of ours is kept.
+    unsafe { bpf(MAP_CREATE, &map) }
+}
+
+fn set_output(outputs: &OwnedFd, cpu: u32, output: &Counter) -> io::Result<()> {
+    let value = output.as_fd().as_raw_fd().unsigned_abs();
+    let map = outputs.as_raw_fd().unsigned_abs();
+    let update = MapUpdate { map, pad: 0, key: &cpu, value: &value, flags: 0 };
+    // SAFETY: both references are to numbers of the size that the map was made for.
+    unsafe { raw_bpf(MAP_UPDATE_ELEM, &update) }.map(|_| ())
+}
+
+fn load(kind: u32, attach_type: u32, code: &[u64]) -> io::Result<OwnedFd> {
+    let load = ProgLoad {
+        kind,
+        count: u32::try_from(code.len()).expect("it has some twenty"),
+        instructions: code.as_ptr(),
+        license: LICENSE.as_ptr(),
+        log_level: 0,
+        log_size: 0,
+        log: 0,
+        version: 0,
+        flags: 0,
+        name: [0; 16],
+        interface: 0,
+        attach_type,
+    };
+    // SAFETY: `instructions` points to `count` words and `license` to a string, which the kernel copies.
+    unsafe { bpf(PROG_LOAD, &load) }
 }
 
 /// Registers of the machine: arguments in 1 to 5, results in 0, those from 6 on outlive calls, 10 is the stack's end.
@@ -140,20 +259,49 @@ const fn registers(to: u8, from: u8) -> u8 {
     if cfg!(target_endian = "little") { to | from << 4 } else { to << 4 | from }
 }
 
+/// What an instruction does.
+mod code {
+    pub(super) const MOVE: u8 = 0xbf;
+    pub(super) const NUMBER: u8 = 0xb7;
+    pub(super) const SHORT_NUMBER: u8 = 0xb4;
+    pub(super) const ADD: u8 = 0x07;
+    pub(super) const LONG_NUMBER: u8 = 0x18;
+    pub(super) const CALL: u8 = 0x85;
+    pub(super) const UNLESS_EQUAL: u8 = 0x55;
+    pub(super) const EXIT: u8 = 0x95;
+    pub(super) const READ_USER: i32 = 112;
+    pub(super) const OUTPUT: i32 = 25;
+    /// `BPF_PSEUDO_MAP_FD`: the number is a map's descriptor.
+    pub(super) const MAP: u8 = 1;
+    pub(super) const STORE: u8 = 0x7a;
+}
+
+/// `bpf_perf_event_output(context, outputs, this CPU, stack, 8); 0`: the bytes are none of the sample's unless the event wants `raw`.
+fn sample_program(outputs: RawFd) -> Vec<u64> {
+    use code::{ADD, CALL, EXIT, LONG_NUMBER, MAP, MOVE, NUMBER, OUTPUT, SHORT_NUMBER, STORE};
+    const WORD: i32 = 8;
+    vec![
+        step(STORE, STACK, 0, -8, 0),
+        step(LONG_NUMBER, 2, MAP, 0, outputs),
+        step(0, 0, 0, 0, 0),
+        // `BPF_F_CURRENT_CPU`: 32 ones.
+        step(SHORT_NUMBER, 3, 0, 0, -1),
+        step(MOVE, 4, STACK, 0, 0),
+        step(ADD, 4, 0, 0, -WORD),
+        step(NUMBER, 5, 0, 0, WORD),
+        step(CALL, 0, 0, 0, OUTPUT),
+        // 0 has the uprobe event itself write no sample.
+        step(NUMBER, 0, 0, 0, 0),
+        step(EXIT, 0, 0, 0, 0),
+    ]
+}
+
 /// `if bpf_probe_read_user(stack, length, address) == 0 { bpf_perf_event_output(context, outputs, this CPU, stack, length) }; 1`
 fn program(address: u64, length: i32, outputs: RawFd) -> Vec<u64> {
-    const MOVE: u8 = 0xbf;
-    const NUMBER: u8 = 0xb7;
-    const SHORT_NUMBER: u8 = 0xb4;
-    const ADD: u8 = 0x07;
-    const LONG_NUMBER: u8 = 0x18;
-    const CALL: u8 = 0x85;
-    const UNLESS_EQUAL: u8 = 0x55;
-    const EXIT: u8 = 0x95;
-    const READ_USER: i32 = 112;
-    const OUTPUT: i32 = 25;
-    /// `BPF_PSEUDO_MAP_FD`: the number is a map's descriptor.
-    const MAP: u8 = 1;
+    use code::{
+        ADD, CALL, EXIT, LONG_NUMBER, MAP, MOVE, NUMBER, OUTPUT, READ_USER, SHORT_NUMBER,
+        UNLESS_EQUAL,
+    };
     let half = |bytes: [u8; 4]| i32::from_ne_bytes(bytes);
     let [a, b, c, d, e, f, g, h] = address.to_le_bytes();
     let (low, high) = (

@@ -32,7 +32,7 @@ pub use error::Error;
 pub use file_symbols::{FileSymbols, Module, Unusable};
 pub use kernel::Functions;
 pub use record::{Access, Carried, Mapped, Record, Sample};
-pub use session::{Session, Target, Wanted};
+pub use session::{Session, Target, Uprobes, Wanted};
 pub use spaces::{Region, Spaces};
 pub use stacks::{StackId, Stacks};
 pub use symbols::{Place, Symbols};

@@ -1,12 +1,13 @@
 //! Events of a process, a command or a machine, as they come.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::time::Duration;
 
-use pagewise_sys::bpf::Copies;
-use pagewise_sys::perf_event::{Counter, Event, Mode, Whose};
+use pagewise_sys::bpf::{Attachment, Copies, UprobeSamples};
+use pagewise_sys::perf_event::{Counter, Event, Kind, Mode, Whose};
 use pagewise_sys::perf_ring::{self, Carries, Header, Ring, Sampling};
 use pagewise_sys::system;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,6 +35,23 @@ pub struct Wanted {
     /// How it is sampled; the first of all is, others may be counted only. `mode` is set to what the target needs, but for
     /// `exclude_kernel` and `exclude_user`.
     pub sampling: Sampling,
+}
+
+/// Uprobes of a file, in whichever process executes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Uprobes<'u> {
+    /// The name of the functions in errors.
+    pub name: &'u str,
+    /// The type of the PMU `uprobe`.
+    pub kind: Kind,
+    /// A path to the file. The kernel reads the path from our memory.
+    pub path: &'static CStr,
+    /// The offsets of the instructions in the file.
+    pub offsets: &'u [u64],
+    /// Whether the uprobes report the return of the functions that begin at `offsets`, not the instructions.
+    pub at_return: bool,
+    /// The fields of each sample.
+    pub carries: Carries,
 }
 
 /// A record that was read and not handed on. There are many of them: each takes 32 bytes.
@@ -102,6 +120,7 @@ pub struct Session {
     /// Events of all that runs: what programs in the kernel write, and what cannot be inherited.
     others: Vec<Counter>,
     copies: Option<Copies>,
+    uprobes: Vec<UprobeSamples>,
     /// Which event they are.
     copied: Option<usize>,
     events: HashMap<u64, u16>,
@@ -120,6 +139,20 @@ pub struct Session {
     torn: u64,
 }
 
+impl Uprobes<'_> {
+    fn event(&self, offset: u64) -> Event {
+        let event = Event::instruction(self.kind, self.path, offset);
+        // Bit 0: at the return of the function.
+        Event { config: self.at_return.into(), ..event }
+    }
+}
+
+/// Each event, with these fields.
+fn sampling(event: Event, carries: Carries) -> Sampling {
+    let mode = Mode::default();
+    Sampling { event, every: 1, carries, mode, tasks: false, wake_at: 1 << 16 }
+}
+
 impl Session {
     /// Opens events, each in a ring of so many bytes a CPU. Nothing is counted before [`Session::enable`], or the command's
     /// `exec`.
@@ -134,6 +167,7 @@ impl Session {
             counted: Vec::new(),
             others: Vec::new(),
             copies: None,
+            uprobes: Vec::new(),
             copied: None,
             events: HashMap::new(),
             carried: Vec::new(),
@@ -295,20 +329,78 @@ impl Session {
         Ok(())
     }
 
-    /// Opens one more event, with the number `which`, of all that runs, whatever the target: it begins at once.
+    /// Places uprobes whose samples have the number `which`. They count at once, in every process that executes the file.
+    ///
+    /// To remove a uprobe event, the kernel waits for several RCU grace periods: about 0.1 s for each event, and those of all
+    /// processes one after another. So all uprobes of a call are one link (Linux 6.6, CAP_BPF), or one event for each offset
+    /// (CAP_BPF), and only without CAP_BPF one event for each offset on each CPU.
     ///
     /// # Errors
     /// [`Error::NotWatched`]
-    pub fn add(&mut self, which: usize, wanted: &Wanted) -> Result<(), Error> {
-        let Wanted { name, sampling } = wanted;
-        let failed = |error| Error::NotWatched { what: name.clone(), error };
-        for (at, cpu) in (0..self.rings.len()).zip(cpus()?) {
-            let counter = perf_ring::open(sampling, Whose::Cpu(cpu)).map_err(failed)?;
-            perf_ring::redirect(&counter, &self.counters[at]).map_err(failed)?;
-            let id = perf_ring::id(&counter).map_err(failed)?;
-            self.know(id, Carried { which, carries: sampling.carries });
-            self.others.push(counter);
+    pub fn add_uprobes(&mut self, which: usize, uprobes: &Uprobes<'_>) -> Result<(), Error> {
+        let attached = [Attachment::Link, Attachment::Events]
+            .into_iter()
+            .any(|attachment| self.attach(attachment, which, uprobes).is_ok());
+        if attached { Ok(()) } else { self.open_uprobes(which, uprobes) }
+    }
+
+    /// Opens an event for each offset on each CPU.
+    pub(crate) fn open_uprobes(
+        &mut self,
+        which: usize,
+        uprobes: &Uprobes<'_>,
+    ) -> Result<(), Error> {
+        let failed = |error| Error::NotWatched { what: uprobes.name.to_owned(), error };
+        for &offset in uprobes.offsets {
+            let sampling = sampling(uprobes.event(offset), uprobes.carries);
+            for (at, cpu) in (0..self.rings.len()).zip(cpus()?) {
+                let counter = perf_ring::open(&sampling, Whose::Cpu(cpu)).map_err(failed)?;
+                perf_ring::redirect(&counter, &self.counters[at]).map_err(failed)?;
+                let id = perf_ring::id(&counter).map_err(failed)?;
+                self.know(id, Carried { which, carries: uprobes.carries });
+                self.others.push(counter);
+            }
         }
+        Ok(())
+    }
+
+    /// Has a program in the kernel write the samples.
+    pub(crate) fn attach(
+        &mut self,
+        attachment: Attachment,
+        which: usize,
+        uprobes: &Uprobes<'_>,
+    ) -> io::Result<()> {
+        let cpus = cpus().map_err(|_| io::Error::from_raw_os_error(libc::ENOENT))?;
+        let highest = cpus.iter().copied().max().unwrap_or(0);
+        let mut samples = UprobeSamples::load(attachment, highest.saturating_add(1))?;
+        let output = sampling(Event::OUTPUT, uprobes.carries);
+        let mut outputs = Vec::new();
+        for (&cpu, ring) in cpus.iter().zip(&self.counters[..self.rings.len()]) {
+            let output = perf_ring::open(&output, Whose::Cpu(cpu))?;
+            perf_ring::redirect(&output, ring)?;
+            samples.write_to(cpu, &output)?;
+            outputs.push((perf_ring::id(&output)?, output));
+        }
+        match attachment {
+            Attachment::Link => samples.link(uprobes.path, uprobes.offsets, uprobes.at_return)?,
+            Attachment::Events => {
+                // The program runs at each hit, on whichever CPU.
+                let cpu = cpus.first().copied().unwrap_or(0);
+                for &offset in uprobes.offsets {
+                    let event = Sampling {
+                        every: 0,
+                        ..sampling(uprobes.event(offset), Carries::default())
+                    };
+                    samples.run_at(perf_ring::open(&event, Whose::Cpu(cpu))?)?;
+                }
+            }
+        }
+        for (id, output) in outputs {
+            self.know(id, Carried { which, carries: uprobes.carries });
+            self.others.push(output);
+        }
+        self.uprobes.push(samples);
         Ok(())
     }
 

@@ -1,5 +1,5 @@
 //! How long a program waits for a call that can flush, taken in the program: from the first instruction of the C library's
-//! function to its last, by uprobes of the kernel's `uprobe` PMU. They need no entry in tracefs and are gone with our files,
+//! function to its last, by uprobes that need no entry in tracefs and are gone with our files,
 //! however we end.
 //!
 //! The kernel cannot have threads inherit such an event: it would read the path again, in their memory, and their creation would
@@ -23,11 +23,11 @@ use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::target_file::{self, FileId, MAX_ELF_BYTES};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_sys::madvise;
-use pagewise_sys::perf_event::{Event, Kind, Mode};
-use pagewise_sys::perf_ring::{Carries, Sampling};
+use pagewise_sys::perf_event::Kind;
+use pagewise_sys::perf_ring::Carries;
 
 use super::Role;
-use crate::{Error, Record, Session, Target, Wanted};
+use crate::{Error, Record, Session, Target, Uprobes, Wanted};
 
 /// The functions whose calls have others flush. Each makes its system call and little else.
 const FUNCTIONS: &[&str] = &["madvise", "mprotect", "munmap", "mremap", "mmap"];
@@ -108,9 +108,7 @@ impl Around {
             ));
         }
         let cost_ns = cost(kind, wanted, roles, ours);
-        for wrapper in &found {
-            add(wrapper, kind, session, roles).map_err(|error| failed(&error.to_string()))?;
-        }
+        add(&found, kind, session, roles).map_err(|error| failed(&error.to_string()))?;
         let functions = found.iter().map(|it| (it.name.clone(), it.code.name.clone()));
         Ok(shootdowns::Around { functions: functions.collect(), cost_ns })
     }
@@ -186,27 +184,30 @@ fn returns(code: &[u8]) -> Option<Vec<u64>> {
     (!returns.is_empty()).then_some(returns)
 }
 
+/// Adds the uprobes of all functions of a file together: that they are removed takes as long as for one.
 fn add(
-    wrapper: &Wrapper,
+    wrappers: &[Wrapper],
     kind: Kind,
     session: &mut Session,
     roles: &mut Vec<Role>,
 ) -> Result<(), Error> {
-    let ends = wrapper.returns.iter().map(|at| (Role::Returned, *at));
-    for (role, offset) in std::iter::once((Role::Called, wrapper.entry)).chain(ends) {
-        let wanted = Wanted {
-            name: format!("{} of {}", wrapper.name, wrapper.code.name.escaped()),
-            sampling: Sampling {
-                event: Event::instruction(kind, wrapper.path, offset),
-                every: 1,
+    let same_file = |a: &Wrapper, b: &Wrapper| Rc::ptr_eq(&a.code, &b.code);
+    for of_file in wrappers.chunk_by(same_file) {
+        let entries: Vec<u64> = of_file.iter().map(|it| it.entry).collect();
+        let returns: Vec<u64> = of_file.iter().flat_map(|it| it.returns.clone()).collect();
+        for (role, offsets) in [(Role::Called, entries), (Role::Returned, returns)] {
+            let uprobes = Uprobes {
+                name: &format!("functions of {}", of_file[0].code.name.escaped()),
+                kind,
+                path: of_file[0].path,
+                offsets: &offsets,
+                // A uprobe at each return instruction leaves the call stack of the program as it is.
+                at_return: false,
                 carries: Carries::default(),
-                mode: Mode::default(),
-                tasks: false,
-                wake_at: 1 << 16,
-            },
-        };
-        session.add(roles.len(), &wanted)?;
-        roles.push(role);
+            };
+            session.add_uprobes(roles.len(), &uprobes)?;
+            roles.push(role);
+        }
     }
     Ok(())
 }
@@ -231,7 +232,7 @@ fn cost(kind: Kind, wanted: &[Wanted], roles: &[Role], ours: u32) -> Reading<u64
     let mut roles = roles.to_vec();
     let mut session = Session::open(Target::Process(ours), wanted, RING)
         .map_err(|error| failed(&error.to_string()))?;
-    add(&own, kind, &mut session, &mut roles).map_err(|error| failed(&error.to_string()))?;
+    add(&[own], kind, &mut session, &mut roles).map_err(|error| failed(&error.to_string()))?;
     session.enable().map_err(|error| failed(&error.to_string()))?;
     (0..TURNS).for_each(|_| madvise::nothing());
     let (mut since, mut watched) = (HashMap::new(), Vec::new());
@@ -261,7 +262,75 @@ fn cost(kind: Kind, wanted: &[Wanted], roles: &[Role], ours: u32) -> Reading<u64
 
 #[cfg(test)]
 mod tests {
+    use pagewise_sys::bpf::Attachment;
+    use pagewise_sys::perf_event::{Event, Mode};
+    use pagewise_sys::perf_ring::Sampling;
+
     use super::*;
+
+    /// A session of this process that records nothing but uprobes.
+    fn session_of(ours: u32) -> Result<Session, Error> {
+        let sampling = Sampling {
+            // `PERF_COUNT_SW_DUMMY`.
+            event: Event::new(Kind::SOFTWARE, 9),
+            every: 1,
+            carries: Carries::default(),
+            mode: Mode::default(),
+            tasks: false,
+            wake_at: 1,
+        };
+        let wanted = Wanted { name: "nothing".to_owned(), sampling };
+        Session::open(Target::Process(ours), &[wanted], RING)
+    }
+
+    #[test]
+    fn each_attachment_of_a_uprobe_reports_each_call_once() {
+        let ours = std::process::id();
+        let own = of_process(ours).into_iter().flat_map(wrappers).find(|it| it.name == "madvise");
+        let (Ok(kind), Some(own), Ok(_)) = (kind(), own, session_of(ours)) else {
+            eprintln!("skipped: no uprobes, no `madvise` or no events here");
+            return;
+        };
+        let uprobes = Uprobes {
+            name: "madvise",
+            kind,
+            path: own.path,
+            offsets: &[own.entry],
+            at_return: false,
+            carries: Carries::default(),
+        };
+        let attachments = [Some(Attachment::Link), Some(Attachment::Events), None];
+        for attachment in attachments {
+            let mut session = session_of(ours).unwrap();
+            let attached = match attachment {
+                Some(attachment) => {
+                    session.attach(attachment, 1, &uprobes).map_err(|it| it.to_string())
+                }
+                None => session.open_uprobes(1, &uprobes).map_err(|it| it.to_string()),
+            };
+            if let Err(error) = attached {
+                eprintln!("skipped: {attachment:?}: {error}");
+                continue;
+            }
+            let call = || {
+                (0..50).for_each(|_| madvise::nothing());
+                rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
+            };
+            let threads = [std::thread::spawn(call), std::thread::spawn(call)];
+            let threads = threads.map(|thread| thread.join().unwrap());
+            let mut calls = [0; 2];
+            session.finish(&mut |record| {
+                let Record::Sample(sample) = record else { return };
+                if sample.which == 1
+                    && let Some(at) = threads.iter().position(|tid| *tid == sample.tid)
+                {
+                    calls[at] += 1;
+                }
+            });
+            // The C library may call it, too, when a thread ends.
+            assert!(calls.iter().all(|count| (50..60).contains(count)), "{attachment:?} {calls:?}");
+        }
+    }
 
     #[test]
     fn a_function_ends_where_it_returns_and_nowhere_else() {
