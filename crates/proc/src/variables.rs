@@ -6,8 +6,8 @@ use std::fs::File;
 
 use object::Endianness;
 use object::elf;
-use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
-use object::read::{ReadCache, ReadRef};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
+use object::read::{ReadCache, ReadRef, SectionIndex};
 use pagewise_model::mapping::Mapping;
 use pagewise_model::{Name, Pid};
 
@@ -63,21 +63,10 @@ pub struct Function {
 
 /// Functions of some names that a file defines, each once. None of a file that is broken or no ELF file.
 pub fn functions(file: &File, names: &[&str]) -> Vec<Function> {
-    let cache = ReadCache::new(file);
-    let data = Pieces(&cache, LARGEST);
-    if !matches!(data.read_bytes_at(0, 5), Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64])) {
-        return Vec::new();
-    }
+    let found = functions_where(file, &|name| names.iter().any(|it| it.as_bytes() == name));
     let of_name = |name: &&str| {
-        let found =
-            symbols::<elf::FileHeader64<Endianness>>(data, name.as_bytes(), &[elf::STT_FUNC]);
-        let (loads, found) = found.ok()?;
-        let symbol = found.first()?;
-        let load = loads
-            .iter()
-            .find(|load| symbol.value.checked_sub(load.address).is_some_and(|at| at < load.size))?;
-        let offset = symbol.value - load.address + load.offset;
-        Some(Function { name: (*name).to_owned(), offset, size: symbol.size })
+        let mut all = found.seen.iter().map(|seen| &seen.function);
+        all.find(|function| function.name == *name).cloned()
     };
     names.iter().filter_map(of_name).collect()
 }
@@ -130,23 +119,18 @@ fn all_functions(
         }
         let table = sections.symbols(endian, data, kind)?;
         functions.complete |= kind == elf::SHT_SYMTAB;
-        // All names at once: one by one they would each be a read of the file.
-        let Ok(names) = sections.section(table.string_section()) else { continue };
-        if names.sh_size(endian) > LARGEST {
+        let Some(names) = names(&sections, table.string_section(), endian, data)? else {
             continue;
-        }
-        let names = names.data(endian, data)?;
+        };
         for symbol in table.iter() {
             let is_defined = ![elf::SHN_UNDEF, elf::SHN_ABS].contains(&symbol.st_shndx(endian));
             if symbol.st_type() != elf::STT_FUNC || !is_defined {
                 continue;
             }
-            let at = usize::try_from(symbol.st_name(endian)).unwrap_or(usize::MAX);
-            let Some(name) = names.get(at..).map(|rest| &rest[..rest.len().min(LONGEST)]) else {
-                continue;
-            };
-            let Some(end) = memchr::memchr(0, name) else { continue };
-            let name = &name[..end];
+            let Some(rest) = name_at(names, symbol.st_name(endian)) else { continue };
+            let rest = &rest[..rest.len().min(LONGEST)];
+            let Some(end) = memchr::memchr(0, rest) else { continue };
+            let name = &rest[..end];
             if !wanted(name) {
                 continue;
             }
@@ -163,6 +147,25 @@ fn all_functions(
         }
     }
     Ok(functions)
+}
+
+/// All names of a symbol table: one by one they would each be a read of the file. `None` where they are too many.
+fn names<'d, H: FileHeader<Endian = Endianness>>(
+    sections: &SectionTable<'d, H, Pieces<'d>>,
+    at: SectionIndex,
+    endian: Endianness,
+    data: Pieces<'d>,
+) -> object::read::Result<Option<&'d [u8]>> {
+    let Ok(names) = sections.section(at) else { return Ok(None) };
+    if names.sh_size(endian).into() > LARGEST {
+        return Ok(None);
+    }
+    names.data(endian, data).map(Some)
+}
+
+/// A name and what follows it.
+fn name_at(names: &[u8], at: u32) -> Option<&[u8]> {
+    names.get(usize::try_from(at).ok()?..)
 }
 
 /// The first mapping of each file.
@@ -267,12 +270,18 @@ fn symbols<'d, H: FileHeader<Endian = Endianness>>(
             continue;
         }
         let table = sections.symbols(endian, data, kind)?;
+        let Some(names) = names(&sections, table.string_section(), endian, data)? else {
+            continue;
+        };
         for symbol in table.iter() {
             let is_one = kinds.contains(&symbol.st_type());
             let is_defined = symbol.st_shndx(endian) != elf::SHN_UNDEF
                 && symbol.st_shndx(endian) != elf::SHN_ABS;
-            if is_one && is_defined && table.symbol_name(endian, symbol).is_ok_and(|it| it == name)
-            {
+            let has_name = || {
+                let rest = name_at(names, symbol.st_name(endian))?.strip_prefix(name)?;
+                (rest.first() == Some(&0)).then_some(())
+            };
+            if is_one && is_defined && has_name().is_some() {
                 found.push(Symbol {
                     value: symbol.st_value(endian).into(),
                     size: symbol.st_size(endian).into(),
