@@ -58,7 +58,7 @@ fn place_at(program: &Path, device: (u32, u32), at: u64) -> (Vec<Rc<Place>>, Sta
     let (mut spaces, mut stacks) = (Spaces::default(), Stacks::default());
     spaces.note(&Record::Mapped(mapped));
     let number = stacks.number(&spaces, mapped.pid, [START + at].into_iter());
-    (stacks.places()[number.index()].clone(), stacks)
+    (stacks.places()[number.index()].to_vec(), stacks)
 }
 
 fn device(path: &Path) -> (u32, u32) {
