@@ -168,7 +168,19 @@ fn about(guarded: &Guarded) -> Facts {
         vec![
             pid,
             command,
-            fact("bugs", "bugs", Value::Count(guarded.bugs.len() as u64), meaning("bugs")),
+            fact(
+                "bugs",
+                "bugs",
+                Value::Count(guarded.bugs.len() as u64 + guarded.bugs_dropped),
+                meaning("bugs"),
+            ),
+            fact(
+                "bugs_dropped",
+                "not kept",
+                Value::Count(guarded.bugs_dropped),
+                meaning("bugs_dropped"),
+            )
+            .hidden_if(guarded.bugs_dropped == 0),
             fact("rate", "one in", Value::Count(guarded.rate), meaning("rate")),
             fact("guarded", "guarded", told(Value::Count(guarded.guarded)), meaning("guarded")),
             fact("left_out", "left out", told(Value::Count(guarded.left_out)), meaning("left_out"))
@@ -305,6 +317,13 @@ fn remarks(guarded: &Guarded) -> Vec<Paragraph> {
                 "Nothing wrong was found with those that were guarded, one allocation in {rate}."
             ),
         });
+    }
+    if guarded.bugs_dropped > 0 {
+        remarks.push(format!(
+            "{} more mistakes were told when {} were kept: they are counted only.",
+            guarded.bugs_dropped,
+            guarded.bugs.len()
+        ));
     }
     if guarded.left_out > 0 {
         let room = match guarded.means {

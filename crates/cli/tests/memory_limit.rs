@@ -32,17 +32,17 @@ struct Recorded {
 fn recorded(command: &str, options: &[&str], words: &[&str]) -> Recorded {
     let folder: TempDir = tempfile::tempdir_in(disk()).unwrap();
     let [report, printed] = ["report.json", "printed"].map(|name| folder.path().join(name));
-    let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
-        .args([command, "--memory-limit", LIMIT, "--json", "--output"])
-        .arg(&report)
-        .args(options)
-        .arg("--")
-        .arg(program("everstacks"))
-        .args(words)
-        .stdout(fs::File::create(&printed).unwrap())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .unwrap();
+    let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    pagewise.args([command, "--memory-limit", LIMIT, "--json", "--output"]).arg(&report);
+    pagewise.args(options).arg("--").arg(program("everstacks")).args(words);
+    let peak = peak_of(pagewise.stdout(fs::File::create(&printed).unwrap()));
+    let report = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    Recorded { report, peak, printed: fs::read_to_string(printed).unwrap() }
+}
+
+/// The most memory that a command had until it ended.
+fn peak_of(command: &mut Command) -> u64 {
+    let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
     let mut peak = 0;
     let status = loop {
         peak = high_water_mark(child.id()).unwrap_or(peak);
@@ -52,8 +52,7 @@ fn recorded(command: &str, options: &[&str], words: &[&str]) -> Recorded {
         std::thread::sleep(Duration::from_millis(2));
     };
     assert!(status.success(), "{status}");
-    let report = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
-    Recorded { report, peak, printed: fs::read_to_string(printed).unwrap() }
+    peak
 }
 
 fn high_water_mark(pid: u32) -> Option<u64> {
@@ -166,4 +165,21 @@ fn accesses_that_do_not_fit_are_counted_and_their_stacks_are_others() {
     assert_eq!(hits + number(watched, "dropped"), number(watched, "count"));
     assert!(number(watched, "dropped") > 0 && number(watched, "other_stacks") > 0, "{watched}");
     assert_eq!(number(watched, "memory_limit"), BYTES);
+}
+
+#[test]
+fn a_heap_of_more_call_stacks_than_its_tables_hold_is_recorded_in_bounded_memory() {
+    let folder: TempDir = tempfile::tempdir_in(disk()).unwrap();
+    let recording = folder.path().join("heap.pwh");
+    let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    pagewise.args(["heap", "run", "--output"]).arg(&recording).arg("--");
+    pagewise.arg(program("everstacks")).args(["malloc", "2000000"]).stdout(Stdio::null());
+    let peak = peak_of(&mut pagewise);
+    assert!(peak < (256 << 20), "{} MiB", peak >> 20);
+    let output = fixture::pagewise(&["heap", "report", recording.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("the recorder's tables were full"), "{text}");
+    let report = fixture::json(&["heap", "report", "--json", recording.to_str().unwrap()]);
+    // Every call is counted, with its caller or without.
+    assert!(number(&report, "totals.allocations") >= 2_000_000, "{}", report["totals"]);
 }

@@ -30,8 +30,10 @@ use crate::meeting::{Answered, Client, Heard};
 use crate::resolve;
 use crate::tables::{Logged, Tables};
 
-/// No more live blocks are kept than this: no log that is made to harm takes all memory.
-const MOST: usize = 1 << 24;
+/// No more live blocks are kept than this, some 40 bytes each: no log that is made to harm takes all memory.
+const MOST: usize = 1 << 19;
+/// Call stacks that allocated: those beyond are one. Each takes some 100 bytes, and its frames at the end.
+const ALLOCATIONS: usize = 1 << 14;
 
 /// Functions that the recorder stands before as well, and which allocate nothing themselves: what they touch is not the
 /// allocator's doing.
@@ -173,9 +175,14 @@ impl Live {
             self.lost += 1;
         }
         let made = Made { program, site, blocks: 0, bytes: 0 };
-        let next = u32::try_from(self.allocations.len()).unwrap_or(u32::MAX);
-        let number = *self.numbers.entry((program, site)).or_insert_with(|| {
+        let known = self.numbers.get(&(program, site)).copied();
+        let number = known.unwrap_or_else(|| {
+            if self.allocations.len() >= ALLOCATIONS {
+                return u32::MAX;
+            }
+            let next = u32::try_from(self.allocations.len()).unwrap_or(u32::MAX);
             self.allocations.push(made);
+            self.numbers.insert((program, site), next);
             next
         });
         if let Some(made) = self.allocations.get_mut(number as usize) {

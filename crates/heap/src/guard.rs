@@ -102,7 +102,7 @@ pub struct Listener {
 }
 
 /// What was said and nobody has taken yet.
-const MAX_EVENTS: usize = 1000;
+const MAX_EVENTS: usize = 64;
 /// Descriptors that are held for processes, and for one.
 const MAX_HELD: usize = 256;
 const MAX_HELD_FOR_ONE: usize = 4;

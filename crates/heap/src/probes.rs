@@ -58,8 +58,10 @@ pub enum Unwatched {
 const STACK: u16 = 4000;
 /// Of the stack that a function returns to, where it may have been told to put a block's address.
 const NEAR: u32 = 512;
-/// A CPU's ring, in bytes.
+/// Bytes of all rings together, and of one CPU's at most and at least.
+const RINGS: usize = 64 << 20;
 const RING: usize = 32 << 20;
+const LEAST: usize = 1 << 17;
 
 /// The functions, and which of their arguments say what.
 const FUNCTIONS: &[(&str, Call)] = &[
@@ -182,6 +184,8 @@ pub struct Probes {
     first: u32,
     watched: Watched,
     finished: Vec<Finished>,
+    /// Allocations of those that have ended that are not counted.
+    dropped: u64,
     next: Instant,
     step: Duration,
     moments: u32,
@@ -273,7 +277,9 @@ impl Probes {
                 ..sampling(Carries::default())
             },
         };
-        let session = Session::open(Target::Command(pid), std::slice::from_ref(&tasks), RING);
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let ring = 1 << (RINGS / cpus).clamp(LEAST, RING).ilog2();
+        let session = Session::open(Target::Command(pid), std::slice::from_ref(&tasks), ring);
         let mut session = session.map_err(Unwatched::NotPermitted)?;
         let mut roles = vec![Role::Nothing];
         // Events name the path by its address.
@@ -316,6 +322,7 @@ impl Probes {
             first: pid,
             watched,
             finished: Vec::new(),
+            dropped: 0,
             next: Instant::now() + FIRST,
             step: FIRST,
             moments: 0,
@@ -361,6 +368,7 @@ impl Probes {
     fn settle(&mut self) -> Result<(), crate::Error> {
         for mut one in std::mem::take(&mut self.watched.replaced) {
             let is_first = one.pid == self.first;
+            self.dropped = self.dropped.saturating_add(one.state.dropped());
             self.create(&mut one)?;
             let then = match is_first {
                 true if self.request.follow => Then::Move(self.beside(one.pid)),
@@ -417,7 +425,8 @@ impl Probes {
         Ok(())
     }
 
-    /// Ends it. What was recorded, the first process's first, and how many events were lost.
+    /// Ends it. What was recorded, the first process's first, and how many events were lost, or not counted since too many blocks
+    /// were live.
     ///
     /// # Errors
     /// Where a file cannot be written.
@@ -430,6 +439,7 @@ impl Probes {
             if !is_first && !one.state.has_begun() {
                 continue;
             }
+            self.dropped = self.dropped.saturating_add(one.state.dropped());
             self.create(&mut one)?;
             let ending = match is_first {
                 true => how,
@@ -440,7 +450,7 @@ impl Probes {
         }
         let file = &self.request.file;
         self.finished.sort_by_key(|finished| finished.file != *file);
-        Ok((self.finished, self.session.lost()))
+        Ok((self.finished, self.session.lost().saturating_add(self.dropped)))
     }
 }
 

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use pagewise_heaplog::reader::Cut;
 use pagewise_heaplog::recording::{self as raw, ROOT, Recording};
+use pagewise_heaplog::tables::{NODES, PLACES, SITES, Table};
 use pagewise_model::heap::{
     self, Amount, Area, AreaKind, Ending, Kind, Layout, Moment, Pages, Pinned, Resident, Site,
     Thread, Totals, Tree,
@@ -62,6 +63,17 @@ pub fn resolve(
             seconds(last_moment - counts.time_ns)
         )));
         catch_up(recording, &numbers.of_sites, &mut totals, &mut peak_at_ns, &mut sites);
+    }
+    let is_full = |count: usize, table: &Table| count >= table.room;
+    if is_full(recording.sites.len(), &SITES)
+        || is_full(recording.nodes.len(), &NODES)
+        || is_full(recording.places.len(), &PLACES)
+    {
+        lacks.push(lack(&format!(
+            "the callers of allocations whose call stacks came when the recorder's tables were full: they hold {} call stacks of {} \
+             calls",
+            SITES.room, NODES.room
+        )));
     }
     if counts.cut_stacks > 0 {
         lacks.push(lack(&format!("the whole call stack of {} allocations", counts.cut_stacks)));

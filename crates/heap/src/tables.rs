@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use pagewise_heaplog::recording::{
@@ -224,6 +225,22 @@ impl Tables {
         Ok(&self.bytes)
     }
 
+    /// What entries of a table say, read in pieces.
+    fn each<T>(
+        &mut self,
+        table: &Table,
+        entries: Range<usize>,
+        read: impl Fn(&[u8]) -> T,
+    ) -> io::Result<Vec<T>> {
+        let mut all = Vec::with_capacity(entries.len());
+        for first in entries.clone().step_by(PIECE / table.entry) {
+            let end = entries.end.min(first + PIECE / table.entry);
+            let bytes = self.entries(table, first, end)?;
+            all.extend(bytes.chunks_exact(table.entry).map(&read));
+        }
+        Ok(all)
+    }
+
     /// What came to be known since the last call. `program` is the path of what has none.
     pub(crate) fn news(&mut self, program: &[u8]) -> io::Result<New> {
         // Who comes later names who came before, so they are counted first.
@@ -246,8 +263,7 @@ impl Tables {
             });
         }
         let all_modules = modules as u64;
-        let places_read = self.entries(&PLACES, known.places, places)?.chunks_exact(16);
-        new.places.extend(places_read.map(|entry| {
+        new.places = self.each(&PLACES, known.places..places, |entry| {
             let [address, module] = words(entry);
             let module = module.checked_sub(1).filter(|&module| module < all_modules);
             Place {
@@ -255,14 +271,12 @@ impl Tables {
                 exact: address & INTERRUPTED != 0,
                 module: module.and_then(|module| u32::try_from(module).ok()),
             }
-        }));
-        let nodes_read = self.entries(&NODES, known.nodes, nodes)?.chunks_exact(8);
-        new.nodes.extend(nodes_read.map(|entry| {
+        })?;
+        new.nodes = self.each(&NODES, known.nodes..nodes, |entry| {
             let [parent, place] = halves(entry);
             Node { parent, place }
-        }));
-        let sites_read = self.entries(&SITES, known.sites, sites)?.chunks_exact(8);
-        new.sites.extend(sites_read.map(|entry| {
+        })?;
+        new.sites = self.each(&SITES, known.sites..sites, |entry| {
             let [node, number] = halves(entry);
             let kind = match number {
                 kind::MAPPING => Kind::Mapping,
@@ -270,7 +284,7 @@ impl Tables {
                 _ => Kind::Heap,
             };
             Site { node, kind }
-        }));
+        })?;
         self.known = Known { modules, places, nodes, sites };
         check(&new, known, self.known)?;
         Ok(new)
@@ -349,7 +363,8 @@ impl Tables {
         let owners: Vec<[u32; 2]> =
             self.entries(&OWNERS, 0, used)?.chunks_exact(8).map(halves).collect();
         let slots = self.count(header::THREADS, &THREADS)?;
-        let mut sums: Vec<Sum> = Vec::new();
+        let sites = self.count(header::SITES, &SITES)?.next_multiple_of(RECORDS);
+        let mut sums: Vec<Sum> = Vec::with_capacity(sites);
         let mut by_thread = vec![(Amount::default(), Amount::default()); slots];
         let moment = self.moment;
         let step = PIECE / CHUNKS.entry;
@@ -379,19 +394,22 @@ impl Tables {
             }
         }
         sums.truncate(self.count(header::SITES, &SITES)?);
-        self.finish(&sums, by_thread, peak)
+        self.finish(sums, by_thread, peak)
     }
 
     fn finish(
         &mut self,
-        sums: &[Sum],
+        sums: Vec<Sum>,
         by_thread: Vec<(Amount, Amount)>,
         peak: u32,
     ) -> io::Result<State> {
         let most = self.head(header::MOST_THREADS)?;
+        let live: Vec<Amount> = sums.iter().map(|sum| settled(sum.at_moment)).collect();
+        let peak_live = sum(sums.iter().map(|sum| settled(sum.at_peak)));
         let mut counts = Counts {
-            sites: sums.iter().map(Sum::counted).collect(),
-            peak: sum(sums.iter().map(|sum| settled(sum.at_peak))),
+            // There may be many: they stay where the sums were.
+            sites: sums.into_iter().map(|sum| sum.counted()).collect(),
+            peak: peak_live,
             // One thread is watched at each step; several take and give back this much at a time.
             peak_within: if most > 1 { most * 2 * CREDIT } else { 0 },
             unknown_frees: self.head(header::UNKNOWN_FREES)?,
@@ -439,7 +457,6 @@ impl Tables {
         trim(&mut counts.lifetimes);
         // It may be below zero for a moment.
         let mapped = self.head(header::MAPPED)?.cast_signed().max(0).cast_unsigned();
-        let live: Vec<Amount> = sums.iter().map(|sum| settled(sum.at_moment)).collect();
         let now = sum(live.iter().copied());
         // Copies are made on the way down. What was never come down from is the present.
         let is_peak = now.bytes > counts.peak.bytes;

@@ -65,9 +65,9 @@ pub const STRINGS: Table = Table::behind(MODULES, 1, 4 << 20);
 /// Return addresses: the address, then the module's number plus 1 (0 for none), a word each.
 pub const PLACES: Table = Table::behind(STRINGS, 16, 1 << 20);
 /// Nodes: the parent's number, [`crate::recording::ROOT`] for none, and the place's, 4 bytes each.
-pub const NODES: Table = Table::behind(PLACES, 8, 8 << 20);
+pub const NODES: Table = Table::behind(PLACES, 8, 2 << 20);
 /// Sites: the node's number and the kind's ([`kind`]), 4 bytes each.
-pub const SITES: Table = Table::behind(NODES, 8, 2 << 20);
+pub const SITES: Table = Table::behind(NODES, 8, 512 << 10);
 /// Whose each chunk is: the number of the chunk's sites plus 1 (0: it is not used), and the thread's slot, 4 bytes each.
 pub const OWNERS: Table = Table::behind(SITES, 8, 192 << 10);
 /// Chunks of records.

@@ -1066,6 +1066,9 @@ fields! {
         "bugs" "count" ""
             "Mistakes that were found, each once for each call stack of the access and the allocation."
             "Of those with objects that were not guarded nothing is known.";
+        "bugs_dropped" "count" ""
+            "Mistakes that were counted and not kept: the first 1,000 are."
+            "";
         "rate" "number" ""
             "One allocation of so many is guarded, in the mean; each has the same chance."
             "";

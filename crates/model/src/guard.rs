@@ -31,6 +31,9 @@ pub struct Guarded {
     pub most_bytes: u64,
     /// What is wrong, in order of time.
     pub bugs: Vec<Bug>,
+    /// How many more were told, which are not kept for want of memory.
+    #[serde(default)]
+    pub bugs_dropped: u64,
     /// How the command ended.
     pub ending: Ending,
     /// How long it took, in nanoseconds.

@@ -144,6 +144,7 @@ impl<'a> Told<'a> {
                 left_out: 0,
                 most_bytes: 0,
                 bugs: Vec::new(),
+                bugs_dropped: 0,
                 ending: Ending::Exited(0),
                 took_ns: 0,
             },
@@ -152,8 +153,8 @@ impl<'a> Told<'a> {
     }
 
     fn take(&mut self, heard: Event) -> anyhow::Result<()> {
-        /// Bugs that are kept: who makes more of them has heard enough.
-        const MOST: usize = 10_000;
+        /// Bugs that are kept, of which each may take 200 KB with its call stacks: more are counted.
+        const MOST: usize = 1000;
         match heard {
             Event::Hello { pid, means } => {
                 self.pids.insert(pid);
@@ -175,7 +176,7 @@ impl<'a> Told<'a> {
                 }
                 self.guarded.bugs.push(bug);
             }
-            Event::Bug(_) => {}
+            Event::Bug(_) => self.guarded.bugs_dropped += 1,
         }
         Ok(())
     }

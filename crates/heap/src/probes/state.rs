@@ -90,6 +90,7 @@ pub(super) struct State {
     nodes: HashMap<Node, u32>,
     by_node: HashMap<u32, u32>,
     by_stack: HashMap<Vec<u64>, u32>,
+    stack_words: usize,
     all: Known,
     /// How much of `all` was handed out.
     told: [usize; 4],
@@ -107,6 +108,8 @@ pub(super) struct State {
     epoch: u64,
     unknown_frees: u64,
     cut: u64,
+    /// Allocations that are not counted, since too many blocks are live.
+    dropped: u64,
     sizes: Vec<u64>,
     lifetimes: Vec<u64>,
 }
@@ -119,8 +122,14 @@ struct Known {
     sites: Vec<Site>,
 }
 
-/// Stacks that are remembered as they are.
-const STACKS: usize = 1 << 16;
+/// Addresses of the stacks that are remembered as they are.
+const STACK_WORDS: usize = 1 << 20;
+/// Calls, sites, live blocks and threads that are kept apart: they take some 30, 300, 70 and 100 bytes each, here and in the
+/// writer of the file.
+const NODES: usize = 1 << 20;
+const SITES: usize = 1 << 18;
+const BLOCKS: usize = 1 << 19;
+const THREADS: usize = 1 << 14;
 /// Calls of one thread that are open at a time: more are none of a program that returns.
 const OPEN: usize = 64;
 
@@ -145,6 +154,8 @@ impl State {
             nodes: HashMap::new(),
             by_node: HashMap::new(),
             by_stack: HashMap::new(),
+            stack_words: 0,
+            dropped: 0,
             // Site 0 is of what has no stack.
             all: Known { sites: vec![Site { node: ROOT, kind: Kind::Heap }], ..Known::default() },
             told: [0; 4],
@@ -228,10 +239,34 @@ impl State {
 
     /// A thread, without calls that were left by other ways than their end: their frames are gone.
     fn thread(&mut self, tid: u32, stack: u64) -> &mut OneThread {
+        if self.threads.len() >= THREADS && !self.threads.contains_key(&tid) {
+            self.join_threads();
+        }
         let thread = self.threads.entry(tid).or_default();
         thread.sums.tid = tid;
         thread.pending.retain(|pending| pending.stack > stack);
         thread
+    }
+
+    /// Makes one of all threads that are in no call: most of them have ended.
+    fn join_threads(&mut self) {
+        /// Of all threads together in the model.
+        const TOGETHER: u32 = 0;
+        let mut all = self.threads.remove(&TOGETHER).unwrap_or_default();
+        self.threads.retain(|_, thread| {
+            let stays = !thread.pending.is_empty();
+            if !stays {
+                more(&mut all.sums.allocated, thread.sums.allocated);
+                more(&mut all.sums.freed, thread.sums.freed);
+            }
+            stays
+        });
+        self.threads.insert(TOGETHER, all);
+    }
+
+    /// Allocations that are not counted, since too many blocks were live.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// A function returns: its frame was one word below.
@@ -313,6 +348,10 @@ impl State {
     }
 
     fn allocate(&mut self, tid: u32, site: u32, block: u64, size: u64, time: u64) {
+        if self.blocks.len() >= BLOCKS && !self.blocks.contains_key(&block) {
+            self.dropped += 1;
+            return;
+        }
         let weight = self.weight(size);
         if let Some(sums) = self.roll(site) {
             more(&mut sums.counted.allocated, weight.amount);
@@ -382,22 +421,40 @@ impl State {
         if let Some(site) = self.by_stack.get(&calls) {
             return *site;
         }
+        let is_full = self.all.nodes.len() >= NODES || self.all.sites.len() >= SITES;
         let mut node = ROOT;
         for call in calls.iter().rev() {
+            if is_full && !self.places.contains_key(call) {
+                return self.without_site();
+            }
             let place = self.place(*call);
             let next = Node { parent: node, place };
+            if is_full && !self.nodes.contains_key(&next) {
+                return self.without_site();
+            }
             let all = &mut self.all.nodes;
             node = *self.nodes.entry(next).or_insert_with(|| {
                 all.push(next);
                 number(all.len())
             });
         }
-        let site = self.site_of(node);
-        if self.by_stack.len() >= STACKS {
-            self.by_stack.clear();
+        if is_full && !self.by_node.contains_key(&node) {
+            return self.without_site();
         }
+        let site = self.site_of(node);
+        if self.stack_words > STACK_WORDS {
+            self.by_stack.clear();
+            self.stack_words = 0;
+        }
+        self.stack_words += calls.len();
         self.by_stack.insert(calls, site);
         site
+    }
+
+    /// The site of what has no call stack, of one for which there is no room.
+    fn without_site(&mut self) -> u32 {
+        self.cut += 1;
+        0
     }
 
     fn site_of(&mut self, node: u32) -> u32 {
@@ -519,4 +576,28 @@ fn cell(value: u64) -> usize {
 /// The number of what came last.
 fn number(count: usize) -> u32 {
     u32::try_from(count).map_or(ROOT - 1, |count| count - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_and_threads_beyond_what_is_kept_are_counted_and_take_no_memory() {
+        let mut state = State::new(7, Rc::new([]), None);
+        let most = BLOCKS as u64;
+        for at in 1..=most + 10 {
+            state.allocate(7, 0, at * 16, 8, at);
+        }
+        assert_eq!((state.live.blocks, state.dropped()), (most, 10));
+        state.free(7, 16, 0);
+        state.allocate(7, 0, 16, 8, 0);
+        assert_eq!((state.live.blocks, state.dropped()), (most, 10), "there was room again");
+        for tid in 1..3 * u32::try_from(THREADS).unwrap() {
+            more(&mut state.thread(tid, 0).sums.allocated, Amount { bytes: 1, blocks: 1 });
+            assert!(state.threads.len() <= THREADS + 1);
+        }
+        let all: u64 = state.threads.values().map(|thread| thread.sums.allocated.blocks).sum();
+        assert_eq!(all, most + 1 + 3 * THREADS as u64 - 1, "none is forgotten");
+    }
 }
