@@ -53,7 +53,7 @@ impl Hash for Kept {
 /// first met: later its process may be gone.
 /// The same places have the same number in each process, so that memory does not grow with how many processes there are.
 ///
-/// Their memory is bounded: once [`Stacks::is_full`] says so, whoever counts by stack leaves some to [`Stacks::retain`].
+/// Their memory is bounded: once [`Stacks::is_full`] says so, whoever counts by stack leaves some to `retain`.
 /// Where nobody does, new stacks are [`StackId::OTHER`] from a little later on.
 #[derive(Debug)]
 pub struct Stacks {
