@@ -9,6 +9,7 @@ mod commands;
 mod keeper;
 mod look;
 mod output;
+mod pause;
 mod plan;
 
 use std::io;

@@ -32,7 +32,7 @@ pub enum Error {
     NotStopped(Duration),
     /// Stopping all threads would take, or took, too long.
     #[error(
-        "stopping its {threads} threads takes about {} ms, more than the {} ms that were permitted",
+        "stopping its {threads} threads takes about {} ms, more than the {} ms of --max-pause",
         .takes.as_millis(), .limit.as_millis()
     )]
     PauseTooLong {

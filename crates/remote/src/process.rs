@@ -240,8 +240,7 @@ impl Target {
     /// # Errors
     /// [`Error::System`]
     pub fn expected_pause(&self) -> Result<Duration, Error> {
-        let threads = u32::try_from(self.threads()?.len()).unwrap_or(u32::MAX);
-        Ok(TIME_PER_THREAD.saturating_mul(threads))
+        Ok(expected_pause(self.threads()?.len()))
     }
 
     /// Stops all threads, also those that begin meanwhile; none where the process is gone.
@@ -287,6 +286,11 @@ impl Target {
         let stat = stat.ok().and_then(|text| stat::parse(&text).ok());
         stat.is_none_or(|stat| stat.has_ended())
     }
+}
+
+/// The time for which stopping all threads pauses a process, estimated by their number.
+pub fn expected_pause(threads: usize) -> Duration {
+    TIME_PER_THREAD.saturating_mul(u32::try_from(threads).unwrap_or(u32::MAX))
 }
 
 /// All threads of a target, on their way to a stop.

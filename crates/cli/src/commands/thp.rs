@@ -18,6 +18,7 @@ use crate::args::{Act, ShrinkMethod, Thp};
 use crate::keeper::KeeperProcess;
 use crate::look;
 use crate::output::emit;
+use crate::pause;
 use crate::plan::wish;
 
 /// Looks at the huge pages of a process, and changes them where asked twice.
@@ -122,6 +123,9 @@ fn act(
         ShrinkMethod::Drop => Method::Drop,
         ShrinkMethod::Swap => Method::Swap,
     };
+    if method == Method::Drop && !plan.ranges.is_empty() {
+        pause::announce(&ProcRoot::live(), snapshot.process.pid);
+    }
     // Whoever asks us to end gets a report of what was done until then.
     let interrupts = Interrupts::note_all();
     let mut keeper = KeeperProcess::start();

@@ -14,6 +14,7 @@ use pagewise_sys::interrupt::Interrupts;
 use super::record::{tell, tell_not_recorded, the_library, usual_name};
 use crate::args::heap::HeapAttach;
 use crate::keeper::{KeeperProcess, has_ended};
+use crate::pause;
 
 /// Between looks at whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
@@ -45,6 +46,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     // Before anything is changed there is a process that undoes it.
     let mut keeper = KeeperProcess::start();
     keeper.note_heaps(&[pid]);
+    pause::announce(&root, Pid(pid));
     let attached = match Attached::begin(&mut collector, pid, args.max_pause, &mut keeper) {
         Ok(attached) => attached,
         Err(error) => {
