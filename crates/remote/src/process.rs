@@ -23,6 +23,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_micros(200);
 /// How often a thread is stopped that is within a restartable sequence each time.
 const ATTEMPTS: u32 = 20;
+/// How often new threads are looked for before the first is stopped: a process may begin threads faster than they are found.
+const MAX_ROUNDS: usize = 100;
 /// `PTRACE_O_TRACESYSGOOD` only: the kernel reports no event of the target but stops that were asked for.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
 /// Stack that stays free below a saved context: a signal handler may run there.
@@ -257,7 +259,11 @@ impl Target {
         }
         let mut all = Stopping { target: self, seized: Vec::new(), stopped: Vec::new() };
         // The kernel sets a tracee up without stopping it: what can be done before the pause is.
-        while all.seize_more()? {}
+        for _ in 0..MAX_ROUNDS {
+            if !all.seize_more()? {
+                break;
+            }
+        }
         let since = Instant::now();
         all.stop(0, since, limit)?;
         loop {
