@@ -546,7 +546,7 @@ impl Process {
     fn is_ready(&self, thread: &mut Tracee) -> Result<bool, Refused> {
         match self.target.prepare(thread) {
             Ok(()) => Ok(true),
-            Err(remote::Error::NoStack(_)) => Ok(false),
+            Err(remote::Error::NoStack(_) | remote::Error::Restartable(_)) => Ok(false),
             Err(error) => Err(self.not_stopped(error)),
         }
     }
@@ -563,7 +563,7 @@ impl Process {
 
     /// Stops all threads, also those that begin meanwhile; none where the process is gone. They run on when the values are dropped.
     fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, Refused> {
-        self.target.stop_all(limit).or_else(|error| match error {
+        self.target.stop_all_anywhere(limit).or_else(|error| match error {
             remote::Error::Gone => Ok(Vec::new()),
             error => Err(self.not_stopped(error)),
         })

@@ -163,12 +163,16 @@ impl Target {
                 Ok(false) => return Ok(None),
                 Err(_) => return Err(Error::NotStopped(STOP_LIMIT)),
             }
-            match Tracee::of(id, self.code, since) {
-                Ok(Some(thread)) => {
+            let found = Tracee::of(id, self.code, since);
+            match found.and_then(|thread| Ok((thread.may_move()?, thread))) {
+                Ok((true, thread)) => {
                     self.is_still_here()?;
                     return Ok(Some(thread));
                 }
-                Ok(None) => ptrace::resume(id, 0),
+                Ok((false, thread)) => {
+                    thread.keep_stopped();
+                    ptrace::resume(id, 0);
+                }
                 Err(error) => {
                     ptrace::detach(id, 0);
                     return refused(error).map(|()| None);
@@ -213,6 +217,9 @@ impl Target {
     /// coroutine or a signal handler, or near its end.
     pub fn prepare(&self, thread: &mut Tracee) -> Result<(), Error> {
         self.thread_permits_calls(thread.thread())?;
+        if !thread.may_move().map_err(Error::system("cannot read its registers"))? {
+            return Err(Error::Restartable(thread.thread()));
+        }
         let size = thread.size_of_context().map_err(Error::system("cannot read its registers"))?;
         let place = thread.place();
         let needed = RED_ZONE + size + SPARE;
@@ -245,19 +252,31 @@ impl Target {
         Ok(expected_pause(self.threads()?.len()))
     }
 
-    /// Stops all threads, also those that begin meanwhile; none where the process is gone.
+    /// Stops all threads, also those that begin meanwhile, where each can make calls; none where the process is gone.
     ///
     /// The time from the first stop to the last is at most `limit`; detaching takes about half as long again.
     ///
     /// # Errors
     /// [`Error::PauseTooLong`] where that is expected, or where it happened: all threads run on then. As [`Target::stop`].
     pub fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, Error> {
+        self.stop_each(limit, true)
+    }
+
+    /// The same wherever the threads are: some may be inside a restartable sequence. It takes less time.
+    ///
+    /// # Errors
+    /// As [`Target::stop_all`].
+    pub fn stop_all_anywhere(&self, limit: Duration) -> Result<Vec<Tracee>, Error> {
+        self.stop_each(limit, false)
+    }
+
+    fn stop_each(&self, limit: Duration, movable: bool) -> Result<Vec<Tracee>, Error> {
         let expected = self.expected_pause()?;
         let threads = self.threads()?.len();
         if expected > limit {
             return Err(Error::PauseTooLong { threads, takes: expected, limit });
         }
-        let mut all = Stopping { target: self, seized: Vec::new(), stopped: Vec::new() };
+        let mut all = Stopping { target: self, movable, seized: Vec::new(), stopped: Vec::new() };
         // The kernel sets a tracee up without stopping it: what can be done before the pause is.
         for _ in 0..MAX_ROUNDS {
             if !all.seize_more()? {
@@ -302,6 +321,8 @@ pub fn expected_pause(threads: usize) -> Duration {
 /// All threads of a target, on their way to a stop.
 struct Stopping<'a> {
     target: &'a Target,
+    /// Whether no thread may be inside a restartable sequence.
+    movable: bool,
     seized: Vec<Tid>,
     stopped: Vec<Tracee>,
 }
@@ -357,19 +378,19 @@ impl Stopping<'_> {
             if !stopped_by(id, deadline)? {
                 return Ok(());
             }
-            match Tracee::of(id, self.target.code, since) {
-                Ok(Some(thread)) => {
+            let found = Tracee::of(id, self.target.code, since);
+            match found.and_then(|thread| Ok((!self.movable || thread.may_move()?, thread))) {
+                Ok((true, thread)) => {
                     self.stopped.push(thread);
                     return Ok(());
                 }
-                Ok(None) if Instant::now() < deadline => {
+                Ok((false, thread)) if Instant::now() < deadline => {
+                    thread.keep_stopped();
                     ptrace::resume(id, 0);
                     ptrace::interrupt(id);
                 }
-                Ok(None) => {
-                    ptrace::detach(id, 0);
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
+                // It is detached as the value is dropped.
+                Ok((false, _)) => return Err(io::ErrorKind::TimedOut.into()),
                 // It was killed.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
                 Err(error) => {

@@ -107,7 +107,7 @@ impl Undo {
                     thread.unmap(range).map_err(Error::system("cannot unmap what was left"))?;
                     return Ok(true);
                 }
-                Err(Error::NoStack(_)) => {}
+                Err(Error::NoStack(_) | Error::Restartable(_)) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -104,7 +104,8 @@ enum Phase {
 pub struct Tracee {
     tid: Tid,
     registers: Registers,
-    blocked: u64,
+    /// The thread's signal mask, once it was read.
+    blocked: Option<u64>,
     code: Code,
     since: Instant,
     phase: Phase,
@@ -121,19 +122,15 @@ pub struct Tracee {
 }
 
 impl Tracee {
-    /// A thread that is stopped already, since then. `None` where it is inside a restartable sequence and may not be moved.
+    /// A thread that is stopped already, since then.
     ///
     /// # Errors
-    /// `ESRCH` where the thread was killed, `Unsupported` where it runs 32-bit code.
-    pub(crate) fn of(tid: Tid, code: Code, since: Instant) -> io::Result<Option<Tracee>> {
-        let registers = Registers::of(tid)?;
-        if !registers.may_move(tid)? {
-            return Ok(None);
-        }
-        Ok(Some(Tracee {
+    /// `ESRCH` where the thread was killed.
+    pub(crate) fn of(tid: Tid, code: Code, since: Instant) -> io::Result<Tracee> {
+        Ok(Tracee {
             tid,
-            registers,
-            blocked: arch::signal_mask(tid)?,
+            registers: Registers::of(tid)?,
+            blocked: None,
             code,
             since,
             phase: Phase::Own,
@@ -143,7 +140,15 @@ impl Tracee {
             vectors: None,
             vectors_changed: false,
             _on_this_thread: PhantomData,
-        }))
+        })
+    }
+
+    /// False where the thread is inside a restartable sequence and may make no calls.
+    ///
+    /// # Errors
+    /// `ESRCH` where the thread was killed, `Unsupported` where it runs 32-bit code.
+    pub(crate) fn may_move(&self) -> io::Result<bool> {
+        self.registers.may_move(self.tid)
     }
 
     /// The thread's id.
@@ -203,7 +208,11 @@ impl Tracee {
         let before = self.registers.needs_code().map_or_else(Vec::new, |end| {
             memory.read_up_to(end.saturating_sub(arch::CODE_BEFORE as u64), arch::CODE_BEFORE)
         });
-        bytes.extend(self.registers.context(self.blocked, at + layout::VECTORS, &before));
+        let blocked = match self.blocked {
+            Some(blocked) => blocked,
+            None => *self.blocked.insert(arch::signal_mask(self.tid)?),
+        };
+        bytes.extend(self.registers.context(blocked, at + layout::VECTORS, &before));
         bytes.resize(8 + usize::try_from(layout::VECTORS).unwrap_or(0), 0);
         bytes.extend(vectors);
         memory.write(at - 8, &bytes)
@@ -428,6 +437,11 @@ impl Tracee {
         self.since.elapsed()
     }
 
+    /// Leaves the thread stopped, with its own registers.
+    pub(crate) fn keep_stopped(mut self) {
+        self.phase = Phase::Left;
+    }
+
     /// Lets the thread run on with the registers that it has: it restores its own by itself.
     pub(crate) fn abandon(mut self) {
         self.phase = Phase::Left;
@@ -466,8 +480,8 @@ impl Tracee {
         if let Some(vectors) = self.vectors.take().filter(|_| self.vectors_changed) {
             let _ = arch::set_extended_state(self.tid, &vectors);
         }
-        if self.is_masked {
-            let _ = arch::set_signal_mask(self.tid, self.blocked);
+        if let Some(blocked) = self.blocked.filter(|_| self.is_masked) {
+            let _ = arch::set_signal_mask(self.tid, blocked);
         }
         let _ = self.registers.write(self.tid);
     }
