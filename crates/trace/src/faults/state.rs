@@ -258,6 +258,12 @@ impl State {
             fold::mappings(rows, &mut self.mappings, &mut self.pending, half);
         }
         if are_too_many {
+            // Threads that have ended and mappings come in large numbers, and a call stack is of many of them.
+            fold::threads(rows, &mut self.threads, &mut self.living, limits.threads / 32);
+            if rows.len() > most_rows / 2 {
+                let few = limits.mappings / 16;
+                fold::mappings(rows, &mut self.mappings, &mut self.pending, few);
+            }
             fold::rows(rows, most_rows / 2, &mut self.folded);
         }
         if is_full {

@@ -99,8 +99,10 @@ impl SoFar {
         if !(are_many || is_full || has_many) {
             return;
         }
-        self.fold_processes(processes / 2);
+        // Processes come in large numbers, and a call stack is of many of them.
+        self.fold_processes(if are_many { processes / 8 } else { processes / 2 });
         self.fold_chains(chains / 2);
+        let are_many = self.sites.values.len().max(self.callers.values.len()) > sites / 2;
         let room = if is_full || are_many { self.stacks.room() / 2 } else { usize::MAX };
         let most = if are_many { sites / 8 } else { usize::MAX };
         self.fold_stacks(room, most);
