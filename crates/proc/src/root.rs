@@ -37,7 +37,9 @@ impl Held {
     }
 
     fn lives(&self) -> bool {
-        accessat(&self.folder, "stat", Access::EXISTS, AtFlags::empty()).is_ok()
+        let seen = accessat(&self.folder, "stat", Access::EXISTS, AtFlags::empty());
+        // One that may not be looked at (hidepid) is there.
+        !matches!(seen, Err(Errno::NOENT | Errno::SRCH))
     }
 }
 
