@@ -145,6 +145,8 @@ impl<'r> Recorder<'r> {
             watch::Event::Attached { is_native } => {
                 let texts = self.texts(seen.tid);
                 watched.go_on();
+                // Its calls are recorded from now on.
+                self.processes.insert(seen.pid);
                 self.first = Some(First { time_ns, pid: Pid(seen.pid), is_native, texts });
                 return;
             }
