@@ -15,6 +15,8 @@ use crate::process::page_size;
 use crate::thread::Tracee;
 use crate::{Error, Target};
 
+/// The first argument of calls among [`Place::registers`](crate::Place).
+const DI: usize = 5;
 /// The longest pause for an undo.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -80,14 +82,20 @@ impl Undo {
         };
         let begin = Instant::now();
         let mut pause = Duration::from_millis(1);
-        while self.is_mapped(&target)? {
+        loop {
             let stopped = target.stop_all(PAUSE)?;
+            // A thread that has yet to map it has the address among the arguments of its call.
+            let maps = |thread: &Tracee| thread.place().registers[DI] == self.range.start;
             let uses = |thread: &Tracee| {
                 let place = thread.place();
                 self.range.contains(place.stack) || self.range.contains(place.instruction)
             };
-            if !stopped.iter().any(uses) && self.unmap_by(&target, stopped)? {
-                return Ok(true);
+            match self.is_mapped(&target)? {
+                false if stopped.iter().any(maps) => {}
+                false => return Ok(false),
+                true if stopped.iter().any(uses) => {}
+                true if self.unmap_by(&target, stopped)? => return Ok(true),
+                true => {}
             }
             if begin.elapsed() > patience {
                 return Err(Error::NotStopped(patience));
@@ -95,7 +103,6 @@ impl Undo {
             sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(100));
         }
-        Ok(false)
     }
 
     /// Unmaps it by one of the threads that are stopped; false where none can make calls now.
