@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use pagewise_heap::Attached;
 use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, stat};
-use pagewise_remote::{Error, Keeper, Undo, on_tracer_thread};
+use pagewise_remote::{Keeper, Undo, on_tracer_thread};
 use pagewise_sys::interrupt::ignore_requests_to_end;
 use rustix::fs::{FlockOperation, OFlags, flock};
 
@@ -70,8 +70,7 @@ impl Notes {
         }
         for undo in self.undos {
             // A target as it is works.
-            let undone = on_tracer_thread(|| undo.carry_out(patience));
-            is_done &= matches!(undone, Ok(_) | Err(Error::Gone));
+            is_done &= on_tracer_thread(|| undo.carry_out(patience)).is_ok();
         }
         is_done
     }

@@ -2,22 +2,44 @@
 
 use std::time::Duration;
 
+use anyhow::bail;
 use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, stat};
-use pagewise_remote::expected_pause;
+use pagewise_sys::ptrace::expected_pause;
 
 use crate::output::note;
 
 /// Shorter pauses are not worth a message: the scheduler makes threads wait as long.
 const WORTH_SAYING: Duration = Duration::from_millis(10);
 
+/// Refuses to stop all threads of a process for longer than permitted, and prints the time if it is long.
+pub(crate) fn permit(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::Result<()> {
+    let Some((threads, pause)) = expected(root, pid) else { return Ok(()) };
+    if pause > max_pause {
+        bail!(
+            "stopping the {threads} threads of process {pid} takes about {} ms, more than the {} ms of --max-pause",
+            milliseconds(pause),
+            milliseconds(max_pause)
+        );
+    }
+    announce(root, pid);
+    Ok(())
+}
+
 /// Prints the time for which all threads of a process are about to be stopped, if it is long.
 pub(crate) fn announce(root: &ProcRoot, pid: Pid) {
-    let stat = root.read(pid, "stat").ok().and_then(|text| stat::parse(&text).ok());
-    let Some(threads) = stat.map(|stat| stat.threads) else { return };
-    let pause = expected_pause(usize::try_from(threads).unwrap_or(usize::MAX));
-    if pause > WORTH_SAYING {
-        let pause = pause.as_secs_f64() * 1e3;
+    if let Some((threads, pause)) = expected(root, pid).filter(|(_, it)| *it > WORTH_SAYING) {
+        let pause = milliseconds(pause);
         note(format_args!("stops the {threads} threads of process {pid} for about {pause} ms"));
     }
+}
+
+/// How many threads a process has, and the time for which stopping them pauses it. `None` where it is gone.
+fn expected(root: &ProcRoot, pid: Pid) -> Option<(u64, Duration)> {
+    let threads = stat::parse(&root.read(pid, "stat").ok()?).ok()?.threads;
+    Some((threads, expected_pause(usize::try_from(threads).unwrap_or(usize::MAX))))
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }

@@ -203,7 +203,7 @@ impl Attached {
         can_be_attached(&root, pid, &before)?;
         let process = Process::open(pid, max_pause)?;
         process.target.permits_calls().map_err(|error| not(&error.to_string()))?;
-        process.pause_is_permitted()?;
+        process.target.permits_pause(max_pause).map_err(|error| process.not_stopped(error))?;
         let mappings = match Attached::left_behind(pid, max_pause)? {
             Some(left) => {
                 left.end_traced(keeper)?;
@@ -226,7 +226,7 @@ impl Attached {
         thread.release();
         loaded?;
         let tables = collector.tables_of(pid).ok_or_else(|| not("its recorder did not answer"))?;
-        let attached = Attached::of(process, &|number| tables.head(number))?;
+        let attached = Attached::of(process, &|_, number| tables.head(number))?;
         if let Err(error) = attached.hook() {
             // The recorder is to unmap its memory; the reason why it is of no use is reported.
             let _ = attached.end_traced(keeper);
@@ -236,9 +236,13 @@ impl Attached {
     }
 
     /// What a recorder says of itself.
-    fn of(process: Process, head: &dyn Fn(usize) -> io::Result<u64>) -> Result<Attached, Refused> {
+    fn of(
+        process: Process,
+        head: &dyn Fn(&Process, usize) -> io::Result<u64>,
+    ) -> Result<Attached, Refused> {
+        let head = |number| head(&process, number);
         let get = |number| head(number).map_err(|source| process.unreadable(source));
-        let entries = process.entries(head).map_err(|source| process.unreadable(source))?;
+        let entries = process.entries(&head).map_err(|source| process.unreadable(source))?;
         let (own, detach) = (get(hooks::OWN)?, get(hooks::DETACH)?);
         let (release, coming) = (get(hooks::RELEASE)?, get(hooks::COMING)?);
         let recorder = process.recorder(detach)?;
@@ -259,12 +263,12 @@ impl Attached {
             return Ok(None);
         };
         let process = Process::open(pid, max_pause)?;
-        let head = |number: usize| {
+        let head = |process: &Process, number: usize| {
             let mut word = [0; 8];
-            process.target.memory().read(tables + HEADER.place(number) as u64, &mut word)?;
+            process.memory().read(tables + HEADER.place(number) as u64, &mut word)?;
             Ok(u64::from_ne_bytes(word))
         };
-        let get = |number| head(number).map_err(|source| process.unreadable(source));
+        let get = |number| head(&process, number).map_err(|source| process.unreadable(source));
         // A child has its parent's tables until it begins to record.
         let is_its_own = own_number(&root, pid) == Some(get(header::PID)?);
         let words = [
@@ -281,8 +285,7 @@ impl Attached {
             let why = "another recording of it runs".to_owned();
             return Err(Refused::Not { pid, why });
         }
-        let left = Process::open(pid, max_pause)?;
-        Attached::of(left, &head).map(Some)
+        Attached::of(process, &head).map(Some)
     }
 
     /// The same of a child that was made meanwhile, and is recorded too.
@@ -410,12 +413,18 @@ impl Attached {
 
     /// The recorder is to know none of the threads, which are stopped.
     fn forget_threads(&self, stopped: &[Tracee]) -> io::Result<()> {
+        let known =
+            self.own_words(stopped)?.into_iter().filter(|(_, words)| *words != Some([0; 24]));
+        known.map(|(at, _)| at).try_for_each(|at| self.process.memory().write(at, &[0; 24]))
+    }
+
+    /// The words that the recorder has of each thread, and their address: the thread's memory, the bytes that it may allocate before
+    /// a sample, its stage. `None` where they cannot be read.
+    fn own_words(&self, stopped: &[Tracee]) -> io::Result<Vec<(u64, Option<[u8; 24]>)>> {
         let own = |thread: &Tracee| thread.place().thread_data.wrapping_add(self.own);
         let addresses: Vec<u64> = stopped.iter().map(own).collect();
-        // A thread's memory, what it may allocate before a sample, its stage.
-        let words = read_each::<24>(self.process.pid, &addresses)?;
-        let known = words.iter().zip(addresses).filter(|(words, _)| **words != Some([0; 24]));
-        known.map(|(_, own)| own).try_for_each(|own| self.process.memory().write(own, &[0; 24]))
+        let words = read_each(self.process.pid, &addresses)?;
+        Ok(addresses.into_iter().zip(words).collect())
     }
 
     /// Whether the recorder is still loaded where it was: the process may have become another program.
@@ -446,16 +455,13 @@ impl Attached {
 
     /// Whether one of the stopped threads is within the recorder, where it uses its memory.
     fn is_one_recording(&self, threads: &[Tracee]) -> bool {
-        let pid = self.process.pid;
-        let own = |thread: &Tracee| thread.place().thread_data.wrapping_add(self.own);
         if threads.iter().any(|thread| self.recorder.contains(&thread.place().instruction)) {
             return true;
         }
-        let addresses: Vec<u64> = threads.iter().map(own).collect();
         // A process that is gone records nothing.
-        let Ok(words) = read_each::<24>(pid, &addresses) else { return false };
+        let Ok(words) = self.own_words(threads) else { return false };
         let mut states = Vec::new();
-        for words in words.into_iter().flatten() {
+        for words in words.into_iter().filter_map(|(_, words)| words) {
             let word =
                 |number: usize| words[number * 8..][..8].try_into().map_or(0, u64::from_ne_bytes);
             if word(2) == hooks::BUSY {
@@ -464,7 +470,7 @@ impl Attached {
             // Zero where the thread has no memory of the recorder's.
             states.extend(Some(word(0)).filter(|&address| address != 0));
         }
-        let Ok(states) = read_each::<4>(pid, &states) else { return false };
+        let Ok(states) = read_each::<4>(self.process.pid, &states) else { return false };
         states.into_iter().flatten().any(|state| u32::from_ne_bytes(state) == hooks::NOW)
     }
 }
@@ -496,17 +502,6 @@ impl Process {
 
     fn not_called(&self, source: io::Error) -> Refused {
         Refused::NotCalled { pid: self.pid, source }
-    }
-
-    /// Refuses, before anything is changed, to pause it for longer than permitted.
-    fn pause_is_permitted(&self) -> Result<(), Refused> {
-        let takes = self.target.expected_pause().map_err(|error| self.not_stopped(error))?;
-        if takes > self.max_pause {
-            let threads = self.target.threads().map_or(0, |threads| threads.len());
-            let limit = self.max_pause;
-            return Err(self.not_stopped(remote::Error::PauseTooLong { threads, takes, limit }));
-        }
-        Ok(())
     }
 
     /// A thread that is stopped where it may load a library.
@@ -835,7 +830,7 @@ impl Loader {
 
 /// Whether a mapping is of GNU's C library.
 fn is_libc(name: &Name) -> bool {
-    let file = name.as_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let file = name.base();
     file == b"libc.so.6" || (file.starts_with(b"libc-2.") && file.ends_with(b".so"))
 }
 
@@ -891,7 +886,7 @@ fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<()
 /// Why a process has no C library that could load the recorder.
 fn without_libc(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> &'static str {
     let is_musl = |mapping: &Mapping| {
-        let file = mapping.name.as_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        let file = mapping.name.base();
         file == b"libc.so" || file.starts_with(b"ld-musl-")
     };
     if mappings.iter().any(is_musl) {

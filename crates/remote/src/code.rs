@@ -57,8 +57,7 @@ impl Code {
 }
 
 fn is_c_library(mapping: &Mapping) -> bool {
-    let path = mapping.name.as_bytes();
-    let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let file = mapping.name.base();
     [&b"libc.so"[..], b"libc-2.", b"ld-"].iter().any(|start| file.starts_with(start))
 }
 

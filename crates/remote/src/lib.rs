@@ -32,6 +32,6 @@ mod arch;
 pub use alone::Alone;
 pub use error::Error;
 pub use memory::TargetMemory;
-pub use process::{Target, expected_pause, on_tracer_thread};
+pub use process::{Target, on_tracer_thread};
 pub use scratch::{Keeper, Scratch, Undo};
 pub use thread::{Function, Place, Tracee};

@@ -19,8 +19,6 @@ use crate::thread::{self, Tracee};
 
 /// How long one thread may take to stop. One that takes longer waits inside the kernel, or for a CPU of a very busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// Waiting threads are polled without a sleep for this time: most stop within microseconds.
-const POLL: Duration = Duration::from_micros(200);
 /// How often a thread is stopped that is within a restartable sequence each time.
 const ATTEMPTS: u32 = 20;
 /// How often new threads are looked for before the first is stopped: a process may begin threads faster than they are found.
@@ -29,10 +27,6 @@ const MAX_ROUNDS: usize = 100;
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
 /// Stack that stays free below a saved context: a signal handler may run there.
 const SPARE: u64 = 8 << 10;
-/// The time that stopping a thread, reading its registers and detaching from it adds to the pause of all threads: 11 us measured with 5,000
-/// sleeping threads on two CPUs (Linux 6.18), rounded up.
-const TIME_PER_THREAD: Duration = Duration::from_micros(20);
-
 /// A running process.
 #[derive(Debug)]
 pub struct Target {
@@ -48,10 +42,18 @@ pub struct Target {
 /// wait until then.
 pub fn on_tracer_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let _deferred = Deferred::hold();
-    std::thread::scope(|scope| match scope.spawn(work).join() {
+    let traced = || (system::thread_id(), work());
+    let (tid, result) = std::thread::scope(|scope| match scope.spawn(traced).join() {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
-    })
+    });
+    // A thread can be joined before the kernel has detached its tracees; it is listed until then.
+    let listed = format!("/proc/self/task/{tid}");
+    let deadline = Instant::now() + STOP_LIMIT;
+    while fs::exists(&listed).unwrap_or(false) && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    result
 }
 
 impl Target {
@@ -175,7 +177,10 @@ impl Target {
                 }
                 Err(error) => {
                     ptrace::detach(id, 0);
-                    return refused(error).map(|()| None);
+                    return match of_registers(error) {
+                        Error::Gone => Ok(None),
+                        error => Err(error),
+                    };
                 }
             }
         }
@@ -244,12 +249,17 @@ impl Target {
         }
     }
 
-    /// The time for which stopping all threads pauses the process, estimated.
+    /// Whether stopping all threads is expected to take no longer than `limit`.
     ///
     /// # Errors
-    /// [`Error::System`]
-    pub fn expected_pause(&self) -> Result<Duration, Error> {
-        Ok(expected_pause(self.threads()?.len()))
+    /// [`Error::PauseTooLong`]; [`Error::System`]
+    pub fn permits_pause(&self, limit: Duration) -> Result<(), Error> {
+        let threads = self.threads()?.len();
+        let takes = ptrace::expected_pause(threads);
+        match takes > limit {
+            true => Err(Error::PauseTooLong { threads, takes, limit }),
+            false => Ok(()),
+        }
     }
 
     /// Stops all threads, also those that begin meanwhile, where each can make calls; none where the process is gone.
@@ -271,11 +281,7 @@ impl Target {
     }
 
     fn stop_each(&self, limit: Duration, movable: bool) -> Result<Vec<Tracee>, Error> {
-        let expected = self.expected_pause()?;
-        let threads = self.threads()?.len();
-        if expected > limit {
-            return Err(Error::PauseTooLong { threads, takes: expected, limit });
-        }
+        self.permits_pause(limit)?;
         let mut all = Stopping { target: self, movable, seized: Vec::new(), stopped: Vec::new() };
         // The kernel sets a tracee up without stopping it: what can be done before the pause is.
         for _ in 0..MAX_ROUNDS {
@@ -311,11 +317,6 @@ impl Target {
         let stat = stat.ok().and_then(|text| stat::parse(&text).ok());
         stat.is_none_or(|stat| stat.has_ended())
     }
-}
-
-/// The time for which stopping all threads pauses a process, estimated by their number.
-pub fn expected_pause(threads: usize) -> Duration {
-    TIME_PER_THREAD.saturating_mul(u32::try_from(threads).unwrap_or(u32::MAX))
 }
 
 /// All threads of a target, on their way to a stop.
@@ -363,10 +364,7 @@ impl Stopping<'_> {
                         takes: since.elapsed(),
                         limit,
                     },
-                    _ => match refused(error) {
-                        Err(error) => error,
-                        Ok(()) => Error::Gone,
-                    },
+                    _ => of_registers(error),
                 });
             }
         }
@@ -417,31 +415,24 @@ impl Stopping<'_> {
 
 /// Waits until a thread that was interrupted is stopped. False where it is gone.
 fn stopped_by(id: Tid, deadline: Instant) -> io::Result<bool> {
-    let begin = Instant::now();
     loop {
-        let change = match thread::look(id) {
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(false),
-            change => change?,
-        };
-        match change {
+        match thread::next(id, deadline, &mut thread::rest) {
             // It was about to receive a signal: that is delivered first.
-            Some(Change::Signal(signal)) => ptrace::resume(id, signal),
-            Some(_) => return Ok(true),
-            None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
-            None if begin.elapsed() < POLL => std::thread::yield_now(),
-            None => std::thread::sleep(POLL / 4),
+            Ok(Change::Signal(signal)) => ptrace::resume(id, signal),
+            Ok(_) => return Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(false),
+            Err(error) => return Err(error),
         }
     }
 }
 
-/// The meaning of an error of a thread that was stopped; none where the thread was killed.
-fn refused(error: io::Error) -> Result<(), Error> {
+/// Of an error of a thread that was stopped; [`Error::Gone`] where the thread was killed.
+fn of_registers(error: io::Error) -> Error {
     match error.kind() {
-        _ if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         io::ErrorKind::Unsupported => {
-            Err(Error::Unsupported("the program is one of 32 bits, or not of x86-64"))
+            Error::Unsupported("the program is one of 32 bits, or not of x86-64")
         }
-        _ => Err(Error::system("cannot read its registers")(error)),
+        _ => Error::system("cannot read its registers")(error),
     }
 }
 
@@ -454,8 +445,4 @@ fn start_of(root: &ProcRoot, pid: u32) -> Result<u64, Error> {
     let text = root.read(Pid(pid), "stat").map_err(|_| Error::Gone)?;
     let stat = stat::parse(&text).map_err(|_| Error::Gone)?;
     if stat.has_ended() && stat.threads < 2 { Err(Error::Gone) } else { Ok(stat.start_ticks) }
-}
-
-pub(crate) fn page_size() -> u64 {
-    system::page_size()
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::AddrRange;
 use pagewise_model::mapping::Sharing;
+use pagewise_sys::system::page_size;
 
 use crate::code::free_range;
-use crate::process::page_size;
 use crate::thread::Tracee;
 use crate::{Error, Target};
 
@@ -90,7 +90,11 @@ impl Undo {
                 let place = thread.place();
                 self.range.contains(place.stack) || self.range.contains(place.instruction)
             };
-            match self.is_mapped(&target)? {
+            let is_mapped = match self.is_mapped(&target) {
+                Err(Error::Gone) => return Ok(false),
+                is_mapped => is_mapped?,
+            };
+            match is_mapped {
                 false if stopped.iter().any(maps) => {}
                 false => return Ok(false),
                 true if stopped.iter().any(uses) => {}
@@ -213,7 +217,65 @@ impl Scratch {
 
 #[cfg(test)]
 mod tests {
+    use crate::on_tracer_thread;
+
     use super::*;
+
+    #[test]
+    fn a_mapping_is_undone_that_a_thread_has_yet_to_make() {
+        if cfg!(not(target_arch = "x86_64")) {
+            return;
+        }
+        /// A process that ends with the test, also where that fails.
+        struct Sleeper(std::process::Child);
+        impl Drop for Sleeper {
+            fn drop(&mut self) {
+                let _ = self.0.kill();
+                let _ = self.0.wait();
+            }
+        }
+        let sleeper = std::process::Command::new("sleep").arg("60").spawn();
+        let sleeper = Sleeper(sleeper.unwrap());
+        let pid = sleeper.0.id();
+        let signal = |name: &str| {
+            let pid = pid.to_string();
+            let sent = std::process::Command::new("kill").args(["-s", name, &pid]).status();
+            assert!(sent.unwrap().success());
+        };
+        let length = 16 * page_size();
+        // Its C library has yet to be loaded.
+        let ready = (0..1000).find_map(|_| {
+            sleep(Duration::from_millis(2));
+            Target::open(pid, None).ok().filter(|target| target.any_thread().is_ok())
+        });
+        let target = ready.expect("it sleeps");
+        let range = free_range(&target.mappings().unwrap(), length, page_size()).unwrap();
+        let undo = Undo { pid, start_ticks: target.start_ticks(), range };
+        // A process that a signal has stopped does not go on to the call when its tracer dies.
+        signal("STOP");
+        sleep(Duration::from_millis(50));
+        on_tracer_thread(|| {
+            let mut thread = target.any_thread().unwrap();
+            let (protection, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let arguments = [
+                range.start,
+                length,
+                protection.cast_unsigned().into(),
+                (flags | libc::MAP_FIXED_NOREPLACE).cast_unsigned().into(),
+                u64::MAX,
+                0,
+            ];
+            thread.prepare_call(libc::SYS_mmap, arguments).unwrap();
+            std::mem::forget(thread);
+        });
+        let error = undo.carry_out(Duration::from_millis(100)).unwrap_err();
+        assert!(matches!(error, Error::NotStopped(_)), "{error}");
+        signal("CONT");
+        assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
+        assert!(!undo.is_mapped(&target).unwrap());
+        drop(sleeper);
+        assert!(!undo.carry_out(Duration::from_secs(1)).unwrap(), "it has ended");
+    }
 
     #[test]
     fn a_note_is_read_as_it_was_written() {

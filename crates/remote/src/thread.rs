@@ -374,7 +374,10 @@ impl Tracee {
         let (mut signal, mut ends) = (0, 0);
         loop {
             ptrace::resume_to_syscall(self.tid, signal);
-            let change = match wait_for(self.tid, deadline, idle) {
+            let change = match next(self.tid, deadline, &mut |_| {
+                idle();
+                std::thread::yield_now();
+            }) {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     self.leave();
                     return Err(error);
@@ -407,7 +410,7 @@ impl Tracee {
         let mut signal = 0;
         loop {
             ptrace::resume_to_syscall(self.tid, signal);
-            signal = match next(self.tid, deadline)? {
+            signal = match next(self.tid, deadline, &mut rest)? {
                 Change::Syscall => return Ok(()),
                 // A stop signal, which cannot be blocked: the process stops as a whole when we are done.
                 Change::Signal(signal) => signal,
@@ -421,10 +424,10 @@ impl Tracee {
         self.phase = Phase::Left;
         ptrace::interrupt(self.tid);
         loop {
-            match next(self.tid, Instant::now() + STOP_LIMIT) {
+            match next(self.tid, Instant::now() + STOP_LIMIT, &mut rest) {
                 Ok(Change::Signal(signal)) => ptrace::resume(self.tid, signal),
                 // It is stopped somewhere on its way, and goes on from there.
-                Ok(_) => return ptrace::detach(self.tid, 0),
+                Ok(_) => return self.detach(),
                 // It stops later, and is detached when this thread ends.
                 Err(_) => return,
             }
@@ -469,7 +472,7 @@ impl Tracee {
     }
 
     fn detach(&self) {
-        if !ptrace::try_detach(self.tid) {
+        if !ptrace::detach(self.tid, 0) {
             DYING.with_borrow_mut(|dying| dying.push(self.tid));
         }
     }
@@ -493,7 +496,7 @@ impl Tracee {
         let mut signal = 0;
         loop {
             ptrace::resume(self.tid, signal);
-            signal = match next(self.tid, Instant::now() + STOP_LIMIT)? {
+            signal = match next(self.tid, Instant::now() + STOP_LIMIT, &mut rest)? {
                 Change::Signal(signal) => signal,
                 _ => return Ok(()),
             };
@@ -517,39 +520,39 @@ thread_local! {
 }
 
 /// Takes the ends of threads that were killed.
-pub(crate) fn take_ends() {
+fn take_ends() {
     DYING.with_borrow_mut(|dying| dying.retain(|&tid| matches!(wait::look(tid), Ok(None))));
 }
 
-/// The next stop of a thread that runs a function, with something to do meanwhile.
-fn wait_for(tid: Tid, deadline: Instant, idle: &mut dyn FnMut()) -> io::Result<Change> {
-    loop {
-        match look(tid)? {
-            Some(change) => return Ok(change),
-            None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
-            None => {
-                idle();
-                std::thread::yield_now();
-            }
-        }
-    }
-}
-
-/// The next stop of a thread.
-fn next(tid: Tid, deadline: Instant) -> io::Result<Change> {
+/// The next stop of a thread. `idle` runs between looks, with the time since the first.
+///
+/// # Errors
+/// `ESRCH` where the thread has ended or is another thread now, `TimedOut`.
+pub(crate) fn next(
+    tid: Tid,
+    deadline: Instant,
+    idle: &mut dyn FnMut(Duration),
+) -> io::Result<Change> {
     let begin = Instant::now();
     loop {
         match look(tid)? {
             Some(change) => return Ok(change),
             None if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
-            None if begin.elapsed() < POLL => std::thread::yield_now(),
-            None => std::thread::sleep(POLL / 4),
+            None => idle(begin.elapsed()),
         }
     }
 }
 
+/// Waits for a stop: most come within microseconds.
+pub(crate) fn rest(waited: Duration) {
+    match waited < POLL {
+        true => std::thread::yield_now(),
+        false => std::thread::sleep(POLL / 4),
+    }
+}
+
 /// What is new of a tracee, if anything; `ESRCH` where it has ended or is another thread now.
-pub(crate) fn look(tid: Tid) -> io::Result<Option<Change>> {
+fn look(tid: Tid) -> io::Result<Option<Change>> {
     take_ends();
     match wait::look(tid) {
         Ok(Some(Change::Ended(_))) => Err(io::Error::from_raw_os_error(libc::ESRCH)),

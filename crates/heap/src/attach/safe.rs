@@ -108,13 +108,9 @@ fn entry(root: &ProcRoot, pid: u32) -> Option<u64> {
     pair.map(|[_, value]| u64::from_ne_bytes(*value))
 }
 
-fn file(name: &Name) -> &[u8] {
-    name.as_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default()
-}
-
 /// Whether a file is the loader.
 pub(super) fn is_loader(name: &Name) -> bool {
-    let file = file(name);
+    let file = name.base();
     file.starts_with(b"ld-linux") || file.starts_with(b"ld-2.") || file.starts_with(b"ld.so")
 }
 
@@ -122,6 +118,6 @@ pub(super) fn is_loader(name: &Name) -> bool {
 fn is_of_system(name: &Name) -> bool {
     const FILES: [&[u8]; 6] =
         [b"libc.so", b"libc-2.", b"libpthread", b"libdl", b"librt", b"libpagewise_preload"];
-    let file = file(name);
+    let file = name.base();
     is_loader(name) || FILES.iter().any(|start| file.starts_with(start))
 }

@@ -47,9 +47,6 @@ const UNPRIVILEGED: Mode = Mode {
 /// How long threads that are let go may take to stop for it. One that takes longer waits inside the kernel; it is let
 /// go when this thread ends.
 const SETTLE: Duration = Duration::from_millis(500);
-/// The time for which each thread of a running process adds to the pause of all when it is attached to: 16 us measured at best with
-/// 5,000 sleeping threads on two busy CPUs (Linux 6.18), rounded up.
-const TIME_PER_THREAD: Duration = Duration::from_micros(20);
 /// Threads that are let go are stopped so many at a time.
 const BATCH: usize = 32;
 /// Of those, one that does not stop within this time comes last.
@@ -263,15 +260,6 @@ impl Watched {
         watched.terminal = Some(signals::Held::hold());
         newborn.go().and_then(|()| watched.run_to_exec()).map_err(NotExecuted::Program)?;
         newborn.failure().map_or(Ok(Ok(watched)), Err)
-    }
-
-    /// The time for which [`Watched::attach`] stops all threads of a process at once, estimated; and how many it has.
-    ///
-    /// # Errors
-    /// `ESRCH` where it is not there.
-    pub fn expected_pause(pid: u32) -> io::Result<(Duration, usize)> {
-        let threads = threads(Tid::try_from(pid).unwrap_or(Tid::MAX))?.len();
-        Ok((TIME_PER_THREAD.saturating_mul(u32::try_from(threads).unwrap_or(u32::MAX)), threads))
     }
 
     /// Begins to watch a running process, until a time if there is one, or until SIGINT, SIGTERM, SIGHUP or a stop signal of the
@@ -715,8 +703,8 @@ impl Watched {
         let child = matches!(change, Change::Cloned).then(|| ptrace::message(tid).ok()).flatten();
         match change {
             Change::Ended(_) => {}
-            Change::Signal(signal) => ptrace::detach(tid, signal),
-            _ => ptrace::detach(tid, 0),
+            Change::Signal(signal) => drop(ptrace::detach(tid, signal)),
+            _ => drop(ptrace::detach(tid, 0)),
         }
         // It is traced from its first instruction.
         let child = child.and_then(|tid| Tid::try_from(tid).ok());
