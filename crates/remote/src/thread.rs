@@ -205,14 +205,12 @@ impl Tracee {
     fn write_context(&mut self, memory: &TargetMemory, at: u64) -> io::Result<()> {
         let vectors = arch::vector_image(self.vectors()?.to_vec())?;
         let mut bytes = self.code.restore.to_le_bytes().to_vec();
-        let before = self.registers.needs_code().map_or_else(Vec::new, |end| {
-            memory.read_up_to(end.saturating_sub(arch::CODE_BEFORE as u64), arch::CODE_BEFORE)
-        });
+        let continued = self.registers.continued(&|at, length| memory.read_up_to(at, length));
         let blocked = match self.blocked {
             Some(blocked) => blocked,
             None => *self.blocked.insert(arch::signal_mask(self.tid)?),
         };
-        bytes.extend(self.registers.context(blocked, at + layout::VECTORS, &before));
+        bytes.extend(self.registers.context(blocked, at + layout::VECTORS, continued));
         bytes.resize(8 + usize::try_from(layout::VECTORS).unwrap_or(0), 0);
         bytes.extend(vectors);
         memory.write(at - 8, &bytes)
@@ -234,7 +232,7 @@ impl Tracee {
         let call = self.registers.for_call(self.code.syscall, number, arguments, at - 8);
         let first = at - CHAINED;
         let mut bytes = self.code.restore.to_le_bytes().to_vec();
-        bytes.extend(call.context(u64::MAX, at + layout::VECTORS, &[]));
+        bytes.extend(call.context(u64::MAX, at + layout::VECTORS, None));
         memory.write(first - 8, &bytes)?;
         self.chain = Some(first - 8);
         Ok(())

@@ -9,7 +9,6 @@ use crate::thread::{Function, Place};
 pub(crate) const SYSCALL_AND_RETURN: &[u8] = &[];
 pub(crate) const RESTORE: [&[u8]; 2] = [&[], &[]];
 pub(crate) const RED_ZONE: u64 = 0;
-pub(crate) const CODE_BEFORE: usize = 0;
 
 pub(crate) mod layout {
     pub(crate) const VECTORS: u64 = 0;
@@ -57,11 +56,11 @@ impl Registers {
         *self
     }
 
-    pub(crate) fn context(&self, _: u64, _: u64, _: &[u8]) -> Vec<u8> {
+    pub(crate) fn context(&self, _: u64, _: u64, _: Option<i64>) -> Vec<u8> {
         Vec::new()
     }
 
-    pub(crate) fn needs_code(&self) -> Option<u64> {
+    pub(crate) fn continued(&self, _: &dyn Fn(u64, usize) -> Vec<u8>) -> Option<i64> {
         None
     }
 

@@ -153,8 +153,8 @@ impl Registers {
     /// `struct ucontext` of the kernel for these registers and a signal mask, with the vector registers at `vectors`.
     ///
     /// A system call that was interrupted begins anew with the arguments it had, as after a signal without handler. Only a time
-    /// to wait that was given as a duration begins anew, too. `before` is code, see [`Registers::needs_code`].
-    pub(crate) fn context(&self, blocked: u64, vectors: u64, before: &[u8]) -> Vec<u8> {
+    /// to wait that was given as a duration begins anew, too. `continued` is the result of [`Registers::continued`].
+    pub(crate) fn context(&self, blocked: u64, vectors: u64, continued: Option<i64>) -> Vec<u8> {
         /// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS` of `<asm/ucontext.h>`.
         const ALL_IS_THERE: u64 = 7;
         /// Flags that are valid for no signal stack: the kernel ignores them, and the thread keeps its own.
@@ -164,7 +164,11 @@ impl Registers {
         // `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK`.
         let restarts = matches!(of.rax.cast_signed(), -514..=-512 | -516);
         if of.orig_rax.cast_signed() >= 0 && restarts {
-            match if self.needs_code().is_some() { restarted(before) } else { Some(of.orig_rax) } {
+            let number = match of.orig_rax {
+                RESTART => continued.map(i64::cast_unsigned),
+                number => Some(number),
+            };
+            match number {
                 Some(number) => {
                     rax = number;
                     rip = rip.wrapping_sub(SYSCALL_LENGTH);
@@ -173,7 +177,7 @@ impl Registers {
                 None => rax = i64::from(-libc::EINTR).cast_unsigned(),
             }
         } else if of.rax == RESTART {
-            rax = restarted(before).unwrap_or(rax);
+            rax = continued.map_or(rax, i64::cast_unsigned);
         }
         let segments = of.cs & 0xffff | (of.ss & 0xffff) << 48;
         let words = [
@@ -189,14 +193,15 @@ impl Registers {
         words.into_iter().flatten().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// The end of [`CODE_BEFORE`] bytes of code that [`Registers::context`] needs. A thread that is in `restart_syscall`, or about to make
-    /// it, continues a call with a time to wait; a return from a signal's frame ends that. The call's number is in no register, but in
-    /// the code before it.
-    pub(crate) fn needs_code(&self) -> Option<u64> {
-        match self.0.rax {
-            RESTART => Some(self.0.rip.wrapping_add(SYSCALL_LENGTH)),
-            _ => (self.0.orig_rax == RESTART).then_some(self.0.rip),
-        }
+    /// The number of the system call that `restart_syscall` continues, if the thread is in it or about to make it: one with a time to
+    /// wait, which a return from a signal frame ends. No register has the number, so it is read from the program's code: `read` returns
+    /// the bytes at an address, fewer where memory ends.
+    pub(crate) fn continued(&self, read: &dyn Fn(u64, usize) -> Vec<u8>) -> Option<i64> {
+        let next = match self.0.rax {
+            RESTART => self.0.rip.wrapping_add(SYSCALL_LENGTH),
+            _ => Some(self.0.rip).filter(|_| self.0.orig_rax == RESTART)?,
+        };
+        number_before(next, self.0.rsp, read)
     }
 
     /// The value that a system call returned.
@@ -212,19 +217,32 @@ impl Registers {
     }
 }
 
-/// Bytes of code that [`Registers::context`] may need, up to the next instruction.
-pub(crate) const CODE_BEFORE: usize = 48;
+/// Bytes of code before a system call, or before a return address, that are searched for the call's number.
+const CODE_BEFORE: usize = 64;
+/// The opcodes of `mov $NUMBER, %eax`, which precedes `syscall`, and of `mov $NUMBER, %edi`, which precedes a call of libc's `syscall()`.
+const MOV_EAX: u8 = 0xb8;
+const MOV_EDI: u8 = 0xbf;
+/// `mov 8(%rsp), %r9; syscall`: the function `syscall()` of glibc, which has pushed nothing.
+const CALL_BY_NUMBER: &[u8] = &[0x4c, 0x8b, 0x4c, 0x24, 0x08, 0x0f, 0x05];
 
-/// The number of an interrupted call, by the last `mov $NUMBER, %eax` before it: one of the calls that have a time to wait.
-fn restarted(before: &[u8]) -> Option<u64> {
+/// The number of a system call with a time to wait that is made before the address `next`, with the stack at `stack`.
+fn number_before(next: u64, stack: u64, read: &dyn Fn(u64, usize) -> Vec<u8>) -> Option<i64> {
+    let before = |end: u64| read(end.saturating_sub(CODE_BEFORE as u64), CODE_BEFORE);
+    let code = before(next);
+    if !code.ends_with(CALL_BY_NUMBER) {
+        return number_in(code.strip_suffix(&SYSCALL_AND_RETURN[..2])?, MOV_EAX);
+    }
+    let caller = u64::from_le_bytes(read(stack, 8).try_into().ok()?);
+    number_in(&before(caller), MOV_EDI)
+}
+
+/// The last number of a system call with a time to wait that a `mov` puts into a register.
+fn number_in(code: &[u8], mov: u8) -> Option<i64> {
     const CALLS: [libc::c_long; 4] =
         [libc::SYS_poll, libc::SYS_nanosleep, libc::SYS_futex, libc::SYS_clock_nanosleep];
-    const MOV: u8 = 0xb8;
-    let code = before.strip_suffix(&SYSCALL_AND_RETURN[..2])?;
-    code.windows(5).rev().find_map(|window| {
-        let number = u32::from_le_bytes(window[1..].try_into().ok()?);
-        let is_one = CALLS.contains(&number.into());
-        (window[0] == MOV && is_one).then_some(number.into())
+    code.windows(5).rev().filter(|window| window[0] == mov).find_map(|window| {
+        let number = i64::from(i32::from_le_bytes(window[1..].try_into().ok()?));
+        CALLS.contains(&number).then_some(number)
     })
 }
 
@@ -279,15 +297,39 @@ pub(crate) fn vector_image(mut state: Vec<u8>) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
+    /// The number that is found in pieces of memory, each with its address.
+    fn found(next: u64, stack: u64, memory: &[(u64, &[u8])]) -> Option<i64> {
+        number_before(next, stack, &|at, length| {
+            let byte = |address: u64| {
+                memory.iter().find_map(|(start, piece)| {
+                    piece.get(usize::try_from(address.checked_sub(*start)?).ok()?)
+                })
+            };
+            (at..at + length as u64).map(|address| *byte(address).unwrap_or(&0x90)).collect()
+        })
+    }
+
     #[test]
-    fn the_number_of_a_restarted_call_is_read_from_its_code() {
+    fn the_number_of_a_continued_call_is_read_from_its_code() {
         // mov $230, %eax; mov %r8, %r10; syscall
         let sleep = [0x90, 0xb8, 0xe6, 0, 0, 0, 0x4d, 0x89, 0xc2, 0x0f, 0x05];
-        assert_eq!(restarted(&sleep), Some(230));
+        assert_eq!(found(0x1000, 0, &[(0x1000 - 11, &sleep)]), Some(230));
+        assert_eq!(found(0xfff, 0, &[(0x1000 - 11, &sleep)]), None, "no system call");
         let read = [0x90, 0xb8, 0, 0, 0, 0, 0x0f, 0x05];
-        assert_eq!(restarted(&read), None, "read has no time to wait");
-        assert_eq!(restarted(&sleep[..9]), None);
-        assert_eq!(restarted(&[]), None);
+        assert_eq!(found(0x1000, 0, &[(0x1000 - 8, &read)]), None, "read has no time to wait");
+        assert_eq!(found(0x1000, 0, &[]), None);
+    }
+
+    #[test]
+    fn the_number_of_a_continued_call_is_read_from_the_caller_of_a_call_by_number() {
+        // mov $202, %edi; xor %eax, %eax; call syscall
+        let caller = [0xbf, 0xca, 0, 0, 0, 0x31, 0xc0, 0xe8, 1, 2, 3, 4];
+        let back = 0x2000_u64.to_le_bytes();
+        let memory: &[(u64, &[u8])] =
+            &[(0x1000 - 7, CALL_BY_NUMBER), (0x7000, &back), (0x2000 - 12, &caller)];
+        assert_eq!(found(0x1000, 0x7000, memory), Some(202));
+        assert_eq!(found(0x1000, 0x7000, &memory[..2]), None);
+        assert_eq!(found(0x1000, 0x8000, memory), None);
     }
 
     #[test]
