@@ -39,17 +39,40 @@ impl Bytes {
 
 /// A part of a file that is loaded, `PT_LOAD`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Segment {
-    offset: u64,
-    address: u64,
-    length: u64,
-    execute: bool,
+pub(crate) struct Segment {
+    pub(crate) offset: u64,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) execute: bool,
+}
+
+/// All loaded parts of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Segments(pub(crate) Vec<Segment>);
+
+impl Segments {
+    /// The address, as the file has it, of the byte at an offset. A page of the file can be in two segments: code is in the
+    /// one that can be executed.
+    pub(crate) fn address(&self, offset: u64) -> Option<u64> {
+        let has = |it: &&Segment| offset.checked_sub(it.offset).is_some_and(|at| at < it.length);
+        let code = self.0.iter().filter(|it| it.execute).find(has);
+        let segment = code.or_else(|| self.0.iter().find(has))?;
+        segment.address.checked_add(offset - segment.offset)
+    }
+
+    /// The offset in the file of an address, and the end of its segment.
+    pub(crate) fn offset(&self, address: u64) -> Option<Range<u64>> {
+        self.0.iter().find_map(|it| {
+            let into = address.checked_sub(it.address).filter(|into| *into < it.length)?;
+            Some(it.offset.checked_add(into)?..it.offset.checked_add(it.length)?)
+        })
+    }
 }
 
 /// The program headers of a file. Sections are not asked: who strips a file may take them away.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Headers {
-    segments: Vec<Segment>,
+    pub(crate) segments: Segments,
     /// Where the index of unwind tables is in memory, `PT_GNU_EH_FRAME`.
     pub(crate) unwind_index: Option<Range<u64>>,
     /// What the linker made of all of the file; also in a file of debugging information.
@@ -105,7 +128,7 @@ impl Headers {
             let (in_file, in_memory) = (u64_at(header, 32)?, u64_at(header, 40)?);
             match kind {
                 // A file of debugging information has none of the bytes, but has the addresses.
-                segment::LOAD => headers.segments.push(Segment {
+                segment::LOAD => headers.segments.0.push(Segment {
                     offset,
                     address,
                     length: in_file,
@@ -117,29 +140,12 @@ impl Headers {
                 }
                 segment::NOTE if headers.build_id.is_none() => {
                     let notes = bytes.read(offset, in_file.min(NOTES)).unwrap_or_default();
-                    headers.build_id = build_id(&notes);
+                    headers.build_id = build_id(&notes, u32::from_le_bytes);
                 }
                 _ => {}
             }
         }
         Some(headers)
-    }
-
-    /// The address, as the file has it, of what is at an offset. A page of the file can be in two segments: code is in the
-    /// one that can be executed.
-    pub(crate) fn address(&self, offset: u64) -> Option<u64> {
-        let has = |it: &&Segment| offset.checked_sub(it.offset).is_some_and(|at| at < it.length);
-        let code = self.segments.iter().filter(|it| it.execute).find(has);
-        let segment = code.or_else(|| self.segments.iter().find(has))?;
-        segment.address.checked_add(offset - segment.offset)
-    }
-
-    /// Where in the file an address is, and how much of its segment follows.
-    pub(crate) fn offset(&self, address: u64) -> Option<Range<u64>> {
-        self.segments.iter().find_map(|it| {
-            let into = address.checked_sub(it.address).filter(|into| *into < it.length)?;
-            Some(it.offset.checked_add(into)?..it.offset.checked_add(it.length)?)
-        })
     }
 }
 
@@ -180,16 +186,16 @@ pub(crate) fn section(bytes: &Bytes, name: &[u8]) -> Option<Section> {
     })
 }
 
-/// Of notes, the description of `NT_GNU_BUILD_ID`.
-fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
+/// The description of the note `NT_GNU_BUILD_ID` in bytes that hold notes, with the byte order of the file.
+pub(crate) fn build_id(mut notes: &[u8], order: impl Fn([u8; 4]) -> u32) -> Option<Vec<u8>> {
     const BUILD_ID: u32 = 3;
     let padded = |length: u32| usize::try_from(length).ok()?.checked_next_multiple_of(4);
     loop {
-        let (name_length, length) = (u32_at(notes, 0)?, u32_at(notes, 4)?);
-        let kind = u32_at(notes, 8)?;
+        let word = |at| number(notes, at).map(&order);
+        let (name_length, length, kind) = (word(0)?, word(4)?, word(8)?);
         let (name, rest) = notes.get(12..)?.split_at_checked(padded(name_length)?)?;
         let description = rest.get(..usize::try_from(length).ok()?)?;
-        if kind == BUILD_ID && name == b"GNU\0" {
+        if kind == BUILD_ID && name == b"GNU\0" && !description.is_empty() {
             return Some(description.to_vec());
         }
         notes = rest.get(padded(length)?..)?;
@@ -219,8 +225,8 @@ mod tests {
         for line in text.lines().filter(|line| line.contains("LOAD") && line.contains(" E ")) {
             let words: Vec<&str> = line.split_whitespace().collect();
             let (offset, address) = (hex(words[1]), hex(words[2]));
-            assert_eq!(headers.address(offset + 1), Some(address + 1), "{text}");
-            assert_eq!(headers.offset(address + 1).map(|it| it.start), Some(offset + 1));
+            assert_eq!(headers.segments.address(offset + 1), Some(address + 1), "{text}");
+            assert_eq!(headers.segments.offset(address + 1).map(|it| it.start), Some(offset + 1));
             seen += 1;
         }
         assert!(seen > 0, "{text}");
@@ -237,8 +243,8 @@ mod tests {
             notes.extend(text);
             notes.resize(notes.len().next_multiple_of(4), 0);
         }
-        assert_eq!(build_id(&notes), Some(vec![0x12, 0x34]));
-        assert_eq!(build_id(&notes[..20]), None);
+        assert_eq!(build_id(&notes, u32::from_le_bytes), Some(vec![0x12, 0x34]));
+        assert_eq!(build_id(&notes[..20], u32::from_le_bytes), None);
     }
 
     proptest! {
@@ -256,7 +262,7 @@ mod tests {
             }
             bytes.truncate(cut);
             if let Some(headers) = Headers::of(&Bytes::Memory(bytes)) {
-                let _ = (headers.address(0x1234), headers.offset(u64::MAX));
+                let _ = (headers.segments.address(0x1234), headers.segments.offset(u64::MAX));
             }
         }
     }

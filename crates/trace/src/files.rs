@@ -35,14 +35,14 @@ pub(crate) struct Opened {
 impl Opened {
     /// The functions at an offset of the file, the innermost inlined one first. Empty where none is known.
     pub(crate) fn calls(&self, offset: u64) -> Vec<Call> {
-        let address = self.modules.last().and_then(|file| file.layout.address(offset));
+        let address = self.modules.last().and_then(|file| file.layout.segments.address(offset));
         let Some(address) = address else { return Vec::new() };
         calls(&self.modules, address)
     }
 
     /// Where the function begins that is at an offset: so many bytes before.
     pub(crate) fn since_start(&self, offset: u64) -> Option<u64> {
-        let address = self.modules.last()?.layout.address(offset)?;
+        let address = self.modules.last()?.layout.segments.address(offset)?;
         let start = self.modules.iter().find_map(|it| it.symbol(address))?.0;
         address.checked_sub(start)
     }

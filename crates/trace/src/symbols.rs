@@ -200,7 +200,7 @@ impl Symbols {
             Some(Module::new(source, layout, None))
         };
         let module = self.vdso.get_or_insert_with(read).as_ref();
-        let address = module.and_then(|it| it.layout.address(place.instruction()));
+        let address = module.and_then(|it| it.layout.segments.address(place.instruction()));
         module.zip(address).map(|(module, address)| module.calls(address)).unwrap_or_default()
     }
 

@@ -251,7 +251,7 @@ impl Unwinder {
         let region = spaces.find(pid, address)?;
         let module = self.module(pid, region)?;
         let headers = &self.modules[module].headers;
-        let own = headers.address(region.offset.checked_add(address - region.start)?)?;
+        let own = headers.segments.address(region.offset.checked_add(address - region.start)?)?;
         Some((address.wrapping_sub(own), headers.build_id.as_deref()))
     }
 
@@ -325,7 +325,7 @@ impl Unwinder {
     fn row(&mut self, pid: u32, region: &Region, place: u64) -> Option<(usize, Rc<Row>)> {
         let module = self.module(pid, region)?;
         let offset = region.offset.checked_add(place - region.start)?;
-        let address = self.modules[module].headers.address(offset)?;
+        let address = self.modules[module].headers.segments.address(offset)?;
         let known = self.rows.at(module, address);
         if let Some(known) = known.as_ref().filter(|it| it.of == (module, address)) {
             return known.row.clone().map(|row| (module, row));
@@ -402,14 +402,14 @@ impl Module {
             let length = length.min(LARGEST);
             (length.saturating_add(before as u64) <= at_most).then_some(length)
         };
-        let entries = bytes.read(headers.offset(index)?.start, fits(end - index, 0)?)?;
+        let entries = bytes.read(headers.segments.offset(index)?.start, fits(end - index, 0)?)?;
         if !entries.starts_with(LAYOUT) {
             return None;
         }
         let from_field = u32_at(&entries, LAYOUT.len())?.cast_signed();
         let address =
             index.checked_add(LAYOUT.len() as u64)?.checked_add_signed(from_field.into())?;
-        let Range { start, end } = headers.offset(address)?;
+        let Range { start, end } = headers.segments.offset(address)?;
         let tables = bytes.read(start, fits(end - start, entries.len())?)?;
         let count = usize::try_from(u32_at(&entries, 8)?).ok()?;
         let entries = entries.get(ENTRIES..)?.chunks_exact(8).take(count).flatten().copied();

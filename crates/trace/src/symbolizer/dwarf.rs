@@ -147,9 +147,7 @@ struct Loaded {
 /// The attributes of a unit as a whole.
 #[derive(Debug, Default)]
 struct Root {
-    low: Option<Value>,
-    high: Option<Value>,
-    ranges: Option<Value>,
+    extent: Extent,
     lines: Option<DebugLineOffset<u64>>,
 }
 
@@ -207,9 +205,7 @@ impl Info {
             let of_unit = dwarf
                 .abbreviations(&header)
                 .and_then(|abbreviations| unit(&dwarf, header, abbreviations))
-                .and_then(|(unit, root)| {
-                    ranges_of(&dwarf, &unit, root.low, root.high, root.ranges)
-                });
+                .and_then(|(unit, root)| root.extent.ranges(&dwarf, &unit));
             ranges.extend(of_unit.unwrap_or_default().into_iter().map(|range| (range, offset)));
             if ranges.len() > MAX_RANGES {
                 return Err(Error::Io);
@@ -310,18 +306,12 @@ impl Info {
                 entries.skip_attributes(abbreviation.attributes())?;
                 continue;
             }
-            let (mut low, mut high, mut list) = (None, None, None);
+            let mut extent = Extent::default();
             for spec in abbreviation.attributes() {
-                let attribute = entries.read_attribute(*spec)?;
-                match attribute.name() {
-                    dw::DW_AT_low_pc => low = Some(attribute.value()),
-                    dw::DW_AT_high_pc => high = Some(attribute.value()),
-                    dw::DW_AT_ranges => list = Some(attribute.value()),
-                    _ => {}
-                }
+                extent.note(&entries.read_attribute(*spec)?);
             }
-            if low.is_some() || list.is_some() {
-                let its = ranges_of(dwarf, &unit, low, high, list)?;
+            if extent.low.is_some() || extent.list.is_some() {
+                let its = extent.ranges(dwarf, &unit)?;
                 ranges.extend(its.into_iter().map(|range| (range, at)));
                 if ranges.len() > MAX_FUNCTIONS {
                     return Err(Error::Io);
@@ -368,14 +358,12 @@ impl Info {
                 entries.skip_attributes(abbreviation.attributes())?;
                 continue;
             }
-            let (mut low, mut high, mut list) = (None, None, None);
+            let mut extent = Extent::default();
             let (mut names, mut file, mut line) = (Names::default(), None, 0);
             for spec in abbreviation.attributes() {
                 let attribute = entries.read_attribute(*spec)?;
+                extent.note(&attribute);
                 match attribute.name() {
-                    dw::DW_AT_low_pc => low = Some(attribute.value()),
-                    dw::DW_AT_high_pc => high = Some(attribute.value()),
-                    dw::DW_AT_ranges => list = Some(attribute.value()),
                     dw::DW_AT_call_file => {
                         if let AttributeValue::FileIndex(number) = attribute.value() {
                             // Before DWARF 5 files are numbered from 1.
@@ -394,7 +382,7 @@ impl Info {
             if level >= MAX_DEPTH || inlined.len() >= MAX_INLINED {
                 return Err(Error::Io);
             }
-            for range in ranges_of(&self.dwarf, unit, low, high, list)? {
+            for range in extent.ranges(&self.dwarf, unit)? {
                 inlined.push(Inlined {
                     begin: range.begin,
                     end: range.end,
@@ -563,10 +551,8 @@ fn unit(
     let abbreviation = entries.read_abbreviation()?.ok_or(Error::MissingUnitDie)?;
     for spec in abbreviation.attributes() {
         let attribute = entries.read_attribute(*spec)?;
+        root.extent.note(&attribute);
         match (attribute.name(), attribute.value()) {
-            (dw::DW_AT_low_pc, value) => root.low = Some(value),
-            (dw::DW_AT_high_pc, value) => root.high = Some(value),
-            (dw::DW_AT_ranges, value) => root.ranges = Some(value),
             (dw::DW_AT_comp_dir, value) => folder = Some(value),
             (dw::DW_AT_stmt_list, AttributeValue::DebugLineRef(at)) => root.lines = Some(at),
             (dw::DW_AT_str_offsets_base, AttributeValue::DebugStrOffsetsBase(base)) => {
@@ -586,50 +572,63 @@ fn unit(
     drop(entries);
     // Both may need the bases above.
     unit.comp_dir = folder.and_then(|value| dwarf.attr_string(&unit, value).ok());
-    if let Some(low) = root.low.clone().map(|value| dwarf.attr_address(&unit, value)) {
+    if let Some(low) = root.extent.low.clone().map(|value| dwarf.attr_address(&unit, value)) {
         unit.low_pc = low?.unwrap_or(0);
     }
     Ok((unit, root))
 }
 
-/// Ranges of addresses, as attributes say.
-fn ranges_of(
-    dwarf: &Dwarf,
-    unit: &Unit,
+/// The attributes of an entry that give the addresses of its code.
+#[derive(Debug, Default)]
+struct Extent {
     low: Option<Value>,
     high: Option<Value>,
     list: Option<Value>,
-) -> Result<Vec<gimli::Range>> {
-    let mut ranges = Vec::new();
-    let mut add = |begin: u64, end: u64| {
-        if begin < end {
-            ranges.push(gimli::Range { begin, end });
+}
+
+impl Extent {
+    fn note(&mut self, attribute: &gimli::Attribute<Reader>) {
+        match attribute.name() {
+            dw::DW_AT_low_pc => self.low = Some(attribute.value()),
+            dw::DW_AT_high_pc => self.high = Some(attribute.value()),
+            dw::DW_AT_ranges => self.list = Some(attribute.value()),
+            _ => {}
         }
-        ranges.len() <= MAX_RANGES
-    };
-    let list = list.map(|value| dwarf.attr_ranges_offset(unit, value)).transpose()?.flatten();
-    if let Some(list) = list {
-        let mut entries = dwarf.ranges(unit, list)?;
-        while let Some(range) = entries.next()? {
-            if !add(range.begin, range.end) {
-                return Err(Error::Io);
+    }
+
+    fn ranges(self, dwarf: &Dwarf, unit: &Unit) -> Result<Vec<gimli::Range>> {
+        let Extent { low, high, list } = self;
+        let mut ranges = Vec::new();
+        let mut add = |begin: u64, end: u64| {
+            if begin < end {
+                ranges.push(gimli::Range { begin, end });
             }
-        }
-        return Ok(ranges);
-    }
-    let address = |value: Option<Value>| {
-        value.map(|value| dwarf.attr_address(unit, value)).transpose().map(Option::flatten)
-    };
-    let length = high.as_ref().and_then(AttributeValue::udata_value);
-    if let Some(low) = address(low)? {
-        let end = match address(high)? {
-            Some(end) => end,
-            // Behind the last address there is nothing.
-            None => low.wrapping_add(length.unwrap_or(0)),
+            ranges.len() <= MAX_RANGES
         };
-        add(low, end);
+        let list = list.map(|value| dwarf.attr_ranges_offset(unit, value)).transpose()?.flatten();
+        if let Some(list) = list {
+            let mut entries = dwarf.ranges(unit, list)?;
+            while let Some(range) = entries.next()? {
+                if !add(range.begin, range.end) {
+                    return Err(Error::Io);
+                }
+            }
+            return Ok(ranges);
+        }
+        let address = |value: Option<Value>| {
+            value.map(|value| dwarf.attr_address(unit, value)).transpose().map(Option::flatten)
+        };
+        let length = high.as_ref().and_then(AttributeValue::udata_value);
+        if let Some(low) = address(low)? {
+            let end = match address(high)? {
+                Some(end) => end,
+                // Behind the last address there is nothing.
+                None => low.wrapping_add(length.unwrap_or(0)),
+            };
+            add(low, end);
+        }
+        Ok(ranges)
     }
-    Ok(ranges)
 }
 
 /// The path of a file as compilers note it: the folder that they ran in, one of a table, and a name.

@@ -3,6 +3,7 @@
 use gimli::{Endianity, RunTimeEndian};
 
 use super::Source;
+use crate::elf::{Segment, Segments, build_id};
 
 /// Larger files have their tables cut: no linker writes more.
 const MAX_SEGMENTS: u64 = 512;
@@ -31,14 +32,6 @@ impl Section {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Segment {
-    offset: u64,
-    address: u64,
-    length: u64,
-    execute: bool,
-}
-
 /// What the headers of a file say.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
@@ -47,7 +40,7 @@ pub(crate) struct Layout {
     pub(super) is_wide: bool,
     pub(super) sections: Vec<Section>,
     names: Vec<u8>,
-    segments: Vec<Segment>,
+    pub(crate) segments: Segments,
     /// What the linker made of all of the file, which its debug file has, too.
     pub(crate) build_id: Option<Vec<u8>>,
     /// The file name and CRC of `.gnu_debuglink`.
@@ -105,7 +98,7 @@ impl Layout {
             is_wide,
             sections: Vec::new(),
             names: Vec::new(),
-            segments: Vec::new(),
+            segments: Segments::default(),
             build_id: None,
             debug_link: None,
             alt_link: None,
@@ -161,7 +154,7 @@ impl Layout {
         match words.u32(0) {
             LOAD => {
                 let execute = flags & EXECUTE != 0;
-                self.segments.push(Segment { offset, address, length, execute });
+                self.segments.0.push(Segment { offset, address, length, execute });
             }
             NOTE => notes.push((offset, length)),
             _ => {}
@@ -172,7 +165,8 @@ impl Layout {
     fn read_notes(&mut self, source: &Source, segments: &[(u64, u64)]) {
         let section = self.find(b".note.gnu.build-id").map(|it| (it.offset, it.size));
         self.build_id = section.iter().chain(segments).find_map(|(offset, length)| {
-            build_id(&source.read(*offset, (*length).min(MAX_NOTES))?, self.endian)
+            let notes = source.read(*offset, (*length).min(MAX_NOTES))?;
+            build_id(&notes, |bytes| self.endian.read_u32(&bytes))
         });
     }
 
@@ -222,30 +216,5 @@ impl Layout {
     /// Whether there is debugging information in it.
     pub(crate) fn has_dwarf(&self) -> bool {
         self.find(b".debug_info").is_some()
-    }
-
-    /// The address, as the file has it, of what is at an offset. A page of the file can be in two segments: code is in the
-    /// one that can be executed.
-    pub(crate) fn address(&self, offset: u64) -> Option<u64> {
-        let has = |it: &&Segment| offset.checked_sub(it.offset).is_some_and(|at| at < it.length);
-        let code = self.segments.iter().filter(|it| it.execute).find(has);
-        let segment = code.or_else(|| self.segments.iter().find(has))?;
-        segment.address.checked_add(offset - segment.offset)
-    }
-}
-
-/// Of notes, the description of `NT_GNU_BUILD_ID`.
-fn build_id(mut notes: &[u8], endian: RunTimeEndian) -> Option<Vec<u8>> {
-    const BUILD_ID: u32 = 3;
-    let padded = |length: u32| usize::try_from(length).ok()?.checked_next_multiple_of(4);
-    loop {
-        let words = Words { bytes: notes, endian };
-        let (name_length, length, kind) = (words.u32(0), words.u32(4), words.u32(8));
-        let (name, rest) = notes.get(12..)?.split_at_checked(padded(name_length)?)?;
-        let description = rest.get(..usize::try_from(length).ok()?)?;
-        if kind == BUILD_ID && name == b"GNU\0" && !description.is_empty() {
-            return Some(description.to_vec());
-        }
-        notes = rest.get(padded(length)?..)?;
     }
 }
