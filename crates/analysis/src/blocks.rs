@@ -78,15 +78,16 @@ pub(crate) fn facts_of(
     Facts { key: key.into(), title: title.into(), audience: Audience::Everyone, shape, facts }
 }
 
+/// A limit in bytes; `Value::None` for 0, which is no limit.
+pub(crate) fn limit(bytes: u64) -> Value {
+    if bytes == 0 { Value::None } else { Value::Bytes(bytes) }
+}
+
 /// How much memory a recorder was allowed, and what it did not keep apart to stay within it.
 pub(crate) fn folded(folded: &Folded) -> Facts {
-    let limit = match folded.memory_limit {
-        0 => Value::None,
-        bytes => Value::Bytes(bytes),
-    };
     let count = |key, value| fact(key, "", Value::Count(value), meaning(key));
     let facts = vec![
-        fact("memory_limit", "", limit, meaning("memory_limit")),
+        fact("memory_limit", "", limit(folded.memory_limit), meaning("memory_limit")),
         count("other_stacks", folded.stack_events),
         count("folded_stacks", folded.stacks),
         count("stack_error", folded.stack_error),

@@ -155,10 +155,7 @@ fn about(watched: &Watched) -> Facts {
         None => Value::None,
     };
     let count = |count: u64| Value::Count(count);
-    let limit = match watched.memory_limit {
-        0 => Value::None,
-        bytes => Value::Bytes(bytes),
-    };
+    let limit = blocks::limit(watched.memory_limit);
     let of_block =
         |value: &dyn Fn(&Held) -> Value| watched.block.as_ref().map_or(Value::None, value);
     let offset = |block: &Held| watched.address.saturating_sub(block.start);
