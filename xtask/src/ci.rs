@@ -1,5 +1,8 @@
 //! `cargo xtask ci`: every check, the quick ones first, the tests last.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Display, Formatter};
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -42,7 +45,7 @@ const STEPS: &[Step] = &[
     },
 ];
 
-/// Runs every check; the last line of output is `N passed, N failed`, of the tests.
+/// Runs every check; the last line of output is `N passed, N failed, N skipped`, of the tests.
 pub(crate) fn run() -> Result<ExitCode> {
     let began = Instant::now();
     say("tidy");
@@ -50,9 +53,13 @@ pub(crate) fn run() -> Result<ExitCode> {
     for step in STEPS {
         step.run()?;
     }
-    let tally = test()?;
+    let (tally, skips) = test()?;
+    let skipped = skips.tests.len() as u64;
+    print!("{skips}");
     println!("all checks took {} s", began.elapsed().as_secs());
-    println!("{} passed, {} failed", tally.passed, tally.failed);
+    // libtest counts a skipped test as passed.
+    let passed = tally.passed.saturating_sub(skipped);
+    println!("{passed} passed, {} failed, {skipped} skipped", tally.failed);
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -99,11 +106,62 @@ impl Tally {
     }
 }
 
+/// The tests that this machine cannot run, by the lines that the crate `skip` writes.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Skips {
+    /// Each test that was skipped as a whole, with the reason.
+    tests: BTreeMap<String, String>,
+    /// Each test of which cases were left out, with the reasons.
+    parts: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Skips {
+    fn parse(text: &str) -> Skips {
+        let mut skips = Skips::default();
+        for line in text.lines() {
+            match line.split('\t').collect::<Vec<_>>()[..] {
+                ["test", test, reason] => {
+                    skips.tests.insert(test.to_owned(), reason.to_owned());
+                }
+                [_, test, reason] => {
+                    skips.parts.entry(test.to_owned()).or_default().insert(reason.to_owned());
+                }
+                _ => {}
+            }
+        }
+        skips
+    }
+}
+
+impl Display for Skips {
+    /// One reason a line, and below it the tests.
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        let mut by_reason: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+        for (test, reason) in &self.tests {
+            by_reason.entry(("skipped", reason)).or_default().push(test);
+        }
+        for (test, reasons) in &self.parts {
+            for reason in reasons {
+                by_reason.entry(("cases left out", reason)).or_default().push(test);
+            }
+        }
+        for ((what, reason), tests) in by_reason {
+            writeln!(to, "{what}: {reason}")?;
+            tests.iter().try_for_each(|test| writeln!(to, "    {test}"))?;
+        }
+        Ok(())
+    }
+}
+
 /// Runs the tests, passing their output on as it comes.
-fn test() -> Result<Tally> {
+fn test() -> Result<(Tally, Skips)> {
     say("test --workspace --no-fail-fast");
+    let skips = crate::root()?.join("target").join("skipped-tests");
+    fs::create_dir_all(skips.parent().context("it is in target")?)?;
+    fs::write(&skips, "").with_context(|| skips.display().to_string())?;
     let mut child = cargo_here()?
         .args(["test", "--workspace", "--no-fail-fast"])
+        .env("PAGEWISE_SKIPS", &skips)
         .stdout(Stdio::piped())
         .spawn()
         .context("cargo test")?;
@@ -120,7 +178,7 @@ fn test() -> Result<Tally> {
     if !status.success() && tally.failed == 0 {
         tally.failed = 1;
     }
-    Ok(tally)
+    Ok((tally, Skips::parse(&fs::read_to_string(&skips)?)))
 }
 
 fn say(step: &str) {
@@ -157,6 +215,17 @@ mod tests {
         tally.add("test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n");
         tally.add("test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured\n");
         assert_eq!(tally, Tally { passed: 7, failed: 3 });
+    }
+
+    #[test]
+    fn skipped_tests_are_counted_once_and_listed_by_reason() {
+        let text = "test\tcli::a\tneeds root\npart\tcli::b\tno swap\ntest\tcli::c\tneeds root\n\
+                    test\tcli::a\tneeds root\npart\tcli::b\tno swap\n";
+        let skips = Skips::parse(text);
+        assert_eq!(skips.tests.len(), 2);
+        let listed =
+            "cases left out: no swap\n    cli::b\nskipped: needs root\n    cli::a\n    cli::c\n";
+        assert_eq!(skips.to_string(), listed);
     }
 
     #[test]

@@ -34,6 +34,7 @@ const GRAPH: &[(&str, &[&str])] = &[
             "analysis", "view", "lab", "trace", "heap", "remote",
         ],
     ),
+    ("skip", &[]),
     ("xtask", &[]),
 ];
 

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 
 use pagewise_alloc::source::{File, Mapped, Refused};
 use pagewise_alloc::{Block, Pages, Source};
+use pagewise_skip::{Lack, skip, skip_part};
 
 const MIB: usize = 1 << 20;
 
@@ -49,17 +50,13 @@ fn bytes(smaps: &[String], name: &str) -> usize {
     line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// Whether the system has memory of a kind. It says why not; where every tool was to be there, that is a failure.
+/// Whether the kernel has memory of a kind; records a part of a test that is skipped if not.
 fn has(kind: Mapped) -> bool {
-    let required = std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|value| value == "1");
-    match kind.probe() {
-        Ok(()) => true,
-        Err(refused) if required => panic!("PAGEWISE_REQUIRE_TOOLS is set, but {refused}"),
-        Err(refused) => {
-            eprintln!("skipped: {refused}");
-            false
-        }
+    let refused = kind.probe().err();
+    if let Some(refused) = &refused {
+        skip_part(&Lack::Machine(&refused.to_string()));
     }
+    refused.is_none()
 }
 
 /// What is there before anyone touches it.
@@ -96,7 +93,7 @@ fn locked_memory_is_there_and_locked() {
 fn transparent_huge_pages_back_what_is_touched() {
     let never = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if never.is_ok_and(|enabled| enabled.contains("[never]")) {
-        return eprintln!("skipped: transparent huge pages are switched off");
+        return skip(&Lack::Machine("transparent huge pages are switched off"));
     }
     let huge = Mapped::ANONYMOUS.transparent_huge();
     if has(huge) {

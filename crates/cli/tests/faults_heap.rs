@@ -11,9 +11,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
-use fixture::{disk, is_root, lacks, number, program, reported, static_program};
+use fixture::{
+    FAULT_TRACEPOINT, disk, number, program, reported, skip_without_events, static_program,
+};
 
 /// What a command printed, and the report of it.
 struct Told {
@@ -60,7 +63,7 @@ fn told(options: &[&str], command: &[&str]) -> Option<Told> {
         return None;
     }
     if cfg!(not(all(target_arch = "x86_64", target_env = "gnu"))) {
-        lacks("programs are recorded from inside on x86-64 with glibc only");
+        skip(&Lack::Machine("only x86-64 programs with glibc are recorded from inside"));
         return None;
     }
     let folder = tempfile::tempdir_in(disk()).unwrap();
@@ -68,7 +71,7 @@ fn told(options: &[&str], command: &[&str]) -> Option<Told> {
     let words = [&["faults"], options].concat();
     let (output, report) = reported(&folder, &[env!("CARGO_BIN_EXE_pagewise")], &words, command);
     if report["recording"]["source"] != "tracepoints" {
-        lacks("this kernel has no tracepoint exceptions:page_fault_user");
+        skip_without_events(FAULT_TRACEPOINT);
         return None;
     }
     assert_eq!(number(&report, "recording.lost"), 0);

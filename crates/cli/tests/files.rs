@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pagewise_skip::{Lack, is_root, skip};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{CWD, FileType, Mode};
 use tempfile::TempDir;
 
-use fixture::{disk, is_root, skip};
+use fixture::disk;
 
 /// A command that takes longer, its `--for 1s` included, waits for somebody: this build is slow, and the machine may be busy.
 const LONGEST: Duration = Duration::from_secs(40);
@@ -83,7 +84,7 @@ impl Target {
             let mut compiler = Command::new("cc");
             compiler.args(["-g", "-O1", "-o"]).arg(to).arg(from).args(flags);
             let Ok(status) = compiler.status() else {
-                skip("there is no C compiler");
+                skip(&Lack::Tool("cc"));
                 return None;
             };
             assert!(status.success());
@@ -262,7 +263,7 @@ fn every_file_that_is_opened_is_found_without_links_first() {
         .stdin(Stdio::null())
         .output();
     if strace.is_err() {
-        return skip("strace is not installed");
+        return skip(&Lack::Tool("strace"));
     }
     let text = fs::read_to_string(list).unwrap();
     let library = target.library.to_str().unwrap();

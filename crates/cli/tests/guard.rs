@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{disk, pagewise, program, skip};
+use fixture::{disk, pagewise, program};
 
 /// Mistakes that the processor refuses as they are made, or that the call itself is.
 const AT_ONCE: &[&str] = &[
@@ -112,7 +113,7 @@ fn sanitized() -> Option<&'static PathBuf> {
         cc.output().is_ok_and(|output| output.status.success()).then_some(path)
     });
     if built.is_none() {
-        skip("the C compiler has no AddressSanitizer");
+        skip(&Lack::Ability { of: "cc", what: "has no AddressSanitizer" });
     }
     built.as_ref()
 }
@@ -225,7 +226,7 @@ fn memcheck_finds_the_same() {
     let program = program("misuse");
     for name in AT_ONCE.iter().chain(BESIDE).chain(AT_FREE) {
         let Ok(output) = Command::new("valgrind").arg("-q").arg(&program).arg(name).output() else {
-            return skip("valgrind is not installed");
+            return skip(&Lack::Tool("valgrind"));
         };
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let first = said.lines().next().unwrap_or_default().to_owned();
@@ -368,7 +369,7 @@ fn compare(command: &[&str]) {
         .stdin(Stdio::null())
         .output();
     let Ok(plainly) = plainly else {
-        return skip(&format!("{} is not installed", command[0]));
+        return skip(&Lack::Tool(command[0]));
     };
     for rate in ["1", "100"] {
         let folder = TempDir::new().unwrap();

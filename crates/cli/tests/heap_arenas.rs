@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use fixture::number;
 use fixture::recorder::report;
+use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
 /// As the program has them.
@@ -158,7 +159,7 @@ fn can_scan() -> bool {
     let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let is_new = (numbers.next(), numbers.next()) >= (Some(6), Some(7));
     if !is_new {
-        fixture::lacks("PAGEMAP_SCAN, which is of Linux 6.7");
+        skip(&Lack::Kernel(6, 7));
     }
     is_new
 }

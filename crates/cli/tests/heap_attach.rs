@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use fixture::number;
 use fixture::recorder::{by_function, heap, report};
+use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// `busy_heap`, running.
@@ -414,7 +415,7 @@ fn what_cannot_be_attached_to_is_told_why() {
             assert!(status.success());
             busy(&mut Command::new(musl), "its C library is musl's");
         }
-        Err(_) => fixture::skip("musl-gcc is not installed"),
+        Err(_) => skip(&Lack::Tool("musl-gcc")),
     }
     // A zombie, one that is gone, and the kernel's own.
     let mut gone = Command::new("true").spawn().unwrap();
@@ -443,7 +444,7 @@ fn what_cannot_be_attached_to_is_told_why() {
             drop(strace.stdin.take());
             assert!(lines.all(|line| line.is_ok()) && strace.wait().unwrap().success());
         }
-        Err(_) => fixture::skip("strace is not installed"),
+        Err(_) => skip(&Lack::Tool("strace")),
     }
 }
 
@@ -475,7 +476,7 @@ fn what_filters_its_calls_is_let_alone() {
 
 #[test]
 fn what_is_in_another_pid_namespace_is_recorded_and_what_is_anothers_is_not() {
-    if !fixture::is_root() {
+    if !is_root() {
         return;
     }
     let folder = tempfile::tempdir_in("/tmp").unwrap();
@@ -505,7 +506,7 @@ fn what_is_in_another_pid_namespace_is_recorded_and_what_is_anothers_is_not() {
             assert_eq!(output.status.code(), Some(1), "{said}");
             assert!(said.contains("another user's") && said.contains("CAP_SYS_PTRACE"), "{said}");
         }
-        Err(_) => fixture::skip("setpriv is not installed"),
+        Err(_) => skip(&Lack::Tool("setpriv")),
     }
     busy.end();
 }

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fixture::{disk, is_root, lacks, program};
+use pagewise_skip::{Lack, is_root, skip};
+
+use fixture::{disk, program};
 
 /// Where the recorders of a run come to, by the environment of what it runs.
 fn socket_of(pagewise: &mut Child) -> PathBuf {
@@ -148,7 +150,7 @@ fn other_users_cannot_connect() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(ours.is_ok());
     let Ok(stranger) = stranger else {
-        return lacks("another user cannot run this test's program");
+        return skip(&Lack::Machine("another user cannot run the program of the test"));
     };
     let said = String::from_utf8_lossy(&stranger.stdout);
     assert!(said.contains("connected to 0 of "), "{said}");

@@ -13,10 +13,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{is_root, program, tool};
+use fixture::{program, tool};
 
 /// Names of functions.
 const NAMES: &[&[u8]] = &[
@@ -95,7 +96,7 @@ impl Hostile {
             }
         };
         if !words(&["-pthread"], &text, &plain) || !words(&["-shared", "-fPIC"], &inner, &library) {
-            fixture::skip("there is no C compiler");
+            skip(&Lack::Tool("cc"));
             return None;
         }
         let mut bytes = fs::read(&plain).unwrap();

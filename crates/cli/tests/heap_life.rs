@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use pagewise_skip::{Lack, is_root, skip};
 use tempfile::TempDir;
 
-use fixture::{is_root, number, program};
+use fixture::{number, program};
 
 /// A folder for all that a recording leaves anywhere.
 struct Place {
@@ -356,7 +357,7 @@ fn a_child_that_spoils_its_tables_ends_no_other_recording() {
     let output = place.run(WAYS[1], &[program.to_str().unwrap()]);
     let said = text(&output.stderr);
     match output.status.code() {
-        Some(77) => return fixture::lacks("nobody may open /proc/self/map_files here"),
+        Some(77) => return skip(&Lack::Machine("the program may not open /proc/self/map_files")),
         code => assert_eq!(code, Some(0), "{said}"),
     }
     assert!(said.contains("ends where the recorder's tables could no longer be read"), "{said}");

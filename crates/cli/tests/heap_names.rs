@@ -13,6 +13,7 @@ use std::process::{Command, Output, Stdio};
 
 use fixture::number;
 use fixture::recorder::{by_function, heap, report};
+use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -34,10 +35,10 @@ fn compile(folder: &TempDir, compiler: &str, words: &[&str]) -> PathBuf {
 }
 
 /// A library of an allocator; none, with a word, where it is not installed.
-fn library(name: &str, package: &str) -> Option<String> {
+fn library(name: &str) -> Option<String> {
     let path = format!("{LIBRARIES}/{name}");
     if !Path::new(&path).exists() {
-        fixture::skip(&format!("there is no {name} ({package})"));
+        skip(&Lack::Tool(&path));
         return None;
     }
     Some(path)
@@ -63,7 +64,7 @@ fn prefixed(folder: &TempDir) -> Option<String> {
         "sdallocx",
         "malloc_usable_size",
     ];
-    let library = library("libjemalloc_pic.a", "libjemalloc-dev")?;
+    let library = library("libjemalloc_pic.a")?;
     let names = folder.path().join("names");
     let lines: String = NAMES.iter().map(|name| format!("{name} _rjem_{name}\n")).collect();
     fs::write(&names, lines).unwrap();
@@ -206,7 +207,7 @@ fn where_symbols_were_stripped_that_is_said() {
 #[test]
 fn usual_names_that_no_other_file_sees_are_recorded() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(library) = library("libjemalloc_pic.a", "libjemalloc-dev") else { return };
+    let Some(library) = library("libjemalloc_pic.a") else { return };
     let source = source("new.cpp");
     let words = ["-std=c++17", "-Wl,--exclude-libs,ALL", &source, &library, "-lm"];
     let program = compile(&folder, "c++", &words);
@@ -219,7 +220,7 @@ fn usual_names_that_no_other_file_sees_are_recorded() {
 #[test]
 fn mimalloc_by_its_own_names_is_counted_to_the_byte() {
     let folder = tempfile::tempdir().unwrap();
-    if library("libmimalloc.so", "libmimalloc-dev").is_none() {
+    if library("libmimalloc.so").is_none() {
         return;
     }
     let program = compile(&folder, "cc", &[&source("mimalloc.c"), "-lmimalloc"]);
@@ -252,17 +253,17 @@ fn preloaded(library: Option<String>) {
 
 #[test]
 fn an_operator_new_of_jemallocs_is_recorded() {
-    preloaded(library("libjemalloc.so.2", "libjemalloc-dev"));
+    preloaded(library("libjemalloc.so.2"));
 }
 
 #[test]
 fn an_operator_new_of_mimallocs_is_recorded() {
-    preloaded(library("libmimalloc.so", "libmimalloc-dev"));
+    preloaded(library("libmimalloc.so"));
 }
 
 #[test]
 fn an_operator_new_of_tcmallocs_is_recorded() {
-    preloaded(library("libtcmalloc_minimal.so.4", "libgoogle-perftools-dev"));
+    preloaded(library("libtcmalloc_minimal.so.4"));
 }
 
 #[test]
@@ -278,7 +279,7 @@ fn a_programs_own_operator_new_may_throw() {
 
 #[test]
 fn tcmalloc_in_the_program_itself_is_recorded() {
-    let Some(library) = library("libtcmalloc_minimal.a", "libgoogle-perftools-dev") else { return };
+    let Some(library) = library("libtcmalloc_minimal.a") else { return };
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&folder, "c++", &["-std=c++17", &source("new.cpp"), &library]);
     let (report, _) = run(&folder, &[], &program, "", 8);

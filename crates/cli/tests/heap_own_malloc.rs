@@ -7,6 +7,8 @@ mod fixture;
 
 use std::process::Command;
 
+use pagewise_skip::{Lack, skip};
+
 use fixture::number;
 use fixture::recorder::{by_function, heap, report};
 
@@ -51,7 +53,7 @@ fn the_compiler_of_this_test_is_recorded_and_does_its_work() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rustc.pwh");
     let Ok(sysroot) = Command::new("rustc").args(["--print", "sysroot"]).output() else {
-        return fixture::skip("there is no rustc");
+        return skip(&Lack::Tool("rustc"));
     };
     let sysroot = String::from_utf8(sysroot.stdout).unwrap();
     let rustc = format!("{}/bin/rustc", sysroot.trim());

@@ -16,10 +16,11 @@ use pagewise_heaplog::recording::{
     Amount, Begin, Counted, Counts, End, Ending, Kind, Moment, Node, Place, ROOT, Resident, Site,
     Thread, Tree,
 };
+use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{number, pagewise, skip};
+use fixture::{number, pagewise};
 
 /// Numbers that look like chance and are the same each time (xorshift).
 struct Chance(u64);
@@ -393,7 +394,7 @@ fn peak_kib(words: &[&str], path: &Path) -> Option<u64> {
     let mut command = Command::new("/usr/bin/time");
     command.args(["-f", "%M", env!("CARGO_BIN_EXE_pagewise"), "heap", "report"]).args(words);
     let Ok(output) = command.arg(path).output() else {
-        skip("/usr/bin/time is not installed");
+        skip(&Lack::Tool("/usr/bin/time"));
         return None;
     };
     assert!(output.status.success(), "{output:?}");

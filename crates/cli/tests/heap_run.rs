@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use pagewise_heaplog::recording::Counted;
+use pagewise_skip::{Lack, is_root, skip, skip_part};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -363,7 +364,7 @@ fn a_command_that_becomes_one_without_the_recorder_is_not_taken_for_it() {
     let ending = run.report()["recording"]["ending"].clone();
     assert!(ending.as_str().unwrap().starts_with("replaced"), "{ending}");
     // Nor is one that gains privileges: the loader takes nothing for it from the environment.
-    let Some(_) = fixture::is_root().then_some(()) else { return };
+    let Some(_) = is_root().then_some(()) else { return };
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let gains = folder.path().join("gains");
     let mut install = Command::new("install");
@@ -377,7 +378,7 @@ fn a_command_that_becomes_one_without_the_recorder_is_not_taken_for_it() {
 
 /// A memory cgroup of version 1 or 2 with a limit; `None`, with a word, where none can be made.
 fn cgroup(name: &str, limit: u64) -> Option<PathBuf> {
-    fixture::is_root().then_some(())?;
+    is_root().then_some(())?;
     let roots =
         [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
     for (root, file) in roots {
@@ -390,7 +391,7 @@ fn cgroup(name: &str, limit: u64) -> Option<PathBuf> {
         }
         let _ = fs::remove_dir(&folder);
     }
-    fixture::lacks("no memory cgroup can be made");
+    skip(&Lack::Machine("no memory cgroup can be made"));
     None
 }
 
@@ -414,7 +415,7 @@ fn a_small_memory_cgroup_is_enough_and_its_killer_loses_nothing() {
     let did = by_function(&fits.report(), "case_");
     assert_eq!(did["case_worker"].blocks, 8000);
     if greedy.output.status.code() == Some(127) {
-        return fixture::skip("python3 is not installed");
+        return skip(&Lack::Tool("python3"));
     }
     assert_eq!(greedy.output.status.code(), Some(128 + 9), "{}", greedy.said());
     let report = report(&greedy.file());
@@ -486,7 +487,7 @@ fn a_program_that_becomes_another_is_recorded_as_both() {
 
 #[test]
 fn a_process_in_a_namespace_of_its_own_is_the_one_that_is_seen_from_here() {
-    let Some(_) = fixture::is_root().then_some(()) else { return };
+    let Some(_) = is_root().then_some(()) else { return };
     let path = program("heaphard");
     let words = ["unshare", "--pid", "--fork", "--mount-proc", path.to_str().unwrap(), "_exit"];
     let run = Run::of(&["--follow"], &words);
@@ -635,7 +636,7 @@ fn programs_with_another_allocator_are_counted_alike() {
         assert!(!run.said().contains("operator new"), "{}", run.said());
     }
     if seen == 0 {
-        fixture::lacks("another allocator's library");
+        skip(&Lack::Machine("no library of another allocator is installed"));
     }
 }
 
@@ -695,7 +696,7 @@ fn cxx(compiler: &str, words: &[&str], name: &str) -> Option<PathBuf> {
         Ok(output) if output.status.success() => Some(built),
         Ok(output) => panic!("{compiler}: {}", String::from_utf8_lossy(&output.stderr)),
         Err(_) => {
-            fixture::skip(&format!("there is no {compiler}"));
+            skip(&Lack::Tool(compiler));
             None
         }
     }
@@ -877,7 +878,7 @@ fn a_library_where_another_was_before_is_not_taken_for_it() {
     let report = run.report();
     assert_eq!(number(&report, "totals.unknown_frees"), 0);
     if run.printed() != "1\n" {
-        fixture::lacks("two libraries at the same address");
+        skip_part(&Lack::Chance("the kernel put two libraries at two addresses"));
     }
     let did = |blocks, bytes, left_bytes| Did { blocks, bytes, left_bytes };
     let expected = [("case_one", did(60, 60_060, 10_010)), ("case_two", did(60, 120_120, 20_020))];
@@ -898,7 +899,7 @@ fn python_passes_its_own_tests_as_it_does_plainly() {
         ],
     );
     if found.is_none_or(|found| found.trim() != "True") {
-        return fixture::lacks("python3's own tests");
+        return skip(&Lack::Machine("the own tests of python3 are not installed"));
     }
     // Lines such as `test_abort (test.test_x.Y.test_abort) ... ok`, in the order of their names.
     let results = |output: &Output| {

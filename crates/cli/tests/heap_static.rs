@@ -9,14 +9,18 @@ use std::process::Command;
 
 use fixture::number;
 use fixture::recorder::{by_function, heap, report};
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
+/// The kind of events that uprobes are.
+const UPROBES: &str = "/sys/bus/event_source/devices/uprobe/type";
+
 fn has_probes() -> bool {
-    let has = Path::new("/sys/bus/event_source/devices/uprobe").exists();
+    let has = Path::new(UPROBES).exists();
     if !has {
-        fixture::lacks("this kernel has no uprobes");
+        skip(&Lack::KernelFile(UPROBES));
     }
-    has && fixture::is_root()
+    has && is_root()
 }
 
 fn is_counted_by_function(program: &Path) {
@@ -66,7 +70,7 @@ fn so_is_one_with_another_c_library() {
         .status();
     match built {
         Ok(status) => assert!(status.success()),
-        Err(_) => return fixture::skip("musl-gcc is not installed"),
+        Err(_) => return skip(&Lack::Tool("musl-gcc")),
     }
     if has_probes() {
         is_counted_by_function(&program);
@@ -157,7 +161,7 @@ fn who_may_not_watch_is_told_what_it_takes() {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&pagewise);
     command.args(["heap", "run", "--"]).arg(&known).current_dir(folder.path());
-    let Ok(output) = command.output() else { return fixture::skip("setpriv is not installed") };
+    let Ok(output) = command.output() else { return skip(&Lack::Tool("setpriv")) };
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("that takes root, or CAP_PERFMON"), "{said}");
@@ -188,7 +192,7 @@ fn what_cannot_be_watched_is_refused_with_words() {
     build.env("GOCACHE", folder.path().join("cache")).current_dir(folder.path());
     match build.output() {
         Ok(output) => assert!(output.status.success(), "{output:?}"),
-        Err(_) => return fixture::skip("go is not installed"),
+        Err(_) => return skip(&Lack::Tool("go")),
     }
     refused(&program, "a program of Go's");
 }
@@ -219,7 +223,7 @@ func main() {
     build.env("GOCACHE", folder.path().join("cache")).current_dir(folder.path());
     match build.output() {
         Ok(output) => assert!(output.status.success(), "{output:?}"),
-        Err(_) => return fixture::skip("go is not installed"),
+        Err(_) => return skip(&Lack::Tool("go")),
     }
     let output = heap(&["run", "-o", file.to_str().unwrap(), "--", program.to_str().unwrap()]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

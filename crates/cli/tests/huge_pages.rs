@@ -11,9 +11,10 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
-use fixture::{is_root, json, lacks, number, pagewise, program, skip, sum};
+use fixture::{json, number, pagewise, program, sum};
 
 const MIB: u64 = 1 << 20;
 const HUGE: u64 = 2 * MIB;
@@ -40,7 +41,8 @@ impl Running {
         let running = Running::start(Command::new(program("huge")).args(arguments));
         let huge = running.counter("AnonHugePages");
         if huge < mib * MIB {
-            lacks(&format!("the machine gives {huge} bytes of huge pages instead of {mib} MiB"));
+            let why = format!("only {huge} bytes of huge pages instead of {mib} MiB");
+            skip(&Lack::Chance(&why));
             return None;
         }
         Some(running)
@@ -248,7 +250,7 @@ fn split_pages_can_be_made_huge_again() {
     let arguments = ["16", "4", "default"];
     let small = Running::start(Command::new(program("huge")).args(arguments));
     if small.counter("AnonHugePages") > 0 {
-        return lacks("the machine gives huge pages to those who do not ask");
+        return skip(&Lack::Machine("the kernel makes huge pages without being asked"));
     }
     let plan = &thp(&small, &["--collapse"])["plan"];
     assert_eq!(number(plan, "ranges"), 8);
@@ -276,11 +278,11 @@ fn a_sparse_std_map_is_found_and_named() {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/programs/sparse_map.cpp");
     let done = Command::new("c++").args(["-O1", "-o"]).arg(&built).arg(source).status();
     if !done.is_ok_and(|status| status.success()) {
-        return skip("there is no C++ compiler");
+        return skip(&Lack::Tool("c++"));
     }
     let running = Running::start(&mut Command::new(built));
     if running.facts["collapsed"] == 0 {
-        return lacks("the kernel makes no huge pages on request");
+        return skip(&Lack::Chance("the kernel collapses no pages"));
     }
     let report = thp(&running, &[]);
     assert!(finds_bloat(&report));
@@ -323,7 +325,7 @@ fn smaller_huge_pages_are_told_by_size() {
         return;
     }
     let Some(setting) = Setting::change(ENABLED, "madvise") else {
-        return lacks("this kernel has no huge pages of 64 KiB");
+        return skip(&Lack::KernelFile(ENABLED));
     };
     // Too small for one of 2 MiB.
     let running = Running::start(Command::new(program("huge")).args(["1", "64"]));
@@ -365,7 +367,9 @@ fn what_is_not_used_for_a_while_goes_to_swap() {
     if !is_root() {
         return;
     }
-    let Some(_swap) = Swap::on(128) else { return lacks("a swap file cannot be used here") };
+    let Some(_swap) = Swap::on(128) else {
+        return skip(&Lack::Machine("no swap file can be used"));
+    };
     let big = Running::start(Command::new(program("big")).arg("64"));
     let page_out = ["--pageout", "--idle", "300ms"];
     let plan = &thp(&big, &page_out)["plan"];

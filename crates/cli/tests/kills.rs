@@ -17,11 +17,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use pagewise_skip::{Lack, is_root, skip_part};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use fixture::disk;
 use fixture::unharmed::{Allowed, Before};
 use fixture::victim::{Calls, Ended, KILL, Random, Step, Victim, Whom, stop_at};
-use fixture::{disk, is_root, lacks};
 
 /// Of huge pages, and what the program maps beside.
 const MIB: u64 = 16;
@@ -123,7 +124,8 @@ impl Case {
         if self.needs_swap
             && fs::read_to_string("/proc/swaps").is_ok_and(|it| it.lines().count() < 2)
         {
-            lacks(&format!("{} is not tried: the machine has no swap", self.name));
+            let why = format!("{}: the machine has no swap", self.name);
+            skip_part(&Lack::Machine(&why));
             return false;
         }
         chosen.split(',').any(|part| self.name.contains(part))
@@ -220,7 +222,7 @@ fn steps(case: &Case, random: &mut Random, calls: Calls, signals: &[i32]) -> Opt
     let mut target = Target::start(random);
     let folder = tempfile::tempdir_in(disk()).unwrap();
     if let Err(why) = target.prepare(case.memory) {
-        lacks(&format!("{} is not tried: {why}", case.name));
+        skip_part(&Lack::Chance(&format!("{}: {why}", case.name)));
         return None;
     }
     let words = case.words(target.victim.pid, &folder.path().join("file"));
@@ -263,7 +265,7 @@ fn try_step(
 ) {
     let there = target.get_or_insert_with(|| Target::start(random));
     if let Err(why) = there.prepare(case.memory) {
-        lacks(&format!("one step of {} was not tried: {why}", case.name));
+        skip_part(&Lack::Chance(&format!("a step of {}: {why}", case.name)));
         *target = None;
         return;
     }
@@ -401,7 +403,7 @@ fn duration(case: &Case, random: &mut Random) -> Option<Duration> {
     let mut all = Vec::new();
     for _ in 0..3 {
         if let Err(why) = target.prepare(case.memory) {
-            lacks(&format!("{} is not tried: {why}", case.name));
+            skip_part(&Lack::Chance(&format!("{}: {why}", case.name)));
             return None;
         }
         let began = Instant::now();
@@ -467,7 +469,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
                     found.extend(there.before.harm(&mut there.victim, case.allowed));
                 }
                 Err(why) => {
-                    lacks(&format!("one round of {} was not tried: {why}", case.name));
+                    skip_part(&Lack::Chance(&format!("a round of {}: {why}", case.name)));
                     *target = None;
                 }
             }

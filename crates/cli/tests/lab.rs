@@ -13,11 +13,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{copy_program, interruptible, is_root, skip};
+use fixture::{copy_program, interruptible};
 
 /// Sizes at which an experiment only shows that it runs. Those that are not here are quick as they are.
 const TINY: &[(&str, &[&str])] = &[
@@ -313,7 +314,8 @@ fn as_nobody(words: &[&str], folder: &Path) -> Option<Output> {
     match command.output() {
         Ok(output) => Some(output),
         Err(error) => {
-            skip(&format!("cannot be another user: setpriv: {error}"));
+            assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "setpriv: {error}");
+            skip(&Lack::Tool("setpriv"));
             None
         }
     }

@@ -14,11 +14,11 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
 use fixture::{
-    Entry, Fixture, Link, READINGS, copy_program, explain, is_root, json, number, pagewise, skip,
-    sum, tool,
+    Entry, Fixture, Link, READINGS, copy_program, explain, json, number, pagewise, sum, tool,
 };
 
 const QUADRANTS: [&str; 4] =
@@ -520,7 +520,7 @@ fn a_zombie_has_no_memory_and_that_is_said() {
 #[test]
 fn a_kernel_thread_has_no_memory_and_that_is_said() {
     if !fs::read_to_string("/proc/2/status").is_ok_and(|status| status.contains("kthreadd")) {
-        return skip("this pid namespace has no kernel threads");
+        return skip(&Lack::Machine("this PID namespace has no kernel threads"));
     }
     let output = pagewise(&["explain", "2"]);
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
@@ -545,7 +545,7 @@ fn with_another_proc(options: &[&str], prepare: &str, pagewise: &str) -> Option<
     let script = format!("{prepare}; {pagewise}");
     let mut command = Command::new("unshare");
     let output = command.arg("--mount").args(options).args(["sh", "-c", &script]).output();
-    output.map_err(|_| skip("unshare is not installed")).ok()
+    output.map_err(|_| skip(&Lack::Tool("unshare"))).ok()
 }
 
 #[test]

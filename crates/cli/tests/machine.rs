@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{Fixture, json, number, pagewise, skip};
+use fixture::{Fixture, json, number, pagewise};
 
 const HUGE: &str = "sysfs/kernel/mm/transparent_hugepage";
 
@@ -143,7 +144,7 @@ fn the_migrate_types_of_a_zone_add_up_to_what_is_free_in_it() {
     let live = json(&["fragmentation", "--json"]);
     if live["types"]["absent"].is_string() {
         assert!(live["types"]["absent"].as_str().unwrap().contains("root"), "{live}");
-        return skip("pagetypeinfo is for root");
+        return skip(&Lack::KernelFile("/proc/pagetypeinfo"));
     }
     let types = live["types"].as_array().unwrap();
     assert!(types.iter().any(|row| row["type"] == "Movable" && number(row, "pageblocks") > 0));
@@ -322,7 +323,7 @@ fn a_hostile_copied_tree_puts_no_command_together() {
 fn a_program_with_all_its_memory_locked_is_told_from_one_with_none() {
     let (locked, plain) = (Fixture::start("locked", &[]), Fixture::start("quadrants", &["1024"]));
     if locked.fact("locked.mlockall") == 0 {
-        return skip("mlockall is not permitted here");
+        return skip(&Lack::Machine("the program may not lock its memory"));
     }
     let doctor = |pid: u32| json(&["doctor", &pid.to_string(), "--json", "--profile", "latency"]);
     let (with, without) = (doctor(locked.pid), doctor(plain.pid));

@@ -10,10 +10,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{disk, is_root, lacks, number, program};
+use fixture::{disk, number, program};
 
 /// What the program itself takes, its code among it: a debug build with debugging information.
 const BASE: u64 = 48 << 20;
@@ -70,7 +71,7 @@ fn has_tracepoints(name: &str) -> bool {
         .iter()
         .any(|root| Path::new(root).join("events").join(name).exists());
     if !found {
-        lacks(&format!("the tracepoint {name} is not there"));
+        skip(&Lack::KernelFile(&format!("/sys/kernel/tracing/events/{name}/id")));
     }
     found
 }

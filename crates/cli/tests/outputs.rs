@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use pagewise_skip::{Lack, is_root, skip, skip_part};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
-use fixture::{disk, is_root, lacks, pagewise, program};
+use fixture::{disk, pagewise, program};
 
 const GOOD: &str = "what was there before\n";
 
@@ -53,7 +54,7 @@ impl Full {
     fn new() -> Option<Full> {
         let folder = tempfile::tempdir_in(disk()).unwrap();
         if mount("tmpfs", folder.path(), "tmpfs", MountFlags::empty(), Some(c"size=64k")).is_err() {
-            lacks("a tmpfs cannot be mounted here");
+            skip(&Lack::Machine("the user may not mount a tmpfs"));
             return None;
         }
         fs::write(folder.path().join("out"), GOOD).unwrap();
@@ -237,7 +238,7 @@ fn followed_children_are_not_recorded_through_planted_links() {
     fs::write(&victim, GOOD).unwrap();
     let last: u32 = match fs::read_to_string("/proc/sys/kernel/ns_last_pid") {
         Ok(text) => text.trim().parse().unwrap(),
-        Err(_) => return lacks("the kernel does not tell which process came last"),
+        Err(_) => return skip(&Lack::KernelFile("/proc/sys/kernel/ns_last_pid")),
     };
     let planted = last..last + 3000;
     for pid in planted.clone() {
@@ -264,7 +265,7 @@ fn followed_children_are_not_recorded_through_planted_links() {
         assert!(report.status.success(), "{}", said(&report));
     }
     if made.iter().all(|path| !path.to_str().unwrap().ends_with(".2")) {
-        lacks("other processes took all the numbers that links were planted for");
+        skip_part(&Lack::Chance("other processes took the PIDs for which links were planted"));
     }
 }
 

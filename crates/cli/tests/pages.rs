@@ -6,9 +6,10 @@ mod fixture;
 
 use std::process::{Command, Stdio};
 
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
-use fixture::{Fixture, is_root, json, lacks, number, pagewise, program};
+use fixture::{Fixture, json, number, pagewise, program};
 
 const PAGE: u64 = 4096;
 
@@ -168,7 +169,7 @@ fn writes_are_told_where_the_process_has_them_tracked() {
     let start = fixture.fact("tracked.start");
     if fixture.fact("tracked.on") == 0 {
         assert!(run_at(&report, start)["written"].is_null());
-        return lacks("this kernel cannot track writes");
+        return skip(&Lack::Machine("the kernel cannot track writes"));
     }
     let written = run_at(&report, start);
     assert_eq!(
@@ -185,7 +186,7 @@ fn a_huge_page_is_one_run() {
     let start = fixture.fact("huge.start");
     let entry = fixture.smaps().into_iter().find(|e| (e.start..e.end).contains(&start)).unwrap();
     if entry.counter("AnonHugePages") == 0 {
-        return lacks("the machine gives no huge pages");
+        return skip(&Lack::Chance("no huge page is free"));
     }
     let report = pages(&fixture, &["--detail"]);
     let run = run_at(&report, start);

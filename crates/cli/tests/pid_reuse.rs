@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use pagewise_model::Pid;
 use pagewise_proc::capture::{Request, capture, outline};
 use pagewise_proc::{Error, ProcRoot, referenced};
+use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Signal, kill_process};
-
-use fixture::{is_root, lacks};
 
 fn sleeper() -> Child {
     Command::new("sleep").arg("1000").spawn().unwrap()
@@ -54,7 +53,7 @@ fn what_is_held_is_never_taken_for_another_with_its_id() {
     let gone = |error: Error| assert!(matches!(error, Error::NoSuchProcess { .. }), "{error}");
     gone(held.check(pid).unwrap_err());
     let Some(mut other) = with_id(pid.0) else {
-        return lacks("no process can be given an id that is chosen");
+        return skip(&Lack::Machine("no process can be made with a chosen PID"));
     };
     let unheld = capture(&ProcRoot::live(), pid, &Request::default());
     let answers = [
@@ -114,7 +113,7 @@ fn a_series_ends_with_its_process_also_where_another_gets_its_id() {
     let _ = series.kill();
     let _ = reader.join();
     let Some(mut other) = other else {
-        return lacks("no process can be given an id that is chosen");
+        return skip(&Lack::Machine("no process can be made with a chosen PID"));
     };
     end(&mut other);
     assert!(ended.is_some_and(|status| status.success()), "it went on with another process");

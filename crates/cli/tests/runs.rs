@@ -19,7 +19,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use fixture::victim::Random;
-use fixture::{copy_program, disk, is_root, program};
+use fixture::{copy_program, disk, program};
+use pagewise_skip::is_root;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What a program does to itself, see `scripted.c`.

@@ -13,10 +13,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 
-use fixture::{copy_program, interruptible, is_root, lacks, number, program, reported, skip, sum};
+use fixture::{copy_program, interruptible, number, program, reported, skip_without_events, sum};
 
 /// How long something that happens for certain may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -34,14 +35,14 @@ fn can_record() -> bool {
     if orders.is_u64() {
         return true;
     }
-    lacks(&format!("flushes cannot be recorded: {orders}"));
+    skip_without_events("/sys/kernel/tracing/events/tlb/tlb_flush/id");
     false
 }
 
 fn has_two_cpus() -> bool {
     let enough = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
     if !enough {
-        lacks("one CPU has no other to interrupt");
+        skip(&Lack::Cpus(2));
     }
     enough
 }
@@ -98,7 +99,7 @@ fn perf_stat(events: &[&str], to: &Path) -> Option<Vec<String>> {
     words.push("--".to_owned());
     let tried = Command::new(&words[0]).args(&words[1..]).arg("true").output();
     if !tried.is_ok_and(|output| output.status.success()) {
-        skip("perf stat cannot count tracepoints here");
+        skip(&Lack::Ability { of: "perf", what: "cannot count tracepoints" });
         return None;
     }
     Some(words)
@@ -219,7 +220,7 @@ fn the_wait_in_the_program_is_within_what_the_program_itself_measures() {
         assert!(output.status.success(), "{output:?}");
         let wait = &report["recording"]["user_wait"];
         if wait["absent"].is_string() {
-            return lacks(&wait["absent"].to_string());
+            return skip_without_events("/sys/bus/event_source/devices/uprobe/type");
         }
         assert!(number(wait, "cost_ns") > 0, "{wait}");
         let theirs: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
@@ -314,12 +315,12 @@ impl Changed {
         let mut changed = Changed(Vec::new());
         for (path, value) in settings {
             let Ok(before) = fs::read_to_string(path) else {
-                lacks(&format!("there is no {path}"));
+                skip(&Lack::KernelFile(path));
                 return None;
             };
             changed.0.push((path, before.trim().to_owned()));
             if fs::write(path, value).is_err() {
-                lacks(&format!("{path} cannot be written"));
+                skip(&Lack::Machine(&format!("{path} cannot be written")));
                 return None;
             }
         }
@@ -381,7 +382,7 @@ fn is_told_by_itself(
         drop(program.stdin.take());
         let ended = program.wait().unwrap();
         let Some((code, text)) = told else {
-            return lacks(&format!("the kernel has nothing of the kind: {ended}"));
+            return skip(&Lack::Machine(&format!("the program cannot cause it: {ended}")));
         };
         assert_eq!(code, Some(0));
         let report: Value = serde_json::from_str(&text).unwrap();
@@ -392,12 +393,12 @@ fn is_told_by_itself(
             return;
         }
         if Instant::now() >= until && is_of_others {
-            return lacks(&format!("what is busy here besides kept it from {process:?}: {cause}"));
+            return skip(&Lack::Chance(&format!("{cause} happened to other processes only")));
         }
         if Instant::now() >= until {
             let grown = vmstat(done) - before;
             assert_eq!(grown, 0, "the kernel did it {grown} times: {}", report["by_cause"]);
-            return lacks(&format!("the kernel does nothing of the kind here: {cause}"));
+            return skip(&Lack::Machine(&format!("the kernel never does it: {cause}")));
         }
     }
 }
@@ -624,7 +625,7 @@ fn who_may_not_is_told_what_it_takes() {
         .arg(copy)
         .args(["shootdowns", "--", "sh", "-c", "exit 3"])
         .output();
-    let Ok(output) = output else { return skip("setpriv is not installed") };
+    let Ok(output) = output else { return skip(&Lack::Tool("setpriv")) };
     assert_eq!(output.status.code(), Some(3));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("tlb:tlb_flush") && said.contains("root"), "{said}");
@@ -648,7 +649,7 @@ fn without_rights_the_machines_interrupts_are_told_and_nothing_is_zero_that_is_u
         .arg(theirs)
         .args(["madvise", "2", "300"])
         .output();
-    let Ok(output) = output else { return skip("setpriv is not installed") };
+    let Ok(output) = output else { return skip(&Lack::Tool("setpriv")) };
     let after = interrupts();
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -734,7 +735,7 @@ fn callers_are_found_by_unwind_tables_in_a_program_without_frame_pointers() {
         return;
     }
     if cfg!(not(target_arch = "x86_64")) {
-        return lacks("unwind tables are understood on x86-64");
+        return skip(&Lack::Architecture("x86_64"));
     }
     let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
     let bare = folder.path().join("bare");

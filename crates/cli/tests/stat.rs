@@ -7,9 +7,10 @@ mod fixture;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
-use fixture::{disk, is_root, json, lacks, pagewise, program, skip, tool};
+use fixture::{disk, json, pagewise, program, tool};
 
 /// How far numbers may be apart that do not depend on what is compared: where the loader's pages happen to lie.
 const SLACK: f64 = 6.0;
@@ -75,7 +76,7 @@ fn rusage_equals_what_gnu_time_says() {
     let run = || {
         let output = Command::new("/usr/bin/time").args(&words).current_dir(disk()).output();
         let Ok(output) = output else {
-            skip("GNU time is not installed");
+            skip(&Lack::Tool("/usr/bin/time"));
             return None;
         };
         let said = String::from_utf8(output.stderr).unwrap();
@@ -115,14 +116,14 @@ fn software_events_equal_what_perf_counts() {
     let mut words = vec!["stat", "-x,", "-r", "1", "-e", events, "--"];
     words.extend(command.iter().map(String::as_str));
     let Ok(output) = Command::new("perf").args(&words).output() else {
-        skip("perf is not installed");
+        skip(&Lack::Tool("perf"));
         return;
     };
     let said = String::from_utf8(output.stderr).unwrap();
     let theirs: Vec<f64> =
         said.lines().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
     if theirs.len() != 5 {
-        return skip(&format!("this perf does not count here: {said}"));
+        return skip(&Lack::Ability { of: "perf", what: &said });
     }
     let names =
         ["page_faults", "minor_faults", "major_faults", "alignment_faults", "emulation_faults"];
@@ -155,7 +156,7 @@ fn tracepoints_are_counted_by_field_and_add_up() {
 #[test]
 fn shootdowns_are_the_commands_and_the_machines_row_has_them() {
     if std::thread::available_parallelism().unwrap().get() < 2 {
-        return lacks("one CPU has no other to shoot down");
+        return skip(&Lack::Cpus(2));
     }
     if !is_root() {
         return;
@@ -206,10 +207,11 @@ fn what_cannot_be_counted_says_why_and_is_never_zero() {
 
 #[test]
 fn an_event_of_a_pmu_is_the_same_by_name_and_by_terms() {
-    let tsc = std::fs::read_to_string("/sys/bus/event_source/devices/msr/events/tsc");
-    let Some(terms) = tsc.ok().filter(|_| is_root()) else {
-        return lacks("no msr PMU counts the time-stamp counter");
-    };
+    const TSC: &str = "/sys/bus/event_source/devices/msr/events/tsc";
+    if !is_root() {
+        return;
+    }
+    let Ok(terms) = std::fs::read_to_string(TSC) else { return skip(&Lack::KernelFile(TSC)) };
     let by_terms = format!("msr/{}/", terms.trim());
     let command =
         ["sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"].map(str::to_owned);

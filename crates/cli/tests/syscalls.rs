@@ -14,12 +14,11 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 
-use fixture::{
-    copy_program, interruptible, is_root, lacks, number, pagewise, program, reported, skip,
-};
+use fixture::{copy_program, interruptible, number, pagewise, program, reported};
 
 const KIB: i64 = 1 << 10;
 
@@ -80,7 +79,7 @@ fn strace(command: &[&str]) -> Option<BTreeMap<String, (u64, u64)>> {
         .stdin(Stdio::null())
         .output();
     if strace.is_err() {
-        skip("strace is not installed");
+        skip(&Lack::Tool("strace"));
         return None;
     }
     let table = fs::read_to_string(file).unwrap();
@@ -136,7 +135,7 @@ fn a_stack_that_grows_is_told_from_what_calls_do() {
 fn each_call_has_the_effect_that_it_is_known_to_have() {
     let page = i64::try_from(rustix::param::page_size()).unwrap();
     if page > 4 * KIB {
-        return lacks("the sizes of the program are whole pages of 4 KiB");
+        return skip(&Lack::Machine("pages are larger than 4 KiB"));
     }
     let told = told(&[&calls_program(), "known"]);
     let mine = calls(&told.report, |call| call["phase"] == "program");
@@ -262,7 +261,7 @@ fn libraries_loaded_later_are_the_linkers_work_in_the_programs_time() {
     assert!(built.success());
     let told = told(&[program.to_str().unwrap()]);
     if told.status.code() != Some(0) {
-        return lacks("there is no libm.so.6 to load");
+        return skip(&Lack::Machine("the program found no libm.so.6"));
     }
     let loading = calls(&told.report, |call| {
         call["name"] == "mmap" && call["args"].as_str().unwrap().contains("/libm.so.6>")
@@ -385,7 +384,7 @@ impl Looping {
     fn start() -> Option<Looping> {
         let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
         if !matches!(scope.trim(), "" | "0") && !rustix::process::geteuid().is_root() {
-            lacks("Yama lets nobody but root trace a process that it has not started");
+            skip(&Lack::Machine("Yama lets only root trace processes of others"));
             return None;
         }
         let mut child = Command::new(program("calls"))
@@ -535,7 +534,7 @@ fn a_32_bit_program_is_said_not_to_be_recorded() {
     cc.args(["-m32", "-nostdlib", "-static", "-o"]).arg(&program).arg(&file);
     let is_built = cc.output().unwrap().status.success();
     if !is_built || Command::new(&program).status().is_err() {
-        return lacks("32-bit programs cannot be built, or not be run");
+        return skip(&Lack::Machine("no 32-bit program can be built and run"));
     }
     let told = told(&[program.to_str().unwrap()]);
     assert_eq!(told.status.code(), Some(3));

@@ -12,10 +12,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
+use pagewise_skip::{Lack, is_root, skip, skip_part};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use fixture::{interruptible, is_root, lacks, number, pagewise, program, skip};
+use fixture::{interruptible, number, pagewise, program, skip_without_events};
+
+/// Records that no breakpoint is to be had, as the command has printed.
+fn cannot_watch(printed: &str) {
+    // Other tests, and debuggers, take the few that a CPU has.
+    if printed.contains("No space left on device") {
+        return skip(&Lack::Chance("all breakpoint registers are in use"));
+    }
+    skip_without_events("/sys/bus/event_source/devices/breakpoint/type");
+}
 
 /// A program that has said where its words are and waits for a byte.
 struct Held {
@@ -90,7 +100,7 @@ impl Watching {
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         stderr.read_line(&mut line).unwrap();
         if line.contains("cannot watch") {
-            lacks(&line);
+            cannot_watch(&line);
             let _ = child.wait();
             return None;
         }
@@ -157,7 +167,7 @@ fn command(args: &[&str], command: &[&str]) -> Option<(ExitStatus, String, Value
     let output = pagewise(&all);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     if said.contains("cannot watch") {
-        lacks(&said);
+        cannot_watch(&said);
         return None;
     }
     let report = fs::read(path).unwrap_or_else(|_| panic!("no report: {said}"));
@@ -226,7 +236,7 @@ fn stores_of_all_kinds_are_told_with_what_they_left_however_fast_they_follow_eac
         }
     }
     if !is_copied {
-        lacks("the kernel runs no programs of ours: what vectors store is not known");
+        skip_part(&Lack::Machine("no BPF program can be loaded"));
     }
 }
 
@@ -250,10 +260,15 @@ fn what_follows_from_the_code_is_known_without_rights_and_nothing_wrong_is_told(
         // The rings of who has no rights are small.
         .arg("2")
         .output();
-    let Ok(output) = output else { return skip("setpriv is not installed") };
+    let Ok(output) = output else { return skip(&Lack::Tool("setpriv")) };
     let stderr = String::from_utf8_lossy(&output.stderr);
-    if stderr.contains("cannot watch") || stderr.contains("setpriv:") {
-        return lacks(&stderr);
+    if stderr.contains("setpriv:") {
+        return skip(&Lack::Machine(&stderr));
+    }
+    if stderr.contains("cannot watch") {
+        let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap();
+        assert!(level.trim().parse::<i32>().unwrap() > 2, "{stderr}");
+        return skip(&Lack::Machine("only root may record events (perf_event_paranoid)"));
     }
     let stdout = String::from_utf8(output.stdout).unwrap();
     let report: Value = serde_json::from_slice(&fs::read(&report).unwrap())
@@ -425,7 +440,7 @@ fn each_hit_is_told_as_it_comes_and_its_callers_once() {
     let mut said = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
     if said.contains("cannot watch") {
-        lacks(&said);
+        cannot_watch(&said);
         child.wait().unwrap();
         return;
     }
@@ -530,13 +545,13 @@ fn gdb_sees_the_same_values() {
         gdb.args(["-ex", "continue"]);
     }
     let Ok(output) = gdb.arg(&writers).env("LC_ALL", "C").stdin(Stdio::null()).output() else {
-        return skip("gdb is not installed");
+        return skip(&Lack::Tool("gdb"));
     };
     let said = String::from_utf8_lossy(&output.stdout);
     let theirs: BTreeSet<u64> =
         said.lines().filter_map(|line| line.strip_prefix("New value = ")?.parse().ok()).collect();
     if theirs.is_empty() {
-        return lacks("gdb cannot watch here");
+        return skip(&Lack::Ability { of: "gdb", what: "cannot watch" });
     }
     let words = [writers.to_str().unwrap(), WRITES, "1"];
     let Some((_, _, report)) = command(&["--symbol", "sequence"], &words) else { return };

@@ -15,19 +15,13 @@ use pagewise_heaplog::recording::{
 };
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Bytes, heap};
+use pagewise_skip::{Lack, skip};
 use pagewise_trace::FileSymbols;
-
-/// Says why a test did not run. Where every tool was to be there, that is a failure.
-fn skip(reason: &str) {
-    let required = std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|value| value == "1");
-    assert!(!required, "PAGEWISE_REQUIRE_TOOLS is set, but {reason}");
-    eprintln!("skipped: {reason}");
-}
 
 /// What a tool printed. `None`, with a word, where it is not installed.
 fn tool(name: &str, args: &[&str], file: &Path) -> Option<String> {
     let Ok(output) = Command::new(name).args(args).arg(file).env("LC_ALL", "C").output() else {
-        skip(&format!("{name} is not installed"));
+        skip(&Lack::Tool(name));
         return None;
     };
     assert!(output.status.success(), "{name} {args:?}: {output:?}");
@@ -52,7 +46,7 @@ impl Program {
         match command.status() {
             Ok(status) => assert!(status.success(), "it cannot be built"),
             Err(_) => {
-                skip("there is no C compiler");
+                skip(&Lack::Tool("cc"));
                 return None;
             }
         }
@@ -97,7 +91,7 @@ impl Program {
         let mut command = Command::new("addr2line");
         let output = command.args(["-f", "-i", "-e"]).arg(&self.path).arg(address).output();
         let Ok(output) = output else {
-            skip("addr2line is not installed");
+            skip(&Lack::Tool("addr2line"));
             return None;
         };
         let output = String::from_utf8(output.stdout).unwrap();
@@ -237,7 +231,7 @@ fn debugging_information_is_found_by_build_id_where_the_program_is_gone() {
     let mut copy = Command::new("objcopy");
     copy.arg("--only-keep-debug").arg(&program.path).arg(&debug);
     if !copy.status().is_ok_and(|status| status.success()) {
-        return skip("objcopy is not installed");
+        return skip(&Lack::Tool("objcopy"));
     }
     let Some(told) = program.told(returns[0]) else { return };
     fs::remove_file(&program.path).unwrap();

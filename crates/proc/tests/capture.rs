@@ -1,6 +1,5 @@
 //! Whole readings of live processes, of copied trees, and of what is in the way of both.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic anywhere")]
-#![expect(clippy::print_stderr, reason = "a skip says why")]
 
 use std::fs;
 use std::io::Read;
@@ -14,6 +13,7 @@ use pagewise_model::object::{Object, OnDisk};
 use pagewise_model::{Absent, Bytes, Counter, Mapping, Name, Pid, Snapshot};
 use pagewise_proc::capture::{Request, Wish, capture};
 use pagewise_proc::{Error, ProcRoot, listing, stat, target};
+use pagewise_skip::{Lack, is_root, skip};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
@@ -82,12 +82,6 @@ fn own_sleep(name: &str) -> (TempDir, std::path::PathBuf) {
 fn program<'a>(snapshot: &'a Snapshot, path: &Path) -> &'a Object {
     let name = path.as_os_str().as_encoded_bytes();
     snapshot.objects.iter().find(|object| object.name.as_bytes().starts_with(name)).unwrap()
-}
-
-/// Says that a test is skipped, or fails it where tools must be there.
-fn skip(why: &str) {
-    assert!(std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_none_or(|v| v != "1"), "{why}");
-    eprintln!("skipped: {why}");
 }
 
 #[test]
@@ -161,8 +155,7 @@ fn a_process_whose_first_thread_has_ended_keeps_its_memory() {
     fs::write(&source, text).unwrap();
     let built = Command::new("cc").args(["-pthread", "-o"]).args([&program, &source]).status();
     if !built.is_ok_and(|status| status.success()) {
-        assert!(std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_none(), "cc does not work");
-        return eprintln!("skipped: no C compiler");
+        return skip(&Lack::Tool("cc"));
     }
     let child = Sleeper(Command::new(&program).spawn().unwrap());
     while !child.file("stat").contains(") Z ") {
@@ -191,8 +184,7 @@ fn a_kernel_thread_is_told_with_no_memory() {
         root.read(*pid, "stat").is_ok_and(|text| stat::parse(&text).unwrap().is_kernel_thread())
     };
     let Some(pid) = root.pids().unwrap().into_iter().find(is_kernels) else {
-        // A container shows none, whatever is installed.
-        return eprintln!("skipped: no kernel thread can be seen here");
+        return skip(&Lack::Machine("this PID namespace has no kernel threads"));
     };
     let snapshot = read(pid, Wish::Auto).unwrap();
     assert!(snapshot.process.kernel_thread);
@@ -265,7 +257,7 @@ fn a_mapped_file_that_is_no_program_is_absent_as_one() {
 fn sections_and_segments_are_those_of_readelf() {
     let sleep = fs::canonicalize("/bin/sleep").unwrap();
     let Ok(output) = Command::new("readelf").args(["-SW"]).arg(&sleep).output() else {
-        return skip("readelf is not installed");
+        return skip(&Lack::Tool("readelf"));
     };
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     // [Nr] Name Type Address Off Size ES Flg Lk Inf Al
@@ -448,8 +440,8 @@ fn a_copied_tree_with_traps_is_no_trap() {
 
 #[test]
 fn a_stranger_learns_who_it_is_and_why_not_more() {
-    if !rustix::process::geteuid().is_root() {
-        return skip("only root can become a stranger");
+    if !is_root() {
+        return;
     }
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();

@@ -10,6 +10,7 @@ use pagewise_model::machine::Method;
 use pagewise_model::{Bytes, Counter, Pid, Quadrant, Smaps};
 use pagewise_proc::capture::Wish;
 use pagewise_proc::{ProcRoot, listing, smaps};
+use pagewise_skip::{Lack, skip};
 
 fn list(wish: Wish) -> Listing {
     listing::list(&ProcRoot::live(), wish).expect("/proc can be listed")
@@ -147,8 +148,7 @@ fn memory_shared_after_fork_is_shared_anonymous_however_it_is_read() {
     let script = "x=$(head -c 3000000 /dev/zero | tr '\\0' x); (read y; :); :";
     let parent = Idle::start("bash", &["-c", script]);
     let Some(child) = grown_child(parent.pid(), Bytes(3_000_000)) else {
-        eprintln!("skipped: the kernel does not list children");
-        return;
+        return skip(&Lack::KernelFile("/proc/thread-self/children"));
     };
     for pid in [parent.pid(), child] {
         let shared = agreed_quadrants(pid).shared_anonymous.unwrap();
@@ -160,9 +160,7 @@ fn memory_shared_after_fork_is_shared_anonymous_however_it_is_read() {
 fn every_process_that_procps_lists_is_listed_or_a_kernel_thread() {
     let idle = Idle::start("cat", &[]);
     let Ok(ps) = Command::new("ps").args(["-eo", "pid=,rss=,user:32="]).output() else {
-        assert!(std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_none(), "ps is not installed");
-        eprintln!("skipped: ps is not installed");
-        return;
+        return skip(&Lack::Tool("ps"));
     };
     let text = String::from_utf8(ps.stdout).unwrap();
     let listing = list(Wish::Auto);

@@ -1,7 +1,6 @@
 //! L1D misses against valgrind's cachegrind: a C program under lackey and under cachegrind, of which each is deterministic.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-#![expect(clippy::print_stdout, reason = "skips say why")]
 
 use std::path::Path;
 use std::process::Command;
@@ -9,6 +8,7 @@ use std::process::Command;
 use pagewise_sim::geometry::{CacheShape, CacheShapes};
 use pagewise_sim::lackey::Reader;
 use pagewise_sim::{Access, Levels, Policy, Split};
+use pagewise_skip::{Lack, skip};
 
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/programs/strides.c");
 
@@ -23,12 +23,6 @@ fn valgrind(tool: &str, options: &[String], program: &Path) -> bool {
     command.arg(format!("--tool={tool}")).args(options).arg(program);
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
     command.output().is_ok_and(|output| output.status.success())
-}
-
-fn missing(what: &str) {
-    let required = std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|value| value == "1");
-    assert!(!required, "PAGEWISE_REQUIRE_TOOLS is set, but {what}");
-    println!("skipped: {what}");
 }
 
 /// The program's accesses, as lackey sees them.
@@ -83,14 +77,14 @@ fn l1d_misses_are_those_of_cachegrind_to_the_last() {
     let program = folder.path().join("strides");
     let built = Command::new("cc").args(["-O1", "-o"]).arg(&program).arg(PROGRAM).status();
     if !built.is_ok_and(|status| status.success()) {
-        return missing("there is no C compiler");
+        return skip(&Lack::Tool("cc"));
     }
     let Some(accesses) = trace(&program, folder.path()) else {
-        return missing("valgrind does not run lackey");
+        return skip(&Lack::Ability { of: "valgrind", what: "does not run lackey" });
     };
     for (kib, ways) in SHAPES {
         let Some([all, missed]) = cachegrind(kib, ways, &program, folder.path()) else {
-            return missing("valgrind does not run cachegrind");
+            return skip(&Lack::Ability { of: "valgrind", what: "does not run cachegrind" });
         };
         let shapes =
             CacheShapes { l1d: CacheShape { size: kib << 10, ways, line: LINE }, l2: None };

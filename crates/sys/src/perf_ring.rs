@@ -285,6 +285,8 @@ impl Drop for Ring {
 
 #[cfg(test)]
 mod tests {
+    use pagewise_skip::{Lack, skip};
+
     use super::*;
     use crate::perf_event::Kind;
 
@@ -307,9 +309,9 @@ mod tests {
             tasks: false,
             wake_at: 1,
         };
-        let Ok(counter) = open(&sampling, Whose::ThisThread) else {
-            eprintln!("skipped: page faults may not be counted here");
-            return;
+        let counter = match open(&sampling, Whose::ThisThread) {
+            Ok(counter) => counter,
+            Err(error) => return skip(&Lack::Refused { call: "perf_event_open", error: &error }),
         };
         let id = id(&counter).unwrap();
         let page = usize::try_from(crate::system::page_size()).unwrap();

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::time::{Duration, Instant};
 
+use pagewise_skip::{Lack, skip};
 use pagewise_sys::launch::{Launcher, Outcome};
 use pagewise_sys::perf_event::{Counter, Event, Kind, Mode, Whose};
 use pagewise_sys::region::Region;
@@ -120,8 +121,7 @@ fn counters_opened_on_the_held_child_count_the_command_and_its_children() {
             };
             let mut running = match launcher.launch(prepare) {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    println!("skipped: {error}");
-                    return;
+                    return skip(&Lack::Refused { call: "perf_event_open", error: &error });
                 }
                 running => running.unwrap(),
             };

@@ -204,6 +204,7 @@ pub(crate) fn build_id(mut notes: &[u8], order: impl Fn([u8; 4]) -> u32) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use pagewise_skip::{Lack, skip};
     use proptest::prelude::*;
 
     use super::*;
@@ -217,7 +218,7 @@ mod tests {
     fn addresses_and_offsets_of_code_are_those_that_readelf_tells() {
         let path = std::env::current_exe().unwrap();
         let readelf = std::process::Command::new("readelf").arg("-Wl").arg(&path).output();
-        let Ok(output) = readelf else { return eprintln!("skipped: readelf is not installed") };
+        let Ok(output) = readelf else { return skip(&Lack::Tool("readelf")) };
         let headers = Headers::of(&Bytes::File(File::open(path).unwrap())).unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();

@@ -13,7 +13,8 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use common::{Running, build, functions, skip};
+use common::{Running, build, functions};
+use pagewise_skip::{Lack, skip, skip_part};
 use pagewise_trace::{Access, Mapped, Place, Record, Spaces, Stacks, Symbols};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{CWD, FileType, Mode};
@@ -69,7 +70,7 @@ fn device(path: &Path) -> (u32, u32) {
 /// Runs objcopy or strip. `None`, with a word, where it is not installed.
 fn tool(name: &str, args: &[&str], files: &[&Path]) -> Option<()> {
     let Ok(status) = Command::new(name).args(args).args(files).status() else {
-        skip(&format!("{name} is not installed"));
+        skip(&Lack::Tool(name));
         return None;
     };
     assert!(status.success(), "{name} {args:?}");
@@ -79,7 +80,7 @@ fn tool(name: &str, args: &[&str], files: &[&Path]) -> Option<()> {
 /// Where in a program that is built without `-pie` a function is. `None`, with a word, where readelf is not installed.
 fn offset_of(program: &Path, function: &str) -> Option<u64> {
     let Ok(output) = Command::new("readelf").args(["-W", "-s"]).arg(program).output() else {
-        skip("readelf is not installed");
+        skip(&Lack::Tool("readelf"));
         return None;
     };
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -204,7 +205,9 @@ fn a_file_with_the_inode_of_another_device_is_another_file() {
     assert_eq!(name_of(&places), "fifth");
     let statfs = rustix::fs::statfs(&program).unwrap();
     if statfs.f_type == 0x794c_7630 {
-        return skip("the folder is on an overlay, where the device does not decide");
+        return skip_part(&Lack::Machine(
+            "on an overlay the device of a mapping is not that of its file",
+        ));
     }
     let (places, _stacks) = place_at(&program, (0, 0xf_ffff), at);
     assert_eq!(name_of(&places), "?");
@@ -308,7 +311,7 @@ fn a_process_in_a_container_has_its_own_map_and_never_the_hosts() {
                   echo $$ && read line; rm /tmp/perf-$$.map; echo gone; read line";
     let probe = Command::new("unshare").args(["--mount", "--pid", "--fork", "true"]).status();
     if !probe.is_ok_and(|status| status.success()) {
-        return skip("namespaces cannot be made here");
+        return skip(&Lack::Machine("the user may not make namespaces"));
     }
     let mut command = Command::new("unshare");
     command.args([

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 
-use common::{Running, build, faults, functions, skip};
+use common::{Running, build, faults, functions};
 use pagewise_proc::ProcRoot;
+use pagewise_skip::{Lack, skip};
 use pagewise_trace::{Mapped, Place, Record, Spaces, StackId, Stacks, Symbols, Unwinder};
 
 const CHAIN: [&str; 7] = ["sixth", "fifth", "fourth", "third", "second", "first", "main"];
@@ -45,7 +46,7 @@ fn chain(command: &mut Command, symbols: &mut Symbols) -> Option<Vec<Rc<Place>>>
 /// Runs a tool that takes programs apart. `None`, with a word, where it is not installed.
 fn tool(name: &str, args: &[&str], files: &[&Path]) -> Option<()> {
     let Ok(status) = Command::new(name).args(args).args(files).status() else {
-        skip(&format!("{name} is not installed"));
+        skip(&Lack::Tool(name));
         return None;
     };
     assert!(status.success(), "{name} {args:?}");
@@ -55,7 +56,7 @@ fn tool(name: &str, args: &[&str], files: &[&Path]) -> Option<()> {
 /// The build ID, as another program reads it.
 fn build_id(program: &Path) -> Option<String> {
     let Ok(output) = Command::new("readelf").arg("-n").arg(program).output() else {
-        skip("readelf is not installed");
+        skip(&Lack::Tool("readelf"));
         return None;
     };
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -151,7 +152,7 @@ fn a_library_that_was_deleted_has_its_functions_while_it_is_mapped() {
     if names[0] == "?" {
         // `map_files` asks for CAP_CHECKPOINT_RESTORE.
         assert!(!rustix::process::geteuid().is_root(), "{names:?}");
-        return skip("this needs root");
+        return skip(&Lack::Root);
     }
     assert_eq!(names[..6], CHAIN[..6]);
 }
@@ -169,7 +170,7 @@ fn a_program_in_another_mount_namespace_has_its_own_functions() {
     unshare.args(["--mount", "sh", "-c", "mount --bind \"$1\" \"$2\" && exec \"$2\" \"$3\"", "sh"]);
     let probe = Command::new("unshare").args(["--mount", "true"]).status();
     if !probe.is_ok_and(|status| status.success()) {
-        return skip("namespaces cannot be made here");
+        return skip(&Lack::Machine("the user may not make namespaces"));
     }
     let mut running = Running::start(unshare.arg(&hidden).arg(&program).arg(PAGES.to_string()));
     // Nothing is to be recorded of the shell.
@@ -206,7 +207,7 @@ fn the_kernels_own_code_in_programs_has_its_functions() {
     let pid = std::process::id();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let Some(line) = maps.lines().find(|line| line.ends_with("[vdso]")) else {
-        return eprintln!("skipped: there is no vDSO here");
+        return skip(&Lack::Machine("this process has no vDSO"));
     };
     let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
     let [start, end] = [start, end].map(|hex| u64::from_str_radix(hex, 16).unwrap());
@@ -216,7 +217,7 @@ fn the_kernels_own_code_in_programs_has_its_functions() {
     let copy = folder.path().join("vdso.so");
     fs::write(&copy, bytes).unwrap();
     let Ok(output) = Command::new("readelf").args(["-W", "--dyn-syms"]).arg(&copy).output() else {
-        return skip("readelf is not installed");
+        return skip(&Lack::Tool("readelf"));
     };
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let (mut spaces, mut stacks, mut symbols) =

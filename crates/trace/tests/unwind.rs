@@ -9,8 +9,9 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use common::{Running, build, events, faults, functions, skip};
+use common::{Running, build, events, faults, functions};
 use pagewise_model::bounds::MemoryLimit;
+use pagewise_skip::{Lack, skip};
 use pagewise_sys::perf_event::{Event, Kind};
 use pagewise_sys::perf_ring::Carries;
 use pagewise_trace::{Callers, Finder, StackId, Stacks, Symbols, Unwinder};
@@ -136,9 +137,7 @@ fn who_asks_for_the_time_is_told_from_within_the_vdso() {
         }
     });
     if !done || counts.is_empty() {
-        return eprintln!(
-            "skipped: the kernel is asked for the time, and not its code in programs"
-        );
+        return skip(&Lack::Machine("the clock is read by system calls, not in the vDSO"));
     }
     let mut symbols = Symbols::default();
     for stack in counts.keys() {
@@ -171,11 +170,11 @@ fn perf_finds_the_same_callers() {
     ]);
     perf.arg("-o").arg(&data).arg("--").arg(&program).arg(PAGES.to_string());
     let Ok(mut child) = perf.stdin(Stdio::piped()).stdout(Stdio::null()).spawn() else {
-        return skip("perf is not installed");
+        return skip(&Lack::Tool("perf"));
     };
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
     if !child.wait().unwrap().success() {
-        return eprintln!("skipped: perf may not record here");
+        return skip(&Lack::Ability { of: "perf", what: "may not record" });
     }
     let mut script = Command::new("perf");
     script.args(["script", "-F", "ip,sym", "-i"]).arg(&data);
@@ -190,7 +189,7 @@ fn perf_finds_the_same_callers() {
         *theirs.entry(block).or_default() += 1;
     }
     if whole(&theirs) == 0 {
-        return eprintln!("skipped: this perf does not unwind by tables");
+        return skip(&Lack::Ability { of: "perf", what: "does not unwind by tables" });
     }
     let Some((ours, _)) = record(&["-fomit-frame-pointer"]) else { return };
     assert_eq!(whole(&theirs), whole(&ours), "{theirs:#?}");

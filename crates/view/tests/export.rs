@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use pagewise_model::name::escape;
 use pagewise_model::traced::{Counted, Frame, Line, Profile};
+use pagewise_skip::{Lack, skip};
 use pagewise_view::export::{collapsed, flamegraph, perfetto, pprof};
 use proptest::prelude::*;
 use prost::Message;
@@ -159,9 +160,7 @@ fn go_tool_pprof_counts_the_same() {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     };
     let Some(top) = read(&["-top"]) else {
-        let required = std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|it| it == "1");
-        assert!(!required, "PAGEWISE_REQUIRE_TOOLS is set, but `go tool pprof` is not installed");
-        return eprintln!("skipped: `go tool pprof` is not installed");
+        return skip(&Lack::Ability { of: "go", what: "there is no `go tool pprof`" });
     };
     assert!(top.starts_with("File: grow\n"), "{top}");
     let flat = |line: &str| {

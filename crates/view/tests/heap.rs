@@ -1,6 +1,5 @@
 //! Recordings of heaps in the formats of other tools, read by these tools where they are installed, and by plain readers.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
-#![expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 #[allow(clippy::cast_possible_truncation, reason = "numbers of a test")]
 mod simulated;
@@ -14,6 +13,7 @@ use std::process::Command;
 
 use pagewise_model::Report;
 use pagewise_model::heap::{Of, Recording};
+use pagewise_skip::{Lack, skip};
 use pagewise_view::export::{collapsed, counters, flamegraph, heaptrack, massif, pprof};
 use pagewise_view::html;
 use proptest::prelude::*;
@@ -34,9 +34,7 @@ fn text(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> String {
 fn tool(name: &str, args: &[&str], file: &std::path::Path) -> Option<String> {
     let mut command = Command::new(name);
     let Ok(output) = command.args(args).arg(file).env("LC_ALL", "C").output() else {
-        let required = std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|it| it == "1");
-        assert!(!required, "PAGEWISE_REQUIRE_TOOLS is set, but {name} is not installed");
-        eprintln!("skipped: {name} is not installed");
+        skip(&Lack::Tool(name));
         return None;
     };
     assert!(output.status.success(), "{name}: {output:?}");

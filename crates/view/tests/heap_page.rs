@@ -1,6 +1,5 @@
 //! The page of a heap, as a browser shows it.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
-#![expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 #[allow(clippy::cast_possible_truncation, reason = "numbers of a test")]
 mod simulated;
@@ -13,6 +12,7 @@ use pagewise_model::heap::Recording;
 use pagewise_model::report::Value;
 use pagewise_model::traced::Line;
 use pagewise_model::{Name, Report};
+use pagewise_skip::{Lack, skip};
 use pagewise_view::html;
 use simulated::{run, steps};
 
@@ -39,9 +39,7 @@ fn shown(path: &std::path::Path, hash: &str) -> Option<String> {
         Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
     });
     let Some(browser) = browser else {
-        let required = std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|it| it == "1");
-        assert!(!required, "PAGEWISE_REQUIRE_TOOLS is set, but Chromium is not installed");
-        eprintln!("skipped: Chromium is not installed");
+        skip(&Lack::Tool("chromium"));
         return None;
     };
     let output = Command::new(browser)

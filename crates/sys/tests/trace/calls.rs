@@ -61,6 +61,7 @@ fn a_command_ends_as_without_us() {
 fn every_call_that_begins_ends_with_its_result() {
     let Some(acts) = acts() else { return };
     within_patience(|| {
+        let began = Instant::now();
         let mut watched = start(acts, "churn 2");
         let mut open = std::collections::BTreeMap::new();
         let mut mapped = Vec::new();
@@ -69,7 +70,7 @@ fn every_call_that_begins_ends_with_its_result() {
                 Event::Entered(call) => assert_eq!(open.insert(seen.tid, call), None),
                 Event::Left(done) => {
                     let call = open.remove(&seen.tid).unwrap();
-                    assert!(done.took < Duration::from_secs(10));
+                    assert!(done.took <= began.elapsed());
                     if call.name == "mmap" && call.arguments[1] == 18 << 20 {
                         mapped.push(done.result.unwrap());
                     }
@@ -176,13 +177,11 @@ fn a_running_process_is_left_as_it_was() {
         };
         until("all threads count", || words(&count()).iter().filter(|n| **n > 0).count() == 4);
         for _ in 0..3 {
-            let begin = Instant::now();
             let seen = watch(running.pid(), Duration::from_millis(50));
             assert_eq!(
                 seen.first().map(|seen| seen.event),
                 Some(Event::Attached { is_native: true })
             );
-            assert!(begin.elapsed() < Duration::from_secs(10));
             assert_eq!(running.tracer(), "0");
             let before = words(&count());
             until("every thread runs on", || {

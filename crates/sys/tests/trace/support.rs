@@ -8,6 +8,7 @@ use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pagewise_skip::{Lack, skip};
 use pagewise_sys::trace::{Ending, Stopped, Traced};
 
 /// A hang is a failure with a name.
@@ -18,18 +19,17 @@ static STATIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-static
 
 /// `acts.c`, dynamically linked, or `None` after printing why there is none.
 pub(crate) fn acts() -> Option<&'static Path> {
-    DYNAMIC.as_deref().or_else(|| skip("a C compiler"))
+    if DYNAMIC.is_none() {
+        skip(&Lack::Tool("cc"));
+    }
+    DYNAMIC.as_deref()
 }
 
 pub(crate) fn acts_static() -> Option<&'static Path> {
-    STATIC.as_deref().or_else(|| skip("a C compiler with a static C library"))
-}
-
-/// A missing tool skips a test, unless all tools are said to be there.
-pub(crate) fn skip<T>(needs: &str) -> Option<T> {
-    assert!(std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_none(), "this test needs {needs}");
-    eprintln!("skipped: needs {needs}");
-    None
+    if STATIC.is_none() {
+        skip(&Lack::Ability { of: "cc", what: "there is no static C library" });
+    }
+    STATIC.as_deref()
 }
 
 fn compile(name: &str, flags: &[&str]) -> Option<PathBuf> {
@@ -143,8 +143,4 @@ pub(crate) fn tracer() -> Command {
     let mut command = Command::new(example);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
-}
-
-pub(crate) fn is_root() -> bool {
-    pagewise_sys::system::euid() == 0
 }

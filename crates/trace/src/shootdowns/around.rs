@@ -266,6 +266,8 @@ mod tests {
     use pagewise_sys::perf_event::{Event, Mode};
     use pagewise_sys::perf_ring::Sampling;
 
+    use pagewise_skip::{Lack, skip, skip_part};
+
     use super::*;
 
     /// A session of this process that records nothing but uprobes.
@@ -288,8 +290,7 @@ mod tests {
         let ours = std::process::id();
         let own = of_process(ours).into_iter().flat_map(wrappers).find(|it| it.name == "madvise");
         let (Ok(kind), Some(own), Ok(_)) = (kind(), own, session_of(ours)) else {
-            eprintln!("skipped: no uprobes, no `madvise` or no events here");
-            return;
+            return skip(&Lack::KernelFile("/sys/bus/event_source/devices/uprobe/type"));
         };
         let uprobes = Uprobes {
             name: "madvise",
@@ -309,7 +310,7 @@ mod tests {
                 None => session.open_uprobes(1, &uprobes).map_err(|it| it.to_string()),
             };
             if let Err(error) = attached {
-                eprintln!("skipped: {attachment:?}: {error}");
+                skip_part(&Lack::Machine(&format!("{attachment:?}: {error}")));
                 continue;
             }
             let call = || {

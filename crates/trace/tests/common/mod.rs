@@ -9,15 +9,19 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pagewise_proc::ProcRoot;
-use pagewise_sys::perf_event::{Event, Kind, Mode};
+use pagewise_skip::{Lack, skip};
+use pagewise_sys::perf_event::{Counter, Event, Kind, Mode, Whose};
 use pagewise_sys::perf_ring::{Carries, Sampling};
 use pagewise_trace::{Place, Record, Sample, Session, Spaces, Symbols, Target, Wanted};
 
-/// Says why a test did not run. Where every tool was to be there, that is a failure.
-pub(crate) fn skip(reason: &str) {
-    let required = std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|value| value == "1");
-    assert!(!required, "PAGEWISE_REQUIRE_TOOLS is set, but {reason}");
-    eprintln!("skipped: {reason}");
+/// Records that the kernel refuses events to this user, as it says when it is asked for one directly.
+pub(crate) fn skip_without_events() {
+    let event = Event::new(Kind::SOFTWARE, 2);
+    let mode = Mode { exclude_kernel: true, ..Mode::default() };
+    match Counter::open(event, Whose::ThisThread, mode, None) {
+        Err(error) => skip(&Lack::Refused { call: "perf_event_open", error: &error }),
+        Ok(_) => panic!("a session cannot be opened, but events can"),
+    }
 }
 
 /// Builds a program of `tests/programs`. `None`, with a word, where there is no compiler.
@@ -29,7 +33,7 @@ pub(crate) fn build(folder: &Path, program: &str, flags: &[&str]) -> Option<Path
     match command.status() {
         Ok(status) => assert!(status.success(), "{program} cannot be built"),
         Err(_) => {
-            skip("there is no C compiler");
+            skip(&Lack::Tool("cc"));
             return None;
         }
     }
@@ -99,8 +103,8 @@ pub(crate) fn events(
     let wanted = Wanted { name: "what is tested".into(), sampling };
     let mut session = match Session::open(Target::Process(running.pid), &[wanted], 1 << 23) {
         Ok(session) => session,
-        Err(error) => {
-            eprintln!("skipped: {error}");
+        Err(_) => {
+            skip_without_events();
             return false;
         }
     };
