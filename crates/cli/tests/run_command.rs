@@ -9,13 +9,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{interruptible, number, pagewise, program, sum};
+use fixture::{StaysBehind, interruptible, number, pagewise, program, sum};
 
 const MIB: u64 = 1 << 20;
 

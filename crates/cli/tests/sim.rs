@@ -7,12 +7,11 @@ mod fixture;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
-use fixture::{json, number, pagewise};
+use fixture::{StaysBehind, json, number, pagewise};
 
 /// Loads of a byte of each of so many pages, so many times over, as lackey writes them.
 fn page_by_page(pages: u64, times: u64) -> String {
