@@ -34,8 +34,9 @@ const HEAP: &str = "heap ";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the keeper waits for threads that use a mapping of ours: longer than a function runs.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(90);
-/// How long others wait for them.
-const BRIEF_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the next run waits for them, and `pagewise keep`.
+const NEXT_PATIENCE: Duration = Duration::from_secs(2);
+const KEEP_PATIENCE: Duration = Duration::from_secs(30);
 /// The longest pause of a target for an undo: it is better paused than left changed.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Longer files of notes are not ours.
@@ -66,7 +67,7 @@ impl Notes {
         let heaps = std::mem::take(&mut self.heaps);
         let mut is_done = true;
         for pid in heaps.into_iter().filter(|_| with_heaps) {
-            is_done &= end_recording(&root, pid, &mut self);
+            is_done &= end_recording(&root, pid, &mut self, patience);
         }
         for undo in self.undos {
             // A target as it is works.
@@ -86,22 +87,26 @@ impl Keeper for Notes {
     }
 }
 
-/// Ends a recording that was left behind. A thread that is on its way out of the recorder is given some time.
-fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes) -> bool {
-    for _ in 0..5 {
-        if root.read(Pid(pid), "stat").is_err() {
+/// Ends a recording that was left behind. A thread that is on its way out of the recorder is given some time, and threads of a busy
+/// machine take some to stop.
+fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duration) -> bool {
+    let begin = Instant::now();
+    loop {
+        if has_ended(root, pid) {
             return true;
         }
-        match Attached::left_behind(pid, PAUSE) {
-            Ok(None) => return true,
-            Ok(Some(left)) => match left.end(notes) {
-                Ok(_) => return true,
-                Err(_) => sleep(Duration::from_millis(100)),
-            },
-            Err(_) => sleep(Duration::from_millis(100)),
+        let ended = Attached::left_behind(pid, PAUSE).and_then(|left| match left {
+            Some(left) => left.end(notes).map(drop),
+            None => Ok(()),
+        });
+        if ended.is_ok() {
+            return true;
         }
+        if begin.elapsed() > patience {
+            return false;
+        }
+        sleep(Duration::from_millis(100));
     }
-    false
 }
 
 /// The keeper of this process.
@@ -116,7 +121,7 @@ impl KeeperProcess {
     /// Starts it, after what killed runs have left is undone; it is ready when this returns. Where no process can be started, or no file
     /// written, the other alone keeps notes.
     pub(crate) fn start() -> KeeperProcess {
-        undo_left_behind();
+        undo_left_behind(NEXT_PATIENCE);
         let file = folder().and_then(|folder| new_file(&folder)).ok();
         let path = file.as_ref().map(|(_, path)| path.as_path());
         KeeperProcess { child: start(path).ok(), file, notes: Notes::default() }
@@ -139,13 +144,22 @@ impl KeeperProcess {
             // What is left is a file that says so.
             let _ = fs::remove_file(path);
         }
-        if let Some((mut child, mut input)) = self.child.take() {
-            // If it was killed there is nothing to do about it.
-            let _ = writeln!(input, "{DONE}");
-            drop(input);
-            if is_done {
-                let _ = child.wait();
-            }
+        let Some((mut child, mut input)) = self.child.take() else { return };
+        let was_killed = writeln!(input, "{DONE}").is_err();
+        drop(input);
+        if is_done {
+            let _ = child.wait();
+        } else if was_killed {
+            self.undo_without_keeper();
+        }
+    }
+
+    /// Undoes what the keeper should have undone, which was killed.
+    fn undo_without_keeper(self) {
+        if self.notes.carry_out(false, KEEPER_PATIENCE)
+            && let Some((_, path)) = self.file
+        {
+            let _ = fs::remove_file(path);
         }
     }
 
@@ -198,7 +212,7 @@ fn start(notes: Option<&Path>) -> io::Result<(Child, ChildStdin)> {
 /// Is the keeper of a process, or undoes what killed runs have left.
 pub(crate) fn run(args: &Keep) -> ExitCode {
     let Some(pid) = args.pid else {
-        let is_done = undo_left_behind();
+        let is_done = undo_left_behind(KEEP_PATIENCE);
         return if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     };
     ignore_requests_to_end();
@@ -230,27 +244,65 @@ pub(crate) fn run(args: &Keep) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Undoes what killed runs of this user have left; false where something could not be undone.
-fn undo_left_behind() -> bool {
+/// Undoes what killed runs of this user have left; false if something could not be undone, or if another process that undoes it now
+/// has not finished after `patience`.
+fn undo_left_behind(patience: Duration) -> bool {
     let Ok(folder) = folder() else { return true };
     let Ok(entries) = fs::read_dir(folder) else { return true };
     let mut is_done = true;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let Ok(mut file) = open(&path) else { continue };
-        // Its process or that one's keeper has it.
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            continue;
+        match lock(&file, patience) {
+            Lock::Taken => {}
+            Lock::OfItsProcess => continue,
+            Lock::OfAnother => {
+                is_done = false;
+                continue;
+            }
         }
         let mut text = String::new();
         let read = Read::by_ref(&mut file).take(MAX_NOTES).read_to_string(&mut text);
         let mut notes = Notes::default();
         text.lines().for_each(|line| notes.take(line));
-        match read.is_ok() && notes.carry_out(true, BRIEF_PATIENCE) {
+        match read.is_ok() && notes.carry_out(true, patience) {
             true => drop(fs::remove_file(&path)),
             false => is_done = false,
         }
     }
     is_done
+}
+
+/// Who has a file of notes.
+enum Lock {
+    /// This process, alone.
+    Taken,
+    /// The process that writes the notes, or its keeper: they share the lock.
+    OfItsProcess,
+    /// Another process that undoes what is noted.
+    OfAnother,
+}
+
+/// Locks a file of notes for this process, after another process has undone what it notes.
+fn lock(file: &File, patience: Duration) -> Lock {
+    let begin = Instant::now();
+    let mut times_shared = 0;
+    loop {
+        if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return Lock::Taken;
+        }
+        if flock(file, FlockOperation::NonBlockingLockShared).is_ok() {
+            let _ = flock(file, FlockOperation::NonBlockingUnlock);
+            times_shared += 1;
+        }
+        // Others that ask as this one does share it for a moment.
+        if times_shared > 3 {
+            return Lock::OfItsProcess;
+        }
+        if begin.elapsed() >= patience {
+            return Lock::OfAnother;
+        }
+        sleep(Duration::from_millis(5));
+    }
 }
 
 /// The folder of files of notes: ours alone.
@@ -306,6 +358,25 @@ pub(crate) fn has_ended(root: &ProcRoot, pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_waited_for_while_another_process_undoes_what_it_notes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notes");
+        let [ours, theirs] = [(); 2]
+            .map(|()| OpenOptions::new().create(true).append(true).read(true).open(&path).unwrap());
+        flock(&theirs, FlockOperation::LockShared).unwrap();
+        assert!(matches!(lock(&ours, PATIENCE), Lock::OfItsProcess));
+        flock(&theirs, FlockOperation::LockExclusive).unwrap();
+        assert!(matches!(lock(&ours, Duration::from_millis(20)), Lock::OfAnother));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                sleep(Duration::from_millis(20));
+                flock(&theirs, FlockOperation::Unlock).unwrap();
+            });
+            assert!(matches!(lock(&ours, PATIENCE), Lock::Taken));
+        });
+    }
 
     #[test]
     fn notes_are_what_was_written_and_not_struck_out() {

@@ -73,40 +73,46 @@ impl Undo {
     /// Unmaps the mapping once no thread uses it any more. False where there is nothing to do: it was never mapped, or the process
     /// has ended or become another program.
     ///
+    /// It tries again until `patience` is over: on a busy machine threads may take longer to stop than a process may be paused.
+    ///
     /// # Errors
     /// As [`Target::stop_all`]; [`Error::NotStopped`] where a thread still uses it after `patience`.
     pub fn carry_out(&self, patience: Duration) -> Result<bool, Error> {
-        let target = match Target::open(self.pid, Some(self.start_ticks)) {
-            Err(Error::Gone) => return Ok(false),
-            target => target?,
-        };
         let begin = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
-            let stopped = target.stop_all(PAUSE)?;
-            // A thread that has yet to map it has the address among the arguments of its call.
-            let maps = |thread: &Tracee| thread.place().registers[DI] == self.range.start;
-            let uses = |thread: &Tracee| {
-                let place = thread.place();
-                self.range.contains(place.stack) || self.range.contains(place.instruction)
-            };
-            let is_mapped = match self.is_mapped(&target) {
+            let error = match self.attempt() {
+                Ok(Some(was_mapped)) => return Ok(was_mapped),
+                Ok(None) => Error::NotStopped(patience),
                 Err(Error::Gone) => return Ok(false),
-                is_mapped => is_mapped?,
+                Err(error @ Error::Unsupported(_)) => return Err(error),
+                Err(error) => error,
             };
-            match is_mapped {
-                false if stopped.iter().any(maps) => {}
-                false => return Ok(false),
-                true if stopped.iter().any(uses) => {}
-                true if self.unmap_by(&target, stopped)? => return Ok(true),
-                true => {}
-            }
             if begin.elapsed() > patience {
-                return Err(Error::NotStopped(patience));
+                return Err(error);
             }
             sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(100));
         }
+    }
+
+    /// Whether it was unmapped; `None` where a thread uses it, has yet to map it, or none can make calls.
+    fn attempt(&self) -> Result<Option<bool>, Error> {
+        let target = Target::open(self.pid, Some(self.start_ticks))?;
+        let stopped = target.stop_all(PAUSE)?;
+        // A thread that has yet to map it has the address among the arguments of its call.
+        let maps = |thread: &Tracee| thread.place().registers[DI] == self.range.start;
+        let uses = |thread: &Tracee| {
+            let place = thread.place();
+            self.range.contains(place.stack) || self.range.contains(place.instruction)
+        };
+        if !self.is_mapped(&target)? {
+            return Ok((!stopped.iter().any(maps)).then_some(false));
+        }
+        if stopped.iter().any(uses) {
+            return Ok(None);
+        }
+        Ok(self.unmap_by(&target, stopped)?.then_some(true))
     }
 
     /// Unmaps it by one of the threads that are stopped; false where none can make calls now.
