@@ -18,6 +18,7 @@ pub mod peer;
 pub mod perf_event;
 pub mod perf_page;
 pub mod perf_ring;
+pub mod priority;
 pub mod probe;
 pub mod procmap_query;
 pub mod ptrace;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::{AddrRange, Bytes, PageSize, Pid};
 use pagewise_sys::pagemap_scan::{Categories, Region, Request, Scan, scan};
+use pagewise_sys::priority::Priority;
 use pagewise_sys::probe::Features;
 use pagewise_sys::rest::PreciseRests;
 
@@ -32,8 +33,12 @@ pub(crate) struct Space {
     can_scan: bool,
     pace: Pace,
     rests: Option<PreciseRests>,
+    /// For a target that is at work: a call that is preempted holds the mmap lock until its next turn.
+    priority: Option<Priority>,
     since_rest: u64,
     held: Duration,
+    /// How long the last call held the lock, and the longest call.
+    last: Duration,
     longest: Duration,
 }
 
@@ -55,8 +60,10 @@ impl Space {
             can_scan: features.pagemap_scan,
             pace: *pace,
             rests: (!pace.rest.is_zero()).then(PreciseRests::start),
+            priority: if pace.rest.is_zero() { None } else { Priority::of_this_thread() },
             since_rest: 0,
             held: Duration::ZERO,
+            last: Duration::ZERO,
             longest: Duration::ZERO,
         })
     }
@@ -93,7 +100,7 @@ impl Space {
         let wanted = wanted.min(words.len());
         let offset = self.page_size.count(Bytes(range.start)).saturating_mul(WORD);
         let bytes = words[..wanted].as_flattened_mut();
-        let read = timed(&mut self.longest, || self.file.read_at(bytes, offset));
+        let read = self.hold(|space| space.file.read_at(bytes, offset));
         match read.map_err(|error| self.failed(error))? / size_of::<Word>() {
             0 => Err(Error::NoSuchProcess { pid: self.pid }),
             read => Ok(&words[..read]),
@@ -106,10 +113,9 @@ impl Space {
         range: AddrRange,
         words: &'w mut [Word],
     ) -> Result<&'w [Word], Error> {
-        let begin = Instant::now();
         self.since_rest = 0;
         let read = self.read(range, words)?.len();
-        self.rest_once_held_for(begin.elapsed());
+        self.rest_once_held_for(self.last);
         Ok(&words[..read])
     }
 
@@ -156,11 +162,9 @@ impl Space {
         let (mut at, mut stride) = (range.start, self.chunk());
         while at < range.end {
             let end = range.end.min(at.saturating_add(stride));
-            let begin = Instant::now();
             let found = self.scan(AddrRange { start: at, end }, request, &mut regions)?;
-            let held = begin.elapsed();
-            stride = if held < BRIEF { stride.saturating_mul(2) } else { self.chunk() };
-            self.rest_once_held_for(held);
+            stride = if self.last < BRIEF { stride.saturating_mul(2) } else { self.chunk() };
+            self.rest_once_held_for(self.last);
             regions[..found.regions].iter().for_each(&mut each);
             at = if found.walk_end > at { found.walk_end } else { end };
         }
@@ -186,11 +190,10 @@ impl Space {
         let (mut at, mut stride) = (range.start, self.chunk());
         while at < range.end {
             let end = range.end.min(at.saturating_add(stride));
-            let begin = Instant::now();
             if self.scan(AddrRange { start: at, end }, &request, &mut region)?.regions > 0 {
                 return Ok(region[0].start);
             }
-            let quick = begin.elapsed() < LONG;
+            let quick = self.last < LONG;
             stride = if quick { stride.saturating_mul(2) } else { self.chunk() };
             at = end;
         }
@@ -203,8 +206,23 @@ impl Space {
         request: &Request,
         regions: &mut [Region],
     ) -> Result<Scan, Error> {
-        timed(&mut self.longest, || scan(&self.file, range.start..range.end, request, regions))
+        self.hold(|space| scan(&space.file, range.start..range.end, request, regions))
             .map_err(|error| self.failed(error))
+    }
+
+    /// Makes a system call that holds the target's mmap lock, and keeps the longest time one took.
+    fn hold<T>(&mut self, call: impl FnOnce(&Space) -> T) -> T {
+        let begin = Instant::now();
+        let (answer, held) = {
+            let timed = || (call(self), begin.elapsed());
+            match &self.priority {
+                Some(priority) => priority.raised(timed),
+                None => timed(),
+            }
+        };
+        self.last = held;
+        self.longest = self.longest.max(held);
+        answer
     }
 
     fn failed(&self, error: io::Error) -> Error {
@@ -232,12 +250,4 @@ impl Space {
         }
         self.since_rest = self.since_rest.saturating_add(bytes);
     }
-}
-
-/// Runs a system call and keeps the longest time one took.
-fn timed<T>(longest: &mut Duration, call: impl FnOnce() -> T) -> T {
-    let begin = Instant::now();
-    let answer = call();
-    *longest = begin.elapsed().max(*longest);
-    answer
 }

@@ -1,0 +1,89 @@
+//! Short pieces of work that threads of normal priority do not preempt.
+//!
+//! A thread that is preempted inside a system call keeps the locks that it holds there. On a busy machine it waits for its next turn
+//! for tens of milliseconds, and so does the program whose `mmap` lock it holds.
+
+use std::io;
+use std::marker::PhantomData;
+
+/// The lowest real-time priority: any other real-time thread goes first.
+const LOWEST: libc::c_int = 1;
+
+/// Permission of this thread to run at real-time priority, for which it needs `CAP_SYS_NICE` or an `RLIMIT_RTPRIO`.
+#[derive(Debug)]
+pub struct Priority {
+    /// The policy belongs to a thread, so the value must stay on it.
+    _on_this_thread: PhantomData<*const ()>,
+}
+
+impl Priority {
+    /// `None` if this thread has no permission, or if a policy was chosen for it already.
+    pub fn of_this_thread() -> Option<Priority> {
+        // SAFETY: takes a thread ID, 0 for this thread, and no pointer.
+        let policy = unsafe { libc::sched_getscheduler(0) };
+        if policy != libc::SCHED_OTHER {
+            return None;
+        }
+        let priority = Priority { _on_this_thread: PhantomData };
+        set(libc::SCHED_FIFO, LOWEST).ok()?;
+        priority.lower();
+        Some(priority)
+    }
+
+    /// Does a short piece of work at real-time priority. Where that is refused by now, at the priority of before.
+    pub fn raised<T>(&self, work: impl FnOnce() -> T) -> T {
+        /// Lowers the priority, also if the work panics.
+        struct Lower<'a>(&'a Priority);
+        impl Drop for Lower<'_> {
+            fn drop(&mut self) {
+                self.0.lower();
+            }
+        }
+        let _lower = set(libc::SCHED_FIFO, LOWEST).is_ok().then_some(Lower(self));
+        work()
+    }
+
+    /// Back to the policy of before. Every thread may lower its priority.
+    fn lower(&self) {
+        let lowered = set(libc::SCHED_OTHER, 0);
+        debug_assert!(lowered.is_ok(), "{lowered:?}");
+    }
+}
+
+/// Sets the policy of this thread.
+fn set(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
+    let parameter = libc::sched_param { sched_priority: priority };
+    // SAFETY: `parameter` outlives the call, which reads it alone; thread ID 0 is this thread.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_skip::{Lack, skip};
+
+    use super::*;
+
+    /// The policy of this thread, as the kernel prints it: the 41st field of its `stat`.
+    fn policy() -> i32 {
+        let text = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        text.rsplit(") ").next().unwrap().split(' ').nth(38).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn the_priority_is_raised_for_the_work_alone() {
+        let before = policy();
+        let Some(priority) = Priority::of_this_thread() else {
+            let error = set(libc::SCHED_FIFO, LOWEST).unwrap_err();
+            return skip(&Lack::Refused { call: "sched_setscheduler", error: &error });
+        };
+        assert_eq!(policy(), before);
+        assert_eq!(priority.raised(policy), libc::SCHED_FIFO);
+        assert_eq!(policy(), before);
+        let panics = std::panic::AssertUnwindSafe(|| priority.raised(|| panic!("on purpose")));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert_eq!(policy(), before);
+    }
+}
