@@ -64,14 +64,18 @@ impl Notes {
     /// Undoes all of it; false where something could not be undone yet.
     fn carry_out(mut self, with_heaps: bool, patience: Duration) -> bool {
         let root = ProcRoot::live();
-        let heaps = std::mem::take(&mut self.heaps);
+        let heaps = if with_heaps { std::mem::take(&mut self.heaps) } else { Vec::new() };
         let mut is_done = true;
-        for pid in heaps.into_iter().filter(|_| with_heaps) {
-            is_done &= end_recording(&root, pid, &mut self, patience);
+        for pid in &heaps {
+            is_done &= end_recording(&root, *pid, &mut self, patience);
         }
-        for undo in self.undos {
+        for undo in std::mem::take(&mut self.undos) {
             // A target as it is works.
             is_done &= on_tracer_thread(|| undo.carry_out(patience)).is_ok();
+        }
+        // A thread that had yet to load the recorder has done so before it left the memory above.
+        for pid in &heaps {
+            is_done &= end_recording(&root, *pid, &mut self, patience);
         }
         is_done
     }

@@ -33,5 +33,5 @@ pub use alone::Alone;
 pub use error::Error;
 pub use memory::TargetMemory;
 pub use process::{Target, on_tracer_thread};
-pub use scratch::{Keeper, Scratch, Undo};
+pub use scratch::{Keeper, Returning, Scratch, Undo};
 pub use thread::{Function, Place, Tracee};

@@ -34,7 +34,7 @@ impl Keeper for () {
     fn strike(&mut self, _: &Undo) {}
 }
 
-/// A mapping that is to be unmapped: `PID START-TICKS FIRST-LAST`, as text.
+/// A mapping that is to be unmapped: `PID START-TICKS FIRST-LAST TID CHAIN RESTORE`, as text; the last three words may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undo {
     /// The process.
@@ -43,11 +43,48 @@ pub struct Undo {
     pub start_ticks: u64,
     /// The mapping.
     pub range: AddrRange,
+    /// The thread that maps it.
+    pub by: Option<Returning>,
+}
+
+/// A thread that makes calls, and the address of the word by which the last one returns to a saved context.
+///
+/// The word is on the thread's own stack. While it is there, and the thread is not above it, calls are still to be made: the thread may
+/// be in a signal handler, where its registers do not show them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Returning {
+    /// The thread.
+    pub thread: u32,
+    /// The address of the word.
+    pub chain: u64,
+    /// The word: the address of `rt_sigreturn` that was used. The C library and the loader have one each.
+    pub restore: u64,
+}
+
+impl Returning {
+    /// A thread that is this far above the word is on another stack.
+    const MAX_STACK: u64 = 64 << 20;
+
+    fn is_pending(&self, target: &Target, stopped: &[Tracee]) -> bool {
+        let is_it = |thread: &&Tracee| thread.thread() == self.thread;
+        let Some(thread) = stopped.iter().find(is_it) else { return false };
+        let stack = thread.place().stack;
+        let is_above = stack > self.chain && stack - self.chain < Returning::MAX_STACK;
+        let mut word = [0; 8];
+        let is_there = target.memory().read(self.chain, &mut word).is_ok();
+        !is_above && is_there && u64::from_le_bytes(word) == self.restore
+    }
 }
 
 impl fmt::Display for Undo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.pid, self.start_ticks, self.range)
+        write!(f, "{} {} {}", self.pid, self.start_ticks, self.range)?;
+        match self.by {
+            Some(Returning { thread, chain, restore }) => {
+                write!(f, " {thread} {chain:x} {restore:x}")
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -61,11 +98,15 @@ impl FromStr for Undo {
         let start_ticks = word()?.parse().map_err(drop)?;
         let (start, end) = word()?.split_once('-').ok_or(())?;
         let address = |digits| u64::from_str_radix(digits, 16).map_err(drop);
-        Ok(Undo {
-            pid,
-            start_ticks,
-            range: AddrRange { start: address(start)?, end: address(end)? },
-        })
+        let range = AddrRange { start: address(start)?, end: address(end)? };
+        let by = match word() {
+            Ok(thread) => {
+                let thread = thread.parse().map_err(drop)?;
+                Some(Returning { thread, chain: address(word()?)?, restore: address(word()?)? })
+            }
+            Err(()) => None,
+        };
+        Ok(Undo { pid, start_ticks, range, by })
     }
 }
 
@@ -106,10 +147,11 @@ impl Undo {
             let place = thread.place();
             self.range.contains(place.stack) || self.range.contains(place.instruction)
         };
+        let is_pending = self.by.is_some_and(|by| by.is_pending(&target, &stopped));
         if !self.is_mapped(&target)? {
-            return Ok((!stopped.iter().any(maps)).then_some(false));
+            return Ok((!is_pending && !stopped.iter().any(maps)).then_some(false));
         }
-        if stopped.iter().any(uses) {
+        if is_pending || stopped.iter().any(uses) {
             return Ok(None);
         }
         Ok(self.unmap_by(&target, stopped)?.then_some(true))
@@ -183,7 +225,8 @@ impl Scratch {
         let length = length.next_multiple_of(page);
         let range = free_range(&target.mappings()?, length, page);
         let range = range.ok_or(Error::Unsupported("its address space is full"))?;
-        let undo = Undo { pid: target.pid(), start_ticks: target.start_ticks(), range };
+        let by = thread.returning();
+        let undo = Undo { pid: target.pid(), start_ticks: target.start_ticks(), range, by };
         keeper.note(&undo);
         if let Err(error) = thread.map_at(range.start..range.end, execute) {
             keeper.strike(&undo);
@@ -223,43 +266,54 @@ impl Scratch {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use pagewise_skip::{Lack, skip};
+
     use crate::on_tracer_thread;
 
     use super::*;
 
-    #[test]
-    fn a_mapping_is_undone_that_a_thread_has_yet_to_make() {
-        if cfg!(not(target_arch = "x86_64")) {
-            return;
+    /// A process that ends with the test, also where that fails.
+    struct Child(std::process::Child);
+
+    impl Child {
+        /// Starts it, and waits until its C library is loaded.
+        fn start(command: &mut Command) -> (Child, Target) {
+            let child = Child(command.spawn().unwrap());
+            let ready = (0..1000).find_map(|_| {
+                sleep(Duration::from_millis(2));
+                Target::open(child.0.id(), None).ok().filter(|target| target.any_thread().is_ok())
+            });
+            (child, ready.expect("it can make calls"))
         }
-        /// A process that ends with the test, also where that fails.
-        struct Sleeper(std::process::Child);
-        impl Drop for Sleeper {
-            fn drop(&mut self) {
-                let _ = self.0.kill();
-                let _ = self.0.wait();
+
+        /// Waits until its only thread is in a state, by the letter of `/proc/PID/stat`.
+        fn wait_for(&self, state: &str) {
+            let path = format!("/proc/{}/stat", self.0.id());
+            let is_it = |text: String| text.rsplit(") ").next().unwrap().starts_with(state);
+            while !is_it(std::fs::read_to_string(&path).unwrap()) {
+                sleep(Duration::from_millis(1));
             }
         }
-        let sleeper = std::process::Command::new("sleep").arg("60").spawn();
-        let sleeper = Sleeper(sleeper.unwrap());
-        let pid = sleeper.0.id();
-        let signal = |name: &str| {
-            let pid = pid.to_string();
-            let sent = std::process::Command::new("kill").args(["-s", name, &pid]).status();
-            assert!(sent.unwrap().success());
-        };
+
+        fn signal(&self, name: &str) {
+            let pid = self.0.id().to_string();
+            assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+        }
+    }
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Has a thread map memory when it goes on, and notes that, up to the moment when this process is killed.
+    fn left_behind(target: &Target, is_masked: bool) -> Undo {
         let length = 16 * page_size();
-        // Its C library has yet to be loaded.
-        let ready = (0..1000).find_map(|_| {
-            sleep(Duration::from_millis(2));
-            Target::open(pid, None).ok().filter(|target| target.any_thread().is_ok())
-        });
-        let target = ready.expect("it sleeps");
         let range = free_range(&target.mappings().unwrap(), length, page_size()).unwrap();
-        let undo = Undo { pid, start_ticks: target.start_ticks(), range };
-        // A process that a signal has stopped does not go on to the call when its tracer dies.
-        signal("STOP");
-        sleep(Duration::from_millis(50));
         on_tracer_thread(|| {
             let mut thread = target.any_thread().unwrap();
             let (protection, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -271,12 +325,29 @@ mod tests {
                 u64::MAX,
                 0,
             ];
-            thread.prepare_call(libc::SYS_mmap, arguments).unwrap();
+            let by = thread.returning();
+            match is_masked {
+                true => thread.prepare_call(libc::SYS_mmap, arguments).unwrap(),
+                false => thread.commit(libc::SYS_mmap, arguments, by.unwrap().chain).unwrap(),
+            }
             std::mem::forget(thread);
-        });
+            Undo { pid: target.pid(), start_ticks: target.start_ticks(), range, by }
+        })
+    }
+
+    #[test]
+    fn a_mapping_is_undone_that_a_thread_has_yet_to_make() {
+        if cfg!(not(target_arch = "x86_64")) {
+            return;
+        }
+        let (sleeper, target) = Child::start(Command::new("sleep").arg("60"));
+        // A process that a signal has stopped does not go on to the call when its tracer dies.
+        sleeper.signal("STOP");
+        sleeper.wait_for("T");
+        let undo = left_behind(&target, true);
         let error = undo.carry_out(Duration::from_millis(100)).unwrap_err();
         assert!(matches!(error, Error::NotStopped(_)), "{error}");
-        signal("CONT");
+        sleeper.signal("CONT");
         assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
         assert!(!undo.is_mapped(&target).unwrap());
         drop(sleeper);
@@ -284,9 +355,42 @@ mod tests {
     }
 
     #[test]
+    fn a_mapping_is_undone_that_a_thread_makes_after_a_signal_handler() {
+        if cfg!(not(target_arch = "x86_64")) {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let [source, program] = ["handler.c", "handler"].map(|name| folder.path().join(name));
+        let text = "#include <signal.h>\n#include <time.h>\n#include <unistd.h>\n\
+                    static void handle(int number) {\n\
+                        struct timespec time = {0, 500000000};\n\
+                        (void)number;\n\
+                        while (nanosleep(&time, &time)) { }\n\
+                    }\n\
+                    int main(void) { signal(SIGUSR1, handle); for (;;) pause(); }\n";
+        std::fs::write(&source, text).unwrap();
+        let built = Command::new("cc").arg("-o").args([&program, &source]).status();
+        if !built.is_ok_and(|status| status.success()) {
+            return skip(&Lack::Tool("cc"));
+        }
+        let (child, target) = Child::start(&mut Command::new(&program));
+        child.wait_for("S");
+        child.signal("STOP");
+        child.wait_for("T");
+        // It is handled once the process goes on.
+        child.signal("USR1");
+        let undo = left_behind(&target, false);
+        child.signal("CONT");
+        child.wait_for("S");
+        assert!(undo.carry_out(Duration::from_secs(20)).unwrap(), "it waits for the handler");
+        assert!(!undo.is_mapped(&target).unwrap());
+    }
+
+    #[test]
     fn a_note_is_read_as_it_was_written() {
         let range = AddrRange { start: 0x7f00_0000_0000, end: 0x7f00_0000_2000 };
-        let undo = Undo { pid: 7, start_ticks: 99, range };
+        let by = Some(Returning { thread: 8, chain: 0x7ffc_1234_5678, restore: 0x7f12 });
+        let undo = Undo { pid: 7, start_ticks: 99, range, by };
         assert_eq!(undo.to_string().parse(), Ok(undo));
         for text in ["", "7", "7 99", "7 99 5", "7 99 x-y", "a 99 1-2"] {
             assert_eq!(text.parse::<Undo>(), Err(()), "{text}");

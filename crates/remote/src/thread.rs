@@ -30,6 +30,7 @@ use pagewise_sys::trace::wait::{self, Change};
 use crate::arch::{self, Registers, layout};
 use crate::code::Code;
 use crate::memory::TargetMemory;
+use crate::scratch::Returning;
 
 /// How long a system call of ours may take until its thread is left to itself.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
@@ -201,6 +202,12 @@ impl Tracee {
         self.chain.is_some() && self.phase != Phase::Left
     }
 
+    /// How calls return to the context on the thread's own stack, once there is one.
+    pub(crate) fn returning(&self) -> Option<Returning> {
+        let restore = self.code.restore;
+        self.own_chain.map(|chain| Returning { thread: self.thread(), chain, restore })
+    }
+
     /// The context itself, and the return address that leads to it.
     fn write_context(&mut self, memory: &TargetMemory, at: u64) -> io::Result<()> {
         let vectors = arch::vector_image(self.vectors()?.to_vec())?;
@@ -249,11 +256,22 @@ impl Tracee {
     ) -> io::Result<()> {
         let chain = self.chain.filter(|_| self.phase != Phase::Left);
         let chain = chain.ok_or(io::ErrorKind::InvalidInput)?;
+        self.commit(number, arguments, chain)?;
+        self.mask()
+    }
+
+    /// The step from which on the thread makes the call by itself. Its signals are not blocked yet: their handlers run before.
+    pub(crate) fn commit(
+        &mut self,
+        number: libc::c_long,
+        arguments: [u64; 6],
+        chain: u64,
+    ) -> io::Result<()> {
         self.registers.for_call(self.code.syscall, number, arguments, chain).write(self.tid)?;
         if self.phase == Phase::Own {
             self.phase = Phase::Prepared;
         }
-        self.mask()
+        Ok(())
     }
 
     /// Blocks all signals, once the thread can restore its mask by itself.
