@@ -47,6 +47,8 @@ const MAX_NOTES: u64 = 1 << 20;
 struct Notes {
     heaps: Vec<u32>,
     undos: Vec<Undo>,
+    /// The file that they were read from. An undo changes the target, too, and may be killed itself.
+    file: Option<File>,
 }
 
 impl Notes {
@@ -57,7 +59,7 @@ impl Notes {
         } else if let Some(undo) = line.strip_prefix(NOTE) {
             self.undos.extend(undo.parse::<Undo>());
         } else if let Some(undo) = line.strip_prefix(STRIKE).and_then(|it| it.parse().ok()) {
-            self.strike(&undo);
+            self.undos.retain(|noted: &Undo| *noted != undo);
         }
     }
 
@@ -71,7 +73,10 @@ impl Notes {
         }
         for undo in std::mem::take(&mut self.undos) {
             // A target as it is works.
-            is_done &= on_tracer_thread(|| undo.carry_out(patience)).is_ok();
+            match on_tracer_thread(|| undo.carry_out(patience)) {
+                Ok(_) => self.strike(&undo),
+                Err(_) => is_done = false,
+            }
         }
         // A thread that had yet to load the recorder has done so before it left the memory above.
         for pid in &heaps {
@@ -81,13 +86,24 @@ impl Notes {
     }
 }
 
+impl Notes {
+    /// Appends a line to the file. On a full disk the memory of this process alone has it.
+    fn write(&mut self, line: &str) {
+        if let Some(file) = &mut self.file {
+            let _ = file.write_all(format!("{line}\n").as_bytes());
+        }
+    }
+}
+
 impl Keeper for Notes {
     fn note(&mut self, undo: &Undo) {
         self.undos.push(*undo);
+        self.write(&format!("{NOTE}{undo}"));
     }
 
     fn strike(&mut self, undo: &Undo) {
         self.undos.retain(|noted| noted != undo);
+        self.write(&format!("{STRIKE}{undo}"));
     }
 }
 
@@ -159,7 +175,8 @@ impl KeeperProcess {
     }
 
     /// Undoes what the keeper should have undone, which was killed.
-    fn undo_without_keeper(self) {
+    fn undo_without_keeper(mut self) {
+        self.notes.file = self.file.as_ref().and_then(|(file, _)| file.try_clone().ok());
         if self.notes.carry_out(false, KEEPER_PATIENCE)
             && let Some((_, path)) = self.file
         {
@@ -239,6 +256,7 @@ pub(crate) fn run(args: &Keep) -> ExitCode {
     while !is_done && !has_ended(&root, pid) && since.elapsed() < PATIENCE {
         sleep(Duration::from_millis(5));
     }
+    notes.file = file.as_ref().and_then(|(file, _)| file.try_clone().ok());
     if notes.carry_out(!is_done, KEEPER_PATIENCE)
         && let Some((_, path)) = file
     {
@@ -268,6 +286,7 @@ fn undo_left_behind(patience: Duration) -> bool {
         let read = Read::by_ref(&mut file).take(MAX_NOTES).read_to_string(&mut text);
         let mut notes = Notes::default();
         text.lines().for_each(|line| notes.take(line));
+        notes.file = file.try_clone().ok();
         match read.is_ok() && notes.carry_out(true, patience) {
             true => drop(fs::remove_file(&path)),
             false => is_done = false,
@@ -350,7 +369,7 @@ fn new_file(folder: &Path) -> io::Result<(File, PathBuf)> {
 
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
-    OpenOptions::new().read(true).custom_flags(flags).open(path)
+    OpenOptions::new().read(true).append(true).custom_flags(flags).open(path)
 }
 
 /// Whether a process has ended.
@@ -380,6 +399,21 @@ mod tests {
             });
             assert!(matches!(lock(&ours, PATIENCE), Lock::Taken));
         });
+    }
+
+    #[test]
+    fn what_an_undo_changes_is_noted_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notes");
+        fs::write(&path, "heap 7\n").unwrap();
+        let mut notes = Notes { file: open(&path).ok(), ..Notes::default() };
+        let [first, second] = ["7 1 1000-2000", "7 1 3000-4000"].map(|it| it.parse().unwrap());
+        notes.note(&first);
+        notes.note(&second);
+        notes.strike(&first);
+        let mut next = Notes::default();
+        fs::read_to_string(&path).unwrap().lines().for_each(|line| next.take(line));
+        assert_eq!((next.heaps, next.undos), (vec![7], vec![second]));
     }
 
     #[test]
