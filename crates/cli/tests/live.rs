@@ -561,7 +561,10 @@ fn what_hidepid_hides_is_counted_and_said() {
     let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(number(&listing, "totals.hidden") > 0);
     assert_eq!(number(&listing, "totals.vanished"), 0);
-    for (level, says) in [("1", "may not be read"), ("2", "there is no process 1")] {
+    for (level, says) in [
+        ("1", "cannot read PID 1 (owner root): run as root or grant CAP_SYS_PTRACE"),
+        ("2", "there is no process 1"),
+    ] {
         let output = with_another_proc(&own, &hide(level), "NOBODY PAGEWISE explain 1").unwrap();
         assert_eq!(output.status.code(), Some(1));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -617,8 +620,9 @@ fn what_another_user_hides_is_absent_and_says_what_it_takes() {
         let mut command = Command::new(&binary);
         command.args(args).uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap()
     };
-    let output = run(&["explain", &fixture.pid.to_string(), "--json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let pid = fixture.pid.to_string();
+    let output = run(&["explain", &pid, "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(number(&report, "totals.res"), fixture.rollup()["Rss"], "anyone may read statm");
     for hidden in [&report["totals"]["pss"], &report["quadrants"], &report["mappings"]] {
@@ -634,6 +638,35 @@ fn what_another_user_hides_is_absent_and_says_what_it_takes() {
 
     let output = run(&["explain", "self", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let mut commands = vec![
+        vec!["explain", &pid],
+        vec!["explain", &pid, "--polite"],
+        vec!["maps", &pid],
+        vec!["maps", &pid, "--json"],
+        vec!["pages", &pid],
+        vec!["pools", &pid],
+        vec!["thp", &pid],
+        vec!["thp", &pid, "--json"],
+        vec!["diff", &pid, "--every", "10ms", "--for", "20ms"],
+        vec!["syscalls", &pid, "--for", "10ms"],
+        vec!["watch", &pid, "0x1000", "--for", "10ms"],
+        vec!["heap", "attach", &pid, "--for", "10ms"],
+        vec!["faults", &pid, "--for", "10ms"],
+    ];
+    // Other kernels do not have the tracepoint.
+    if fixture::pagewise(&["shootdowns", &pid, "--for", "10ms"]).status.success() {
+        commands.push(vec!["shootdowns", &pid, "--for", "10ms"]);
+    }
+    for words in commands {
+        let output = run(&words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        let sentence =
+            format!("pagewise: cannot read PID {pid} (owner root): run as root or grant CAP_");
+        assert!(said.starts_with(&sentence), "{words:?}: {said}");
+        assert_eq!(output.stdout.is_empty(), words[0] != "explain", "{words:?}");
+    }
 }
 
 #[test]

@@ -402,7 +402,10 @@ impl<'a> Reader<'a> {
         let path = root.file(pid, name);
         self.buffer.clear();
         let read = open(&path).and_then(|mut file: File| file.read_to_end(&mut self.buffer));
-        read.map(|_| ()).map_err(|e: io::Error| why(root.explain(pid, &path, e)))
+        read.map(|_| ()).map_err(|error: io::Error| match error.kind() {
+            io::ErrorKind::PermissionDenied => Absent::NotPermitted(PTRACE.into()),
+            _ => why(root.explain(pid, &path, error)),
+        })
     }
 }
 
@@ -410,7 +413,7 @@ impl<'a> Reader<'a> {
 fn why(error: Error) -> Absent {
     match error {
         Error::NoSuchProcess { .. } => Absent::Vanished,
-        Error::NotPermitted { .. } => Absent::NotPermitted(PTRACE.into()),
+        Error::NotPermitted { .. } | Error::NoAccess { .. } => Absent::NotPermitted(PTRACE.into()),
         Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
             Absent::NotInThisKernel("".into())
         }
