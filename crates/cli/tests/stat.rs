@@ -262,6 +262,32 @@ fn every_failure_is_told_and_the_status_passed_on() {
 }
 
 #[test]
+fn a_tracepoint_that_the_kernel_does_not_have_is_an_error_and_nothing_runs() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let ran = folder.path().join("ran");
+    let (file, both) = (ran.to_str().unwrap(), "minor-faults,foo:bar");
+    for events in ["foo:bar", "tlb:no_such_event", both] {
+        let output = pagewise(&["stat", "-e", events, "--", "touch", file]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if said.contains("tracefs") {
+            return lacks("this kernel has no tracefs");
+        }
+        assert_eq!(output.status.code(), Some(1), "{events}: {said}");
+        let name = events.rsplit(',').next().unwrap();
+        assert!(said.contains(&format!("no event is called {name}\n")), "{events}: {said}");
+        assert!(!ran.exists(), "{events}");
+    }
+    // One that is in our table is known, whether this machine can count it or not.
+    for known in ["cycles", "dtlb_read_misses"] {
+        let output = pagewise(&["stat", "-e", known, "--", "true"]);
+        assert!(output.status.success(), "{known}: {output:?}");
+    }
+}
+
+#[test]
 fn standard_streams_are_the_commands() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
         .args(["stat", "--", "sh", "-c", "cat; echo to-stderr >&2"])
