@@ -11,14 +11,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use fixture::{
-    Entry, Fixture, Link, READINGS, copy_program, explain, is_root, json, number, pagewise, skip,
-    sum, tool,
+    Entry, Fixture, Link, READINGS, copy_program, disk, explain, is_root, json, lacks, number,
+    pagewise, skip, sum, tool,
 };
 
 const QUADRANTS: [&str; 4] =
@@ -666,6 +667,65 @@ fn what_another_user_hides_is_absent_and_says_what_it_takes() {
             format!("pagewise: cannot read PID {pid} (owner root): run as root or grant CAP_");
         assert!(said.starts_with(&sentence), "{words:?}: {said}");
         assert_eq!(output.stdout.is_empty(), words[0] != "explain", "{words:?}");
+    }
+}
+
+/// Both map libraries that nothing else maps.
+#[test]
+fn the_share_of_a_process_is_what_it_is_when_nobody_looks() {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let mut libraries: Vec<&str> =
+        maps.lines().filter_map(|line| line.split_once('/')).map(|it| it.1).collect();
+    libraries.retain(|path| {
+        path.contains(".so") && !path.contains("/ld-") && !path.contains("(deleted)")
+    });
+    libraries.dedup();
+    if libraries.is_empty() {
+        return skip("this test is linked statically");
+    }
+    for path in libraries {
+        let path = Path::new("/").join(path);
+        copy_program(&path, &folder.path().join(path.file_name().unwrap()));
+    }
+    let mut sleep = Command::new("sleep");
+    let mut child = sleep.arg("600").env("LD_LIBRARY_PATH", folder.path()).spawn().unwrap();
+    let pid = child.id().to_string();
+    let file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    // It sleeps once all that it needs is mapped.
+    let until = Instant::now() + Duration::from_secs(60);
+    while !file("wchan").contains("nanosleep")
+        && !file("syscall").starts_with("230 ")
+        && Instant::now() < until
+    {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pss = || {
+        let rollup = file("smaps_rollup");
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
+        line.unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    };
+    let before = pss();
+    let mut seen = Vec::new();
+    for reading in READINGS {
+        let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        pagewise.args(["explain", &pid, "--json", reading]).env("LD_LIBRARY_PATH", folder.path());
+        let report: Value = serde_json::from_slice(&pagewise.output().unwrap().stdout).unwrap();
+        let gaps = report["provenance"]["gaps"].to_string();
+        if gaps.contains("could not copy") {
+            lacks("code may not be copied here");
+        } else if let Some(pss) = report["totals"]["pss"].as_u64() {
+            seen.push((reading, pss));
+        }
+    }
+    let after = pss();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The program itself and the loader are other processes' too, which come and go.
+    let (least, most) = (before.min(after), before.max(after));
+    for (reading, pss) in seen {
+        let near = (least.saturating_sub(8 << 10)..=most + (8 << 10)).contains(&pss);
+        assert!(near, "{reading}: {pss}, but {before} before and {after} after");
     }
 }
 

@@ -24,7 +24,7 @@ use pagewise_model::{
     Absent, Backing, Bytes, Counter, Device, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps,
 };
 use pagewise_sys::probe::Features;
-use pagewise_sys::system;
+use pagewise_sys::{libraries, system};
 
 use crate::capture::Wish;
 use crate::pages::{self, Pace};
@@ -40,6 +40,10 @@ use crate::{Error, ProcRoot, cgroup, maps, meminfo, mountinfo, smaps};
 /// with the reason.
 pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, Error> {
     let begin = Instant::now();
+    if root.is_live() {
+        // Where that is not possible, what a process alone shares with this one counts as shared.
+        libraries::copy_libraries();
+    }
     let pids = root.pids()?;
     let machine = Shared::new(root, wish);
     let (mut seen, hold) = machine.read_all(&pids);
