@@ -17,6 +17,7 @@ use crate::maps::mode;
 use crate::pools::{self, Kind, Pools};
 use crate::pss::{self, Pss};
 use crate::quadrants::quadrants;
+use crate::swapped;
 
 /// What to show.
 #[derive(Clone, Debug)]
@@ -444,7 +445,7 @@ const TOTALS: [Total; 6] = [
     Total { key: "res", label: "RES", read: |s| Ok(s.statm.clone()?.resident) },
     Total { key: "pss", label: "PSS", read: |s| pss::shares(s, mappings(s)?).total },
     Total { key: "uss", label: "USS", read: |s| mappings(s)?.iter().map(Mapping::uss).sum() },
-    Total { key: "swap", label: "SWAP", read: |s| s.status.clone()?.vm_swap },
+    Total { key: "swap", label: "SWAP", read: swapped::total },
     Total { key: "page_tables", label: "page tables", read: |s| s.status.clone()?.vm_pte },
 ];
 

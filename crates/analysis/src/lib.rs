@@ -27,6 +27,7 @@ pub mod sections;
 pub mod shootdowns;
 pub mod simulated;
 pub mod stat;
+mod swapped;
 pub mod thp;
 pub mod watch;
 

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use pagewise_model::Snapshot;
+use pagewise_model::{Absent, Snapshot};
 use pagewise_proc::capture::{Request, Wish, capture};
-use pagewise_proc::{ProcRoot, saved, target};
+use pagewise_proc::{CAP_SYS_PTRACE, Error, ProcRoot, saved, target};
 
 use crate::args;
 use crate::commands::run_command;
@@ -49,6 +49,21 @@ pub(crate) enum When {
 pub(crate) struct Seen {
     pub(crate) snapshot: Snapshot,
     pub(crate) exit: ExitCode,
+    /// That the kernel does not let us read the memory of the process.
+    pub(crate) denied: Option<Error>,
+}
+
+impl Seen {
+    /// The snapshot, for commands whose report needs the mappings.
+    ///
+    /// # Errors
+    /// That the kernel does not let us read the memory of the process.
+    pub(crate) fn with_mappings(self) -> Result<Seen, Error> {
+        match self.denied {
+            Some(denied) => Err(denied),
+            None => Ok(self),
+        }
+    }
 }
 
 /// Resolves the source options, takes the snapshot, and saves it where asked.
@@ -62,7 +77,9 @@ pub(crate) fn look_at(source: args::Source, sums: bool) -> anyhow::Result<Seen> 
     };
     let save = source.save.clone();
     let seen = match subject(source)? {
-        Subject::Saved(path) => Seen { snapshot: saved::open(&path)?, exit: ExitCode::SUCCESS },
+        Subject::Saved(path) => {
+            Seen { snapshot: saved::open(&path)?, exit: ExitCode::SUCCESS, denied: None }
+        }
         Subject::Process { root, name } => process(&root, &name, &request)?,
         Subject::Command { program, arguments, when } => {
             run_command::run(&program, &arguments, when, &request)?
@@ -96,7 +113,14 @@ fn subject(source: args::Source) -> anyhow::Result<Subject> {
 
 fn process(root: &ProcRoot, name: &str, request: &Request) -> anyhow::Result<Seen> {
     let (root, pid) = target::hold(root, name)?;
-    Ok(Seen { snapshot: capture(&root, pid, request)?, exit: ExitCode::SUCCESS })
+    let snapshot = capture(&root, pid, request)?;
+    let denied = match &snapshot.mappings {
+        Err(Absent::NotPermitted(_)) if root.is_live() => {
+            Some(Error::no_access(&root, pid, CAP_SYS_PTRACE))
+        }
+        _ => None,
+    };
+    Ok(Seen { snapshot, exit: ExitCode::SUCCESS, denied })
 }
 
 /// `/proc`, or the copy that was named.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::process::Command;
 
 use pagewise_heaplog::Writer;
 use pagewise_heaplog::recording::{
@@ -16,6 +17,8 @@ use pagewise_heaplog::recording::{
     Site, Thread, Tree,
 };
 use tempfile::TempDir;
+
+use pagewise_skip::{Lack, skip};
 
 use fixture::{disk, pagewise, program, tool};
 
@@ -185,6 +188,29 @@ fn the_page_of_a_report_has_what_can_be_looked_into() {
     assert!(page.contains("touch_three") && page.contains("<noscript>"));
     // What a browser would fetch: nothing but what is inside.
     assert!(!page.contains("src=") && !page.contains("<link"), "something is loaded");
+}
+
+/// It crashed on files whose kinds of allocations were not numbered in the order of their first use.
+#[test]
+fn heaptracks_own_window_opens_an_export() {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let window = |words: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.args(["10", "heaptrack_gui"]).args(words).env("QT_QPA_PLATFORM", "offscreen");
+        command.env("HOME", folder.path()).env("XDG_RUNTIME_DIR", folder.path()).output().unwrap()
+    };
+    if !window(&["--version"]).status.success() {
+        return skip(&Lack::Ability { of: "heaptrack_gui", what: "cannot do without a screen" });
+    }
+    let (heap, file) = (folder.path().join("heap.pwh"), folder.path().join("ours.heaptrack"));
+    run(&heap, &program("course"));
+    let to = file.to_str().unwrap();
+    let output = pagewise(&["heap", "export", heap.to_str().unwrap(), "--heaptrack", to]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // It reads the file in a thread of its own and shows it until it is ended.
+    let shown = window(&[to]);
+    let said = String::from_utf8_lossy(&shown.stderr);
+    assert_eq!(shown.status.code(), Some(124), "{said}");
 }
 
 /// Numbers by call stack from `main` on, as `heaptrack_print` has them of a file.

@@ -386,6 +386,40 @@ fn what_is_not_used_for_a_while_goes_to_swap() {
 }
 
 #[test]
+fn swapped_shared_memory_is_in_every_sum_alike() {
+    if !is_root() {
+        return;
+    }
+    let Some(_swap) = Swap::on(128) else {
+        return skip(&Lack::Machine("no swap file can be used"));
+    };
+    let swapped = Running::start(Command::new(program("swapped")).args(["32", "8"]));
+    let in_swap = swapped.counter("Swap");
+    let status = fs::read_to_string(format!("/proc/{}/status", swapped.pid())).unwrap();
+    let private = status.lines().find_map(|line| line.strip_prefix("VmSwap:")).unwrap();
+    let private = private.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10;
+    if in_swap < private + 16 * MIB {
+        return skip(&Lack::Machine("the kernel does not page out shared memory when asked"));
+    }
+    let report = json(&["explain", &swapped.pid(), "--json", "--full"]);
+    assert_eq!(number(&report, "totals.swap"), in_swap);
+    assert_eq!(number(&report, "totals.swap_private"), private);
+    let quadrants = report["quadrants"]["effective"].as_object().unwrap();
+    let swapped_in = |row: &Value| number(row, "swapped");
+    assert_eq!(quadrants.values().map(swapped_in).sum::<u64>(), in_swap);
+    let listing = json(&["ps", "--json", "--full"]);
+    let rows = listing["processes"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["pid"] == u64::from(swapped.child.id())).unwrap();
+    assert_eq!(number(row, "swap"), in_swap);
+    let output = pagewise(&["explain", &swapped.pid(), "--full"]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("SWAP (private)"));
+    // Page tables do not show swapped shared memory.
+    let fast = json(&["explain", &swapped.pid(), "--json", "--fast"]);
+    assert!(fast["totals"]["swap"]["absent"].is_string(), "{}", fast["totals"]);
+    assert_eq!(number(&fast, "totals.swap_private"), private);
+}
+
+#[test]
 fn run_starts_a_program_without_huge_pages() {
     let script = "grep THP_enabled /proc/self/status; exit 5";
     for (which, line) in [("never", "THP_enabled:\t0\n"), ("always", "THP_enabled:\t1\n")] {

@@ -11,14 +11,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
 use fixture::{
-    Entry, Fixture, Link, READINGS, copy_program, explain, json, number, pagewise, sum, tool,
+    Entry, Fixture, Link, READINGS, copy_program, disk, explain, json, number, pagewise, sum, tool,
 };
 
 const QUADRANTS: [&str; 4] =
@@ -561,7 +562,10 @@ fn what_hidepid_hides_is_counted_and_said() {
     let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(number(&listing, "totals.hidden") > 0);
     assert_eq!(number(&listing, "totals.vanished"), 0);
-    for (level, says) in [("1", "may not be read"), ("2", "there is no process 1")] {
+    for (level, says) in [
+        ("1", "cannot read PID 1 (owner root): run as root or grant CAP_SYS_PTRACE"),
+        ("2", "there is no process 1"),
+    ] {
         let output = with_another_proc(&own, &hide(level), "NOBODY PAGEWISE explain 1").unwrap();
         assert_eq!(output.status.code(), Some(1));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -617,8 +621,9 @@ fn what_another_user_hides_is_absent_and_says_what_it_takes() {
         let mut command = Command::new(&binary);
         command.args(args).uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap()
     };
-    let output = run(&["explain", &fixture.pid.to_string(), "--json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let pid = fixture.pid.to_string();
+    let output = run(&["explain", &pid, "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(number(&report, "totals.res"), fixture.rollup()["Rss"], "anyone may read statm");
     for hidden in [&report["totals"]["pss"], &report["quadrants"], &report["mappings"]] {
@@ -634,6 +639,94 @@ fn what_another_user_hides_is_absent_and_says_what_it_takes() {
 
     let output = run(&["explain", "self", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let mut commands = vec![
+        vec!["explain", &pid],
+        vec!["explain", &pid, "--polite"],
+        vec!["maps", &pid],
+        vec!["maps", &pid, "--json"],
+        vec!["pages", &pid],
+        vec!["pools", &pid],
+        vec!["thp", &pid],
+        vec!["thp", &pid, "--json"],
+        vec!["diff", &pid, "--every", "10ms", "--for", "20ms"],
+        vec!["syscalls", &pid, "--for", "10ms"],
+        vec!["watch", &pid, "0x1000", "--for", "10ms"],
+        vec!["heap", "attach", &pid, "--for", "10ms"],
+        vec!["faults", &pid, "--for", "10ms"],
+    ];
+    // Other kernels do not have the tracepoint.
+    if fixture::pagewise(&["shootdowns", &pid, "--for", "10ms"]).status.success() {
+        commands.push(vec!["shootdowns", &pid, "--for", "10ms"]);
+    }
+    for words in commands {
+        let output = run(&words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        let sentence =
+            format!("pagewise: cannot read PID {pid} (owner root): run as root or grant CAP_");
+        assert!(said.starts_with(&sentence), "{words:?}: {said}");
+        assert_eq!(output.stdout.is_empty(), words[0] != "explain", "{words:?}");
+    }
+}
+
+/// Both map libraries that nothing else maps.
+#[test]
+fn the_share_of_a_process_is_what_it_is_when_nobody_looks() {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let mut libraries: Vec<&str> =
+        maps.lines().filter_map(|line| line.split_once('/')).map(|it| it.1).collect();
+    libraries.retain(|path| {
+        path.contains(".so") && !path.contains("/ld-") && !path.contains("(deleted)")
+    });
+    libraries.dedup();
+    if libraries.is_empty() {
+        return skip(&Lack::Machine("this test is linked statically"));
+    }
+    for path in libraries {
+        let path = Path::new("/").join(path);
+        copy_program(&path, &folder.path().join(path.file_name().unwrap()));
+    }
+    let mut sleep = Command::new("sleep");
+    let mut child = sleep.arg("600").env("LD_LIBRARY_PATH", folder.path()).spawn().unwrap();
+    let pid = child.id().to_string();
+    let file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    // It sleeps once all that it needs is mapped.
+    let until = Instant::now() + Duration::from_secs(60);
+    while !file("wchan").contains("nanosleep")
+        && !file("syscall").starts_with("230 ")
+        && Instant::now() < until
+    {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pss = || {
+        let rollup = file("smaps_rollup");
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
+        line.unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    };
+    let before = pss();
+    let mut seen = Vec::new();
+    for reading in READINGS {
+        let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        pagewise.args(["explain", &pid, "--json", reading]).env("LD_LIBRARY_PATH", folder.path());
+        let report: Value = serde_json::from_slice(&pagewise.output().unwrap().stdout).unwrap();
+        let gaps = report["provenance"]["gaps"].to_string();
+        if gaps.contains("could not copy") {
+            skip(&Lack::Machine("the kernel does not let a process copy its code"));
+        } else if let Some(pss) = report["totals"]["pss"].as_u64() {
+            seen.push((reading, pss));
+        }
+    }
+    let after = pss();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The program itself and the loader are other processes' too, which come and go.
+    let (least, most) = (before.min(after), before.max(after));
+    for (reading, pss) in seen {
+        let near = (least.saturating_sub(8 << 10)..=most + (8 << 10)).contains(&pss);
+        assert!(near, "{reading}: {pss}, but {before} before and {after} after");
+    }
 }
 
 #[test]

@@ -178,12 +178,12 @@ fn what_cannot_be_done_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let noise = file(folder.path(), [0, 159, 146, 150, b'\n', 255]);
     let zero = ["sim", "pages", "--memory", "1K", "--trace", &noise];
-    let odd = ["sim", "cache", "--l1d", "24K,8,64", "--trace", &noise];
+    let odd = ["sim", "cache", "--l1d", "24K,7,64", "--trace", &noise];
     let cases: [(&[&str], i32, &str); 5] = [
         (&["sim", "tlb", "--trace", &noise], 1, "holds no trace"),
         (&["sim", "tlb", "--trace", "/no/such/file"], 1, "cannot read /no/such/file"),
         (&zero, 2, "memory must have 1"),
-        (&odd, 2, "power of two"),
+        (&odd, 2, "multiple of the ways"),
         (&["sim", "tlb", "--workload", "chase", "--", "true"], 2, "cannot be used with"),
     ];
     for (args, code, words) in cases {

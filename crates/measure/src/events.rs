@@ -1,6 +1,7 @@
 //! The events that can be counted, one row each, and the words that choose them.
 
 use std::cell::OnceCell;
+use std::io;
 
 use pagewise_model::measured::{Countable, Origin, Pmu, Survey, Unit};
 use pagewise_model::report::Label;
@@ -219,14 +220,26 @@ impl Wanted {
 /// [`Error::UnknownEvent`].
 pub fn choose(words: &str) -> Result<Vec<Wanted>, Error> {
     let mut chosen: Vec<Wanted> = Vec::new();
+    let tracefs = OnceCell::new();
     for word in split(words) {
         for wanted in chosen_by(word)? {
+            if let How::Tracepoint(path) = &wanted.how
+                && is_missing(tracefs.get_or_init(|| TraceFs::open().ok()).as_ref(), path)
+            {
+                return Err(Error::UnknownEvent { word: word.to_owned() });
+            }
             if !chosen.iter().any(|have| have.name == wanted.name) {
                 chosen.push(wanted);
             }
         }
     }
     Ok(chosen)
+}
+
+/// Whether this kernel has no such tracepoint. Not known where tracefs cannot be read.
+fn is_missing(tracefs: Option<&TraceFs>, path: &str) -> bool {
+    let id = |tracefs: &TraceFs| tracefs.read(&format!("events/{path}/id"));
+    tracefs.is_some_and(|tracefs| id(tracefs).is_err_and(|e| e.kind() == io::ErrorKind::NotFound))
 }
 
 /// What is counted where nobody chose. Tracepoints are for sessions of several runs: the kernel takes a quarter of a second

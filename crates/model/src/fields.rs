@@ -1224,8 +1224,11 @@ fields! {
             "Address space of the program's text (statm text)."
             "Not resident, and without libraries.";
         "SWAP" "bytes" ""
-            "Anonymous memory in swap (VmSwap); in `ps` what smaps counts, tmpfs included."
+            "Memory in swap: the sum of smaps' Swap over the mappings, shared memory (tmpfs) included."
             "Old tools printed VIRT - RES under this name, which means nothing.";
+        "SWAP (private)" "bytes" ""
+            "Private anonymous memory in swap (VmSwap)."
+            "Swapped shared memory (tmpfs) is left out; SWAP has it.";
         "%MEM" "%" ""
             "RES as a share of MemTotal."
             "Adds up to more than 100 % over processes, since shared pages count in each.";

@@ -12,7 +12,7 @@ use pagewise_model::registry::Pool;
 use pagewise_model::snapshot::{Head, SNAPSHOT_VERSION, Snapshot};
 use pagewise_model::{Absent, Bytes, Counter, Name, PageSize, Pid, Reading};
 use pagewise_sys::probe::Features;
-use pagewise_sys::system;
+use pagewise_sys::{libraries, system};
 
 use self::memory::{Memory, NOT_COPIED, Reader};
 use crate::mountinfo::Mount;
@@ -91,10 +91,19 @@ pub fn capture(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot,
     read(root, pid, request)
 }
 
+/// Takes this process out of the shares of other processes, whose libraries it maps too. Whether it is out.
+fn leave_shares(root: &ProcRoot, pid: Pid) -> bool {
+    !root.is_live() || root.ourselves() == Some(pid) || libraries::copy_libraries()
+}
+
 fn read(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error> {
     let begin = Instant::now();
     let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
     let mut capture = Capture::begin(root, pid, request)?;
+    if !leave_shares(root, pid) {
+        let why = "pagewise maps libraries that it could not copy: what the process shares with it counts as shared";
+        capture.miss("shares of libraries", Absent::NotSupported(why.into()));
+    }
     let (memory, numa) = capture.memory()?;
     let statm = capture.statm();
     let process = capture.process();

@@ -6,7 +6,11 @@ use std::path::{Path, PathBuf};
 use pagewise_model::{Name, Pid};
 use rustix::io::Errno;
 
+use crate::ProcRoot;
 use crate::root::shown;
+
+/// The capability to read and to trace the processes of other users.
+pub const CAP_SYS_PTRACE: &str = "CAP_SYS_PTRACE";
 
 /// Why a source gave no value.
 #[derive(Debug, thiserror::Error)]
@@ -40,11 +44,21 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
-    /// We may not read a file.
+    /// We may not read a file of a copied tree.
     #[error("{} may not be read", shown(path))]
     NotPermitted {
         /// The file.
         path: PathBuf,
+    },
+    /// The kernel does not let us read a process, or trace it.
+    #[error("cannot read PID {pid} (owner {}): run as root or grant {needs}", owner.escaped())]
+    NoAccess {
+        /// The process.
+        pid: Pid,
+        /// The name of its user, or the user's id.
+        owner: Name,
+        /// The capability that is missing.
+        needs: &'static str,
     },
     /// There are no processes in it, not even we.
     #[error("{} is no proc file system", shown(path))]
@@ -86,9 +100,7 @@ impl Error {
     /// What the reader can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Error::NotPermitted { .. } => {
-                Some("another user's process needs CAP_SYS_PTRACE: try sudo".into())
-            }
+            Error::NotPermitted { .. } => Some("another user owns it: try sudo".into()),
             Error::NoSuchProcess { .. } => {
                 Some("it may have ended, or /proc hides other users' processes (hidepid)".into())
             }
@@ -98,7 +110,10 @@ impl Error {
             Error::NotASnapshot { .. } => {
                 Some("`pagewise explain TARGET --save FILE` makes one".into())
             }
-            Error::Parse { .. } | Error::Io { .. } | Error::Write { .. } => None,
+            Error::NoAccess { .. }
+            | Error::Parse { .. }
+            | Error::Io { .. }
+            | Error::Write { .. } => None,
         }
     }
 
@@ -106,9 +121,16 @@ impl Error {
     pub(crate) fn of_process(source: io::Error, pid: Pid, path: &Path) -> Error {
         match Errno::from_io_error(&source) {
             Some(Errno::SRCH | Errno::NOENT) => Error::NoSuchProcess { pid },
-            Some(Errno::PERM | Errno::ACCESS) => Error::NotPermitted { path: path.into() },
+            Some(Errno::PERM | Errno::ACCESS) => {
+                Error::no_access(&ProcRoot::live(), pid, CAP_SYS_PTRACE)
+            }
             _ => Error::io(path, source),
         }
+    }
+
+    /// That the kernel denies access to a process, and the capability that permits it.
+    pub fn no_access(root: &ProcRoot, pid: Pid, needs: &'static str) -> Error {
+        Error::NoAccess { pid, owner: root.owner(pid), needs }
     }
 
     pub(crate) fn io(path: &Path, source: io::Error) -> Error {

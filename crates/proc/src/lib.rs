@@ -41,5 +41,5 @@ pub mod users;
 pub mod variables;
 pub mod vmstat;
 
-pub use error::Error;
+pub use error::{CAP_SYS_PTRACE, Error};
 pub use root::ProcRoot;

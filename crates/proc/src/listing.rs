@@ -24,7 +24,7 @@ use pagewise_model::{
     Absent, Backing, Bytes, Counter, Device, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps,
 };
 use pagewise_sys::probe::Features;
-use pagewise_sys::system;
+use pagewise_sys::{libraries, system};
 
 use crate::capture::Wish;
 use crate::pages::{self, Pace};
@@ -40,6 +40,10 @@ use crate::{Error, ProcRoot, cgroup, maps, meminfo, mountinfo, smaps};
 /// with the reason.
 pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, Error> {
     let begin = Instant::now();
+    if root.is_live() {
+        // Where that is not possible, what a process alone shares with this one counts as shared.
+        libraries::copy_libraries();
+    }
     let pids = root.pids()?;
     let machine = Shared::new(root, wish);
     let (mut seen, hold) = machine.read_all(&pids);
@@ -402,7 +406,10 @@ impl<'a> Reader<'a> {
         let path = root.file(pid, name);
         self.buffer.clear();
         let read = open(&path).and_then(|mut file: File| file.read_to_end(&mut self.buffer));
-        read.map(|_| ()).map_err(|e: io::Error| why(root.explain(pid, &path, e)))
+        read.map(|_| ()).map_err(|error: io::Error| match error.kind() {
+            io::ErrorKind::PermissionDenied => Absent::NotPermitted(PTRACE.into()),
+            _ => why(root.explain(pid, &path, error)),
+        })
     }
 }
 
@@ -410,7 +417,7 @@ impl<'a> Reader<'a> {
 fn why(error: Error) -> Absent {
     match error {
         Error::NoSuchProcess { .. } => Absent::Vanished,
-        Error::NotPermitted { .. } => Absent::NotPermitted(PTRACE.into()),
+        Error::NotPermitted { .. } | Error::NoAccess { .. } => Absent::NotPermitted(PTRACE.into()),
         Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
             Absent::NotInThisKernel("".into())
         }

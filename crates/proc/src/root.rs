@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,7 +15,8 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags, accessat};
 use rustix::io::Errno;
 
 use crate::text::number;
-use crate::{Error, stat};
+use crate::users::Users;
+use crate::{CAP_SYS_PTRACE, Error, stat, status};
 
 /// The tree that processes are read from.
 #[derive(Clone, Debug)]
@@ -156,6 +158,32 @@ impl ProcRoot {
         self.tids(pid).unwrap_or_default().into_iter().find(lives).unwrap_or(pid)
     }
 
+    /// Checks that the memory of a process may be read.
+    ///
+    /// # Errors
+    /// [`Error::NoAccess`], [`Error::NoSuchProcess`].
+    pub fn check_access(&self, pid: Pid) -> Result<(), Error> {
+        match self.open(pid, "maps") {
+            Err(error @ (Error::NoAccess { .. } | Error::NoSuchProcess { .. })) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The name of the user who owns a process; the user's id if it has no name here.
+    pub(crate) fn owner(&self, pid: Pid) -> Name {
+        let status = read_all(&self.file(pid, "status")).ok();
+        let status = status.map(|text| status::parse(&text).uid);
+        // With `hidepid=1` only the folder is visible.
+        let folder = || Some(std::fs::metadata(self.file(pid, "")).ok()?.uid());
+        match status.flatten().or_else(folder) {
+            Some(uid) => {
+                let users = if self.live { Users::read() } else { Users::default() };
+                users.name(uid).cloned().unwrap_or_else(|| uid.to_string().as_str().into())
+            }
+            None => "unknown".into(),
+        }
+    }
+
     /// The path of a process's file.
     pub fn file(&self, pid: Pid, name: &str) -> PathBuf {
         let folder = self.held(pid).map(Held::path);
@@ -225,6 +253,9 @@ impl ProcRoot {
         match Errno::from_io_error(&error) {
             Some(Errno::SRCH) => Error::NoSuchProcess { pid },
             Some(Errno::NOENT) if gone() => Error::NoSuchProcess { pid },
+            Some(Errno::PERM | Errno::ACCESS) if self.live => {
+                Error::no_access(self, pid, CAP_SYS_PTRACE)
+            }
             Some(Errno::PERM | Errno::ACCESS) => Error::NotPermitted { path: self.usual(path) },
             _ => Error::io(&self.usual(path), error),
         }

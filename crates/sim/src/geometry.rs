@@ -168,6 +168,5 @@ fn table(entries: usize, ways: usize, block: u64, policy: Policy) -> Result<Box<
     fits((1..=MOST_WAYS).contains(&ways), "a set must have 1 to 128 ways")?;
     fits((1..=MOST_ENTRIES).contains(&entries), "a level must have 1 to 16 M entries")?;
     fits(entries.is_multiple_of(ways), "the entries must be a multiple of the ways")?;
-    fits((entries / ways).is_power_of_two(), "the number of sets must be a power of two")?;
     Ok(policy.table(entries / ways, ways, block.ilog2()))
 }

@@ -66,7 +66,7 @@ pub(crate) struct Table<R: Recency<GROUPS>, const GROUPS: usize> {
 }
 
 impl<R: Recency<GROUPS>, const GROUPS: usize> Table<R, GROUPS> {
-    /// An empty table. `sets` is a power of two.
+    /// An empty table. `sets` is not 0.
     pub(crate) fn new(sets: usize, shift: u32, recency: R) -> Table<R, GROUPS> {
         let set = Set {
             signatures: [0; GROUPS],
@@ -164,11 +164,17 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> Level for Table<R, GROUPS> {
     }
 }
 
-/// The set that a block belongs to.
+/// The set that a block belongs to: its low bits, or the remainder where the number of sets is no power of two, as in AMD's
+/// TLBs of 3072 entries. Makers do not document by which bits such a TLB finds a set; the remainder spreads neighbours as evenly.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "less than the number of sets")]
 fn set_of<S>(sets: &mut [S], block: u64) -> &mut S {
-    let number = block as usize & (sets.len() - 1);
+    let count = sets.len();
+    let number = if count & (count - 1) == 0 {
+        block as usize & (count - 1)
+    } else {
+        (block % count as u64) as usize
+    };
     &mut sets[number]
 }
 

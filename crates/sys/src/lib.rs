@@ -10,6 +10,7 @@ pub mod fork;
 pub mod heap;
 pub mod interrupt;
 pub mod launch;
+pub mod libraries;
 pub mod madvise;
 pub mod mapping;
 pub mod output_file;

@@ -53,6 +53,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether rights are missing, and nothing else.
+    pub fn is_denied(&self) -> bool {
+        match self {
+            Error::NotPermitted { .. } => true,
+            Error::NotWatched { error, .. } => error.kind() == io::ErrorKind::PermissionDenied,
+            _ => false,
+        }
+    }
+
     /// What the user may do about it.
     pub fn hint(&self) -> Option<String> {
         if let Error::Unfit { hint, .. } = self {

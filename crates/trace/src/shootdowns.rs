@@ -142,10 +142,11 @@ impl Recorder {
     /// does. Nothing is recorded before
     /// [`Recorder::enable`], or the command's `exec`.
     ///
-    /// Where the kernel does not tell of flushes, or not us, only what the machine counts is recorded, and why.
+    /// Where the kernel does not tell of flushes, or not us, only what the machine counts is recorded, and why. Of a process that
+    /// runs already these counts say nothing.
     ///
     /// # Errors
-    /// [`Error::NotWatched`]; [`Error::Gone`].
+    /// [`Error::NotWatched`]; [`Error::NotPermitted`] for a process that runs already; [`Error::Gone`].
     pub fn open(
         target: Target,
         callers: Callers,
@@ -153,7 +154,7 @@ impl Recorder {
         limit: MemoryLimit,
     ) -> Result<Recorder, Error> {
         match Recorder::watching(target, callers, around, limit) {
-            Err(Error::NotPermitted { .. }) => {
+            Err(Error::NotPermitted { .. }) if !matches!(target, Target::Process(_)) => {
                 let needs = "root, or CAP_PERFMON and leave to read tracefs";
                 Ok(Recorder::of_machine(target, limit, &Absent::NotPermitted(needs.into())))
             }

@@ -233,21 +233,6 @@ fn push_in_threes(out: &mut String, text: &str) {
     }
 }
 
-/// Pushes a measured time with four digits that count: `1.234 ms`, `12.34 s`, `3 min 20 s`.
-pub(crate) fn push_seconds(out: &mut String, ns: u64) {
-    let unit = SPANS.iter().find(|span| span.rest.is_none() && ns >= span.ns);
-    match unit {
-        Some(span) if ns < 120 * SECOND => {
-            #[expect(clippy::cast_precision_loss, reason = "four digits are shown")]
-            let number = ns as f64 / span.ns as f64;
-            out.push_str(&with_four_digits(number));
-            out.push(' ');
-            out.push_str(span.name);
-        }
-        _ => push_nanos(out, ns),
-    }
-}
-
 /// How many columns a full bar takes.
 const BAR: u32 = 16;
 
@@ -287,21 +272,38 @@ const SPANS: &[Span] = &[
     Span { ns: 1000, name: "µs", rest: None },
 ];
 
-/// Pushes a duration: `850 ns`, `1.2 ms`, `3 min 20 s`, `4 d 2 h`.
+/// Pushes a duration, rounded to four digits that count: `850 ns`, `1.234 ms`, `12.34 s`, `3 min 20 s`, `4 d 2 h`.
 pub(crate) fn push_nanos(out: &mut String, ns: u64) {
     use std::fmt::Write;
-    let span = SPANS.iter().find(|s| if s.rest.is_some() { ns / 2 >= s.ns } else { ns >= s.ns });
-    match span {
-        None => write!(out, "{ns} ns"),
-        Some(Span { ns: unit, name, rest: Some((small, rest)) }) => {
-            write!(out, "{} {name} {} {rest}", ns / unit, ns % unit / small)
-        }
-        Some(Span { ns: unit, name, rest: None }) => {
-            let tenths = ns / (unit / 10);
-            write!(out, "{}.{} {name}", tenths / 10, tenths % 10)
-        }
+    let span =
+        SPANS.iter().position(|s| if s.rest.is_some() { ns / 2 >= s.ns } else { ns >= s.ns });
+    let Some(span) = span else {
+        return write!(out, "{ns} ns").expect("a String takes all");
+    };
+    let Span { ns: unit, name, rest } = &SPANS[span];
+    if let Some((small, rest)) = rest {
+        let (whole, per_unit) = (rounded(ns, *small), unit / small);
+        write!(out, "{} {name} {} {rest}", whole / per_unit, whole % per_unit)
+            .expect("a String takes all");
+        return;
     }
-    .expect("a String takes all");
+    #[expect(clippy::cast_precision_loss, reason = "four digits are shown")]
+    let in_unit = |unit: u64| with_four_digits(ns as f64 / unit as f64);
+    let (number, name) = match (in_unit(*unit), SPANS.get(span.wrapping_sub(1))) {
+        // 999.97 ms is 1 s.
+        (number, Some(larger)) if number == "1000" && larger.rest.is_none() => {
+            (in_unit(larger.ns), larger.name)
+        }
+        (number, _) => (number, *name),
+    };
+    out.push_str(&number);
+    out.push(' ');
+    out.push_str(name);
+}
+
+/// How many times `unit` goes into `ns`, rounded half up.
+fn rounded(ns: u64, unit: u64) -> u64 {
+    ns / unit + u64::from(ns % unit >= unit.div_ceil(2))
 }
 
 #[cfg(test)]
@@ -355,24 +357,6 @@ mod tests {
     }
 
     #[test]
-    fn a_measured_time_has_four_digits_that_count() {
-        let cases: &[(u64, &str)] = &[
-            (0, "0 ns"),
-            (850, "850 ns"),
-            (1_234_567, "1.235 ms"),
-            (12_340_000_000, "12.34 s"),
-            (2_000_000, "2 ms"),
-            (119_960_000_000, "120 s"),
-            (200 * SECOND, "3 min 20 s"),
-        ];
-        for &(ns, text) in cases {
-            let mut out = String::new();
-            push_seconds(&mut out, ns);
-            assert_eq!(out, text);
-        }
-    }
-
-    #[test]
     fn a_rate_is_never_drawn_as_none_where_there_is_some() {
         let rate = |rate| {
             let mut out = String::new();
@@ -406,16 +390,24 @@ mod tests {
     }
 
     #[test]
-    fn durations_choose_a_unit_that_reads_well() {
+    fn durations_are_rounded_in_a_unit_that_reads_well() {
         let cases: &[(u64, &str)] = &[
             (0, "0 ns"),
             (850, "850 ns"),
-            (1250, "1.2 µs"),
-            (1_200_000, "1.2 ms"),
-            (119 * SECOND, "119.0 s"),
+            (1250, "1.25 µs"),
+            (1_234_567, "1.235 ms"),
+            (2_000_000, "2 ms"),
+            (999_949_999, "999.9 ms"),
+            (999_950_000, "1 s"),
+            (1_083_000_000, "1.083 s"),
+            (12_340_000_000, "12.34 s"),
+            (119 * SECOND, "119 s"),
+            (119_960_000_000, "120 s"),
             (200 * SECOND, "3 min 20 s"),
+            (200 * SECOND + SECOND / 2, "3 min 21 s"),
+            (239 * SECOND + SECOND / 2, "4 min 0 s"),
             (3 * 3600 * SECOND + 61 * SECOND, "3 h 1 min"),
-            (u64::MAX, "213503 d 23 h"),
+            (u64::MAX, "213504 d 0 h"),
         ];
         for &(ns, text) in cases {
             let mut out = String::new();

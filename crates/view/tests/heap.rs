@@ -152,6 +152,7 @@ struct Reader {
     peak: i64,
     peak_at: u64,
     last: usize,
+    counted: usize,
 }
 
 impl Reader {
@@ -185,7 +186,12 @@ impl Reader {
                 }
                 "+" => {
                     let kind = hex();
-                    assert!(kind > 0, "the first kind is not used");
+                    // As heaptrack_gui, which crashes otherwise.
+                    assert!(
+                        kind <= self.counted,
+                        "kinds are numbered in the order of their first `+`"
+                    );
+                    self.counted += usize::from(kind == self.counted);
                     let (size, trace) = self.kinds[kind];
                     let told = self.told.entry(trace).or_default();
                     told.allocations += 1;

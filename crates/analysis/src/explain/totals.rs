@@ -4,6 +4,8 @@ use pagewise_model::process::{Statm, Status};
 use pagewise_model::report::{Audience, Fact, Facts, Shape, Value};
 use pagewise_model::{Absent, Bytes, Reading, Snapshot};
 
+use crate::swapped;
+
 use super::{Subject, fact, meaning};
 
 pub(super) fn totals(snapshot: &Snapshot, subject: Result<&Subject<'_>, &Absent>) -> Facts {
@@ -14,13 +16,15 @@ pub(super) fn totals(snapshot: &Snapshot, subject: Result<&Subject<'_>, &Absent>
     let subject = subject.map_err(Clone::clone);
     let pss = subject.clone().and_then(|s| s.pss.total.clone());
     let uss = subject.and_then(|s| s.total.uss.clone());
+    let swap = swapped::total(snapshot);
     let facts = vec![
         bytes("virt", "VIRT", statm(|s| s.size)),
         bytes("res", "RES", statm(|s| s.resident)),
         bytes("shr", "SHR", statm(|s| s.shared)),
         bytes("data", "DATA", statm(|s| s.data)),
         bytes("code", "CODE", statm(|s| s.text)),
-        bytes("swap", "SWAP", status(|s| &s.vm_swap)),
+        bytes("swap", "SWAP", swap.clone()),
+        private_swap(snapshot, &swap),
         fact("mem_share", "%MEM", mem_share(snapshot), meaning("%MEM")),
         bytes("pss", "PSS", pss),
         bytes("uss", "USS", uss),
@@ -40,6 +44,14 @@ pub(super) fn totals(snapshot: &Snapshot, subject: Result<&Subject<'_>, &Absent>
 
 fn bytes(key: &'static str, label: &'static str, reading: Reading<Bytes>) -> Fact {
     fact(key, label, Value::bytes(reading), meaning(label))
+}
+
+/// `VmSwap`: shown where it is not what the mappings have in swap.
+fn private_swap(snapshot: &Snapshot, swap: &Reading<Bytes>) -> Fact {
+    let private = swapped::private(snapshot);
+    let differs = private.is_ok() && private != *swap;
+    let audience = if differs { Audience::Everyone } else { Audience::Long };
+    Fact { audience, ..bytes("swap_private", "SWAP (private)", private) }
 }
 
 /// What most processes have none of: shown only where there is some, or on request.

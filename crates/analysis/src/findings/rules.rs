@@ -7,6 +7,7 @@ use pagewise_model::{Backing, Bytes, Counter, Mapping, Name, Sharing};
 use super::{bytes, command, fact, finding, size, text};
 use crate::explain::Subject;
 use crate::pools::{ARENA_HEAP, Kind};
+use crate::swapped;
 
 /// Less in swap than this is what start-up code leaves there on any machine that swaps.
 const SWAPPED: Bytes = Bytes::mib(1);
@@ -15,8 +16,9 @@ const MOSTLY_SWAPPED: f64 = 0.25;
 
 /// Memory in swap.
 pub(super) fn swapped(subject: &Subject<'_>) -> Option<Finding> {
-    let status = subject.snapshot.status.as_ref().ok()?;
-    let swap = *status.vm_swap.as_ref().ok()?;
+    // Where swapped shared memory is unknown, at least so much.
+    let swap =
+        swapped::total(subject.snapshot).or_else(|_| swapped::private(subject.snapshot)).ok()?;
     let resident = resident(subject)?;
     if swap < SWAPPED {
         return None;
@@ -198,9 +200,13 @@ const MUCH_HUGE: Bytes = Bytes::mib(128);
 /// From this share of RES on, what huge pages waste is what the process wastes.
 const MOSTLY_HUGE: f64 = 0.5;
 
-/// Memory in huge pages that the program did not ask for.
+/// Memory in huge pages that the program did not ask for, or of which that is unknown.
 pub(super) fn huge_page_bloat(subject: &Subject<'_>) -> Option<Finding> {
-    let huge = subject.mappings.iter().filter(|m| !asked_for_huge_pages(m));
+    let is_huge = |m: &&Mapping| m.anon_huge().is_ok_and(|huge| !huge.is_zero());
+    if subject.mappings.iter().filter(is_huge).any(|m| asked_for_huge_pages(m).is_none()) {
+        return huge_pages_of_unknown_cause(subject);
+    }
+    let huge = subject.mappings.iter().filter(|m| asked_for_huge_pages(m) == Some(false));
     let huge: Bytes = huge.map(|m| m.anon_huge().unwrap_or_default()).sum();
     let resident = resident(subject)?;
     let share = huge.fraction_of(resident)?;
@@ -212,7 +218,7 @@ pub(super) fn huge_page_bloat(subject: &Subject<'_>) -> Option<Finding> {
                 bytes(huge),
                 text(" of "),
                 bytes(resident),
-                text(" is in transparent huge pages nobody asked for: touching one byte makes a whole one resident."),
+                text(" is in transparent huge pages of mappings without MADV_HUGEPAGE: touching one byte makes a whole page resident."),
             ],
             [
                 size("anon_huge", "huge", huge),
@@ -225,9 +231,37 @@ pub(super) fn huge_page_bloat(subject: &Subject<'_>) -> Option<Finding> {
     })
 }
 
-fn asked_for_huge_pages(mapping: &Mapping) -> bool {
-    let flags = mapping.smaps.as_ref().ok().and_then(|smaps| smaps.flags.as_ref());
-    flags.is_some_and(|flags| flags.has("hg"))
+/// Huge pages of mappings whose `VmFlags` were not read: only `smaps` has them.
+fn huge_pages_of_unknown_cause(subject: &Subject<'_>) -> Option<Finding> {
+    let huge = subject.mappings.iter().filter(|m| asked_for_huge_pages(m) != Some(true));
+    let huge: Bytes = huge.map(|m| m.anon_huge().unwrap_or_default()).sum();
+    let resident = resident(subject)?;
+    let share = huge.fraction_of(resident)?;
+    (huge >= MUCH_HUGE && share >= MOSTLY_HUGE).then(|| {
+        finding(
+            "huge-pages",
+            Severity::Note,
+            [
+                bytes(huge),
+                text(" of "),
+                bytes(resident),
+                text(" is in transparent huge pages. This reading does not show whether the program asked for them (MADV_HUGEPAGE)."),
+            ],
+            [
+                size("anon_huge", "huge", huge),
+                size("resident", "RES", resident),
+                fact("share", "share", Value::Share(share), ""),
+            ],
+            command("`pagewise thp ", subject, "` measures how much of it was never written. \
+                `pagewise explain --full` reads VmFlags, which show MADV_HUGEPAGE as `hg`."),
+        )
+    })
+}
+
+/// Whether the program marked a mapping with `MADV_HUGEPAGE`. `None` where its `VmFlags` were not read.
+fn asked_for_huge_pages(mapping: &Mapping) -> Option<bool> {
+    let flags = mapping.smaps.as_ref().ok()?.flags.as_ref()?;
+    Some(flags.has("hg"))
 }
 
 /// Every process copies some pages of its libraries while it relocates them: a large one 10 MiB.

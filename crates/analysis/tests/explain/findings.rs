@@ -60,14 +60,13 @@ fn a_healthy_process_has_no_findings() {
 #[test]
 fn swapped_memory_names_the_pool_that_holds_most_of_it() {
     let swapped = map(ROOM, 64 << 10, "rw-p", "[anon:cache]").using(&[(Swap, 20 << 10)]);
-    let mut snapshot = with(vec![swapped]);
-    snapshot.status.as_mut().unwrap().vm_swap = Ok(Bytes::mib(20));
+    let snapshot = with(vec![swapped]);
     let found = found(&snapshot);
     assert_eq!((found[0].id, found[0].severity), ("swapped", Severity::Warning));
     assert_eq!(evidence(&found[0], "swap"), Value::Bytes(20 * MIB));
     assert_eq!(evidence(&found[0], "most"), name("cache"));
-    snapshot.status.as_mut().unwrap().vm_swap = Ok(Bytes::kib(400));
-    assert_eq!(ids(&snapshot), [""; 0], "a few idle pages in swap are no news");
+    let little = map(ROOM, 64 << 10, "rw-p", "[anon:cache]").using(&[(Swap, 400)]);
+    assert_eq!(ids(&with(vec![little])), [""; 0], "a few idle pages in swap are no news");
 }
 
 #[test]
@@ -197,6 +196,22 @@ fn huge_pages_that_nobody_asked_for_may_be_bloat() {
     assert_eq!(evidence(&found[0], "anon_huge"), Value::Bytes(800 * MIB));
     assert!(format!("{:?}", found[0].next_step).contains("pagewise thp "));
     assert_eq!(ids(&huge("rd wr hg")), [""; 0], "the program asked with MADV_HUGEPAGE");
+}
+
+#[test]
+fn a_reading_without_flags_does_not_claim_that_nobody_asked_for_huge_pages() {
+    let all = 800 << 10;
+    let mut mapping = map(ROOM, all, "rw-p", "").pages([all, 0], [0, 0], Ok(Bytes::kib(all)));
+    std::sync::Arc::make_mut(mapping.pages.as_mut().unwrap()).anon_huge = Ok(Bytes::kib(all));
+    let found = found(&with(vec![mapping.clone()]));
+    assert_eq!(found.iter().map(|f| f.id).collect::<Vec<_>>(), ["huge-pages"]);
+    let (claim, step) = (format!("{:?}", found[0].claim), format!("{:?}", found[0].next_step));
+    assert!(claim.contains("does not show whether the program asked"), "{claim}");
+    assert!(step.contains("--full"), "{step}");
+    // Marked mappings beside are none of it.
+    let marked = map(ROOM + (1 << 40), all, "rw-p", "").using(&[(AnonHugePages, all)]);
+    let both = with(vec![mapping, marked.flags("rd wr hg")]);
+    assert_eq!(evidence(&self::found(&both)[0], "anon_huge"), Value::Bytes(800 * MIB));
 }
 
 #[test]

@@ -54,6 +54,44 @@ fn the_keys_that_programs_rely_on_are_there() {
 }
 
 #[test]
+fn swapped_shared_memory_is_in_the_total_as_in_the_quadrants() {
+    let segment = map(0x7100_0000_0000, 64 << 10, "rw-s", "/SYSV00000000 (deleted)");
+    let heap = map(0x7200_0000_0000, 64 << 10, "rw-p", "[heap]");
+    let mappings =
+        vec![segment.using(&[(Swap, 60 << 10)]), heap.using(&[(Rss, 8), (Swap, 1 << 10)])];
+    let mut swapped = snapshot(mappings);
+    swapped.status.as_mut().unwrap().vm_swap = Ok(Bytes::mib(1));
+    let report = explain(&swapped, &ALL);
+    assert_eq!(value(&report, "totals", "swap"), Value::Bytes(61 << 20));
+    assert_eq!(value(&report, "totals", "swap_private"), Value::Bytes(1 << 20));
+    let shown = |report: &pagewise_model::Report| {
+        let Some(Block::Facts(facts)) =
+            report.blocks.iter().find(|b| matches!(b, Block::Facts(f) if f.key == "totals"))
+        else {
+            panic!("no totals")
+        };
+        let fact = facts.facts.iter().find(|fact| fact.key == "swap_private").unwrap();
+        fact.audience
+    };
+    assert_eq!(shown(&report), Audience::Everyone, "the two differ");
+    assert_eq!(shown(&explain(&process(), &ALL)), Audience::Long, "the two agree");
+
+    // Page tables do not show swapped tmpfs pages.
+    let why = Absent::NotCollected("ask for --full".into());
+    let Ok(mappings) = &mut swapped.mappings else { panic!("built with mappings") };
+    mappings[0] = map(0x7100_0000_0000, 64 << 10, "rw-s", "/SYSV00000000 (deleted)").pages(
+        [0, 0],
+        [0, 0],
+        Ok(Bytes::ZERO),
+    );
+    std::sync::Arc::make_mut(mappings[0].pages.as_mut().unwrap()).swap = Err(why.clone());
+    swapped.rollup = absent();
+    let report = explain(&swapped, &ALL);
+    assert_eq!(value(&report, "totals", "swap"), Value::Absent(why));
+    assert_eq!(value(&report, "totals", "swap_private"), Value::Bytes(1 << 20));
+}
+
+#[test]
 fn totals_are_those_of_statm_and_the_rollup() {
     let mut snapshot = process();
     rollup(&mut snapshot).set(Pss, 112 << 10);

@@ -37,6 +37,7 @@ pub(crate) fn run(args: &Diff, look: &Look) -> anyhow::Result<ExitCode> {
 /// A line each time, and at the end what changed from first to last.
 fn watch(args: &Diff, every: Duration, options: &Options, look: &Look) -> anyhow::Result<()> {
     let (root, pid) = target::hold(&ProcRoot::live(), &args.before)?;
+    root.check_access(pid)?;
     let request = Request { wish: wish(&args.reading), ..Request::default() };
     let begin = Instant::now();
     let first = capture(&root, pid, &request)?;

@@ -8,12 +8,17 @@ use pagewise_view::text::Units;
 
 use crate::args::Explain;
 use crate::look::Look;
-use crate::output::emit;
+use crate::output::{emit, note};
 use crate::plan::{self, Seen};
 
 /// Takes the snapshot, explains it, and passes on the exit code of a command that was run.
 pub(crate) fn run(args: Explain, look: &Look) -> anyhow::Result<ExitCode> {
-    let Seen { snapshot, exit } = plan::look_at(args.source, true)?;
+    let Seen { snapshot, mut exit, denied } = plan::look_at(args.source, true)?;
+    if let Some(denied) = denied {
+        // VIRT, RES and the limits are still known.
+        note(denied);
+        exit = ExitCode::FAILURE;
+    }
     // The program ends after the report: giving 65,000 mappings back one by one would only cost time.
     let snapshot = ManuallyDrop::new(snapshot);
     let options = Options {

@@ -25,6 +25,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::args::{self, Faults};
 use crate::commands::heap::NO_LIBRARY;
+use crate::commands::not_recorded;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
 use crate::output::{emit, emit_beside, export, save};
@@ -168,7 +169,12 @@ fn watch(name: &str, args: &Faults) -> anyhow::Result<Recording> {
     }
     let interrupts = Interrupts::note();
     allow_files();
-    let mut recorder = Recorder::open(request(args, Target::Process(pid.0)))?;
+    let needs = match root.check_access(pid) {
+        Err(_) => "CAP_PERFMON and CAP_SYS_PTRACE",
+        Ok(()) => "CAP_PERFMON",
+    };
+    let mut recorder = Recorder::open(request(args, Target::Process(pid.0)))
+        .map_err(|error| not_recorded(&root, pid, error, needs))?;
     // It was opened by its id.
     root.check(pid)?;
     recorder.start()?;

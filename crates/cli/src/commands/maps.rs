@@ -31,7 +31,7 @@ pub(crate) fn run(mut args: Maps, look: &Look) -> anyhow::Result<ExitCode> {
         group_by_file: matches!(args.group, Some(MapGroup::File)),
         sections: args.sections,
     };
-    let Seen { snapshot, exit } = plan::look_at(args.source, false)?;
+    let Seen { snapshot, exit, .. } = plan::look_at(args.source, false)?.with_mappings()?;
     // As in `explain`: the program ends here, so nothing is given back piece by piece.
     let snapshot = ManuallyDrop::new(snapshot);
     let report = maps::maps(&snapshot, &options).map_err(|e| Usage(e.to_string()))?;

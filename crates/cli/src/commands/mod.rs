@@ -23,3 +23,20 @@ pub(crate) mod stat;
 pub(crate) mod syscalls;
 pub(crate) mod thp;
 pub(crate) mod watch;
+
+use pagewise_model::Pid;
+use pagewise_proc::ProcRoot;
+
+/// Why a recorder of a process's events was not opened: of missing rights, the capability that grants them.
+fn not_recorded(
+    root: &ProcRoot,
+    pid: Pid,
+    error: pagewise_trace::Error,
+    needs: &'static str,
+) -> anyhow::Error {
+    if error.is_denied() {
+        pagewise_proc::Error::no_access(root, pid, needs).into()
+    } else {
+        error.into()
+    }
+}

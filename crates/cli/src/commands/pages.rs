@@ -25,6 +25,7 @@ use crate::plan::Usage;
 /// Looks at the pages of a process, or waits and says what it touched.
 pub(crate) fn run(args: &Pages, look: &look::Look) -> anyhow::Result<ExitCode> {
     let (root, pid) = target::hold(&ProcRoot::live(), &args.target)?;
+    root.check_access(pid)?;
     let page_size = page_size();
     let place = args.place.as_deref().map(|text| Place::parse(text, page_size)).transpose()?;
     if let Some(interval) = args.touched {

@@ -14,6 +14,7 @@ use crate::output::emit;
 /// Reads the counters of a process's pools, without its doing.
 pub(crate) fn run(args: &Pools, look: &Look) -> anyhow::Result<ExitCode> {
     let (root, pid) = target::hold(&ProcRoot::live(), &args.target)?;
+    root.check_access(pid)?;
     let registry = match pagewise_proc::registry::read(&root, pid)? {
         Ok(registry) => registry,
         Err(absent) => bail!("its pools cannot be shown: {absent}"),

@@ -49,7 +49,7 @@ pub(crate) fn run(
     let why = traced.untraced();
     let exit = exit_code(traced.finish().context("cannot wait for the command")?);
     match snapshot? {
-        Some(snapshot) => Ok(Seen { snapshot, exit }),
+        Some(snapshot) => Ok(Seen { snapshot, exit, denied: None }),
         None => bail!(
             "the command ended before it could be looked at{}",
             why.map(|why| format!(": {why}")).unwrap_or_default()

@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::args::{self, Shootdowns};
+use crate::commands::not_recorded;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
 use crate::output::{emit, emit_beside, export};
@@ -124,7 +125,12 @@ fn watch_process(
     let held = pidfd_open(number, PidfdFlags::empty()).map_err(|_| gone())?;
     // It was opened by its id; from here on its end is seen.
     root.check(pid)?;
-    watch(Target::Process(pid.0), Some((pid, held)), callers, around.clone(), during, limit)
+    let watched =
+        watch(Target::Process(pid.0), Some((pid, held)), callers, around.clone(), during, limit);
+    watched.map_err(|error| match error.downcast() {
+        Ok(error) => not_recorded(&root, pid, error, "CAP_PERFMON and read access to tracefs"),
+        Err(error) => error,
+    })
 }
 
 fn watch(

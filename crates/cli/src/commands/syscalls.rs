@@ -71,6 +71,7 @@ fn watch(
     if stat.is_kernel_thread() {
         bail!("process {pid} is a kernel thread: it has no memory of its own");
     }
+    root.check_access(pid)?;
     pause::permit(&root, pid, max_pause)?;
     let deadline = during.map(|during| Instant::now() + during);
     let mut watched =
@@ -83,7 +84,7 @@ fn watch(
 fn refused(pid: u32, error: &io::Error) -> anyhow::Error {
     let why = match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "it is another user's (CAP_SYS_PTRACE takes that), or another tracer has it"
+            "another tracer has it, or kernel.yama.ptrace_scope requires CAP_SYS_PTRACE"
         }
         _ => "it may have ended",
     };

@@ -26,6 +26,7 @@ pub(crate) fn run(args: &Thp, look: &look::Look) -> anyhow::Result<ExitCode> {
     let root = ProcRoot::live();
     let pid = target::find(&root, &args.target)?;
     let wish = wish(&args.reading);
+    root.check_access(pid)?;
     let snapshot = capture(&root, pid, &Request { wish, ..Request::default() })?;
     let huge = scan(&root, &snapshot, args.sample.map_or(Look::Exact, Look::Sample), wish)?;
     let mut report = thp::thp(&snapshot, &huge);

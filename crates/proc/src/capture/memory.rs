@@ -229,7 +229,9 @@ impl Reader<'_> {
     /// The absence that an error on a file is, where it is one; `since` names the kernel that brought the file.
     fn absence(&self, error: Error, since: &'static str) -> Result<Absent, Error> {
         match error {
-            Error::NotPermitted { .. } => Ok(Absent::NotPermitted(PTRACE.into())),
+            Error::NotPermitted { .. } | Error::NoAccess { .. } => {
+                Ok(Absent::NotPermitted(PTRACE.into()))
+            }
             // Whether the process is gone altogether is looked at in the end.
             Error::NoSuchProcess { .. } => Ok(Absent::NotSupported("it has no memory".into())),
             error if !is_missing(&error) => Err(error),

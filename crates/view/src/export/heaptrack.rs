@@ -8,8 +8,10 @@
 //! How the reader counts, on which this depends (`accumulatedtracedata.cpp`, file version 3): `+` adds one allocation and
 //! the bytes of the allocation's kind; `-` takes the bytes away, and is a temporary one where the line before with a sign
 //! was `+` of the same kind. A kind is a line `a SIZE TRACE`, and two of them may say the same: what is freed is of the
-//! second, so that nothing is taken to be temporary by chance. The first kind is never used, since the reader takes 0 to be
-//! none. The peak is the first time that the sum is highest.
+//! second, so that nothing is taken to be temporary by chance. heaptrack_gui counts the allocations of each kind in a list that
+//! grows by one element at each kind's first `+`, and indexes it unchecked by the number of the kind. So kinds are numbered in
+//! the order of their first `+`, kinds that are only freed come last, and the events are made up twice: first to number the
+//! kinds, then to be written. The peak is the first time that the sum is highest.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -56,7 +58,11 @@ pub fn write(recording: &Recording, most: u64, out: &mut dyn Write) -> io::Resul
     }
     let mut stream = Stream::new(recording, each, out);
     stream.traces()?;
-    stream.run(&snapshots(recording))?;
+    let snapshots = snapshots(recording);
+    let kinds = stream.numbered(&snapshots)?;
+    stream.kinds = kinds;
+    stream.write_kinds()?;
+    stream.run(&snapshots)?;
     let not_temporary = stream.states.iter().map(|state| state.temporary_lost).sum();
     Ok(Written { each, not_temporary })
 }
@@ -71,7 +77,7 @@ fn each(sites: &[Site], most: u64) -> u64 {
 }
 
 /// What has been said of a site, and what is to be said yet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct State {
     trace: u32,
     /// The bytes that are live now.
@@ -94,17 +100,34 @@ struct State {
 }
 
 /// Which half of a kind: what is allocated, or what is freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Half {
     Allocated,
     Freed,
+}
+
+/// Kinds of one half, as size and trace, by the order in which they were first used.
+#[derive(Debug, Default)]
+struct Kinds {
+    numbers: HashMap<(u64, u32), u64>,
+    in_order: Vec<(u64, u32)>,
+}
+
+impl Kinds {
+    fn number(&mut self, kind: (u64, u32)) -> u64 {
+        *self.numbers.entry(kind).or_insert_with(|| {
+            self.in_order.push(kind);
+            u64::try_from(self.in_order.len()).expect("a length fits") - 1
+        })
+    }
 }
 
 struct Stream<'r, 'o> {
     recording: &'r Recording,
     out: &'o mut dyn Write,
     states: Vec<State>,
-    kinds: HashMap<(u64, u32, Half), u64>,
+    /// What is allocated, and what is freed.
+    kinds: [Kinds; 2],
     /// What is live.
     live: u64,
     /// What was live at the peak.
@@ -141,7 +164,7 @@ impl<'r, 'o> Stream<'r, 'o> {
             recording,
             out,
             states,
-            kinds: HashMap::new(),
+            kinds: Default::default(),
             live: 0,
             limit,
             now: 0,
@@ -185,8 +208,25 @@ impl<'r, 'o> Stream<'r, 'o> {
             of_stack.insert(site.stack, trace);
             self.states[at].trace = trace;
         }
-        if let Some(state) = self.states.iter().find(|state| state.trace > 0) {
-            writeln!(self.out, "a 0 {:x}", state.trace)?;
+        Ok(())
+    }
+
+    /// The kinds of all events, found by making these up without writing them.
+    fn numbered(&self, snapshots: &[Snapshot]) -> io::Result<[Kinds; 2]> {
+        let mut stream = Stream {
+            recording: self.recording,
+            out: &mut io::sink(),
+            states: self.states.clone(),
+            kinds: Default::default(),
+            ..*self
+        };
+        stream.run(snapshots)?;
+        Ok(stream.kinds)
+    }
+
+    fn write_kinds(&mut self) -> io::Result<()> {
+        for (size, trace) in self.kinds.iter().flat_map(|kinds| &kinds.in_order) {
+            writeln!(self.out, "a {size:x} {trace:x}")?;
         }
         Ok(())
     }
@@ -302,7 +342,7 @@ impl<'r, 'o> Stream<'r, 'o> {
         }
         self.states[at].level -= bytes;
         self.live -= bytes;
-        let kind = self.kind(at, bytes, Half::Freed)?;
+        let kind = self.kind(at, bytes, Half::Freed);
         writeln!(self.out, "- {kind:x}")
     }
 
@@ -343,7 +383,7 @@ impl<'r, 'o> Stream<'r, 'o> {
 
     fn give_for_a_while(&mut self, at: usize) -> io::Result<()> {
         let bytes = self.states[at].goal - self.states[at].level;
-        let kind = self.kind(at, bytes, Half::Allocated)?;
+        let kind = self.kind(at, bytes, Half::Allocated);
         self.states[at].left -= 1;
         self.states[at].temporary -= 1;
         write!(self.out, "+ {kind:x}\n- {kind:x}\n")
@@ -366,11 +406,11 @@ impl<'r, 'o> Stream<'r, 'o> {
         let usual = bytes.checked_div(self.states[at].size).unwrap_or(0);
         let count = usual.min(self.spare(at)).max(1);
         let each = bytes / count;
-        let kind = if count > 1 { self.kind(at, each, Half::Allocated)? } else { 0 };
+        let kind = if count > 1 { self.kind(at, each, Half::Allocated) } else { 0 };
         for _ in 1..count {
             writeln!(self.out, "+ {kind:x}")?;
         }
-        let kind = self.kind(at, bytes - each * (count - 1), Half::Allocated)?;
+        let kind = self.kind(at, bytes - each * (count - 1), Half::Allocated);
         writeln!(self.out, "+ {kind:x}")?;
         let state = &mut self.states[at];
         state.left = state.left.saturating_sub(count);
@@ -413,12 +453,12 @@ impl<'r, 'o> Stream<'r, 'o> {
         }
         // The reader may see no more live than there is to be.
         let size = self.states[at].size.min(self.most().saturating_sub(self.live));
-        let kind = self.kind(at, size, Half::Allocated)?;
+        let kind = self.kind(at, size, Half::Allocated);
         for _ in 0..temporary {
             write!(self.out, "+ {kind:x}\n- {kind:x}\n")?;
         }
         if pairs > 0 {
-            let freed = self.kind(at, size, Half::Freed)?;
+            let freed = self.kind(at, size, Half::Freed);
             for _ in 0..pairs {
                 write!(self.out, "+ {kind:x}\n- {freed:x}\n")?;
             }
@@ -429,17 +469,15 @@ impl<'r, 'o> Stream<'r, 'o> {
         Ok(())
     }
 
-    /// The number of a kind, which is written when it is first needed.
-    fn kind(&mut self, at: usize, size: u64, half: Half) -> io::Result<u64> {
-        let trace = self.states[at].trace;
-        // The first is never used.
-        let number = u64::try_from(self.kinds.len()).expect("a length fits") + 1;
-        match self.kinds.get(&(size, trace, half)) {
-            Some(known) => Ok(*known),
-            None => {
-                self.kinds.insert((size, trace, half), number);
-                writeln!(self.out, "a {size:x} {trace:x}")?;
-                Ok(number)
+    /// The number of a kind. What is allocated is numbered by its first `+`, which the caller writes next.
+    fn kind(&mut self, at: usize, size: u64, half: Half) -> u64 {
+        let kind = (size, self.states[at].trace);
+        let [allocated, freed] = &mut self.kinds;
+        match half {
+            Half::Allocated => allocated.number(kind),
+            Half::Freed => {
+                let before = u64::try_from(allocated.in_order.len()).expect("a length fits");
+                before + freed.number(kind)
             }
         }
     }

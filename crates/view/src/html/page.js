@@ -1,6 +1,9 @@
 // What the page does where scripts run: sorts and filters tables, zooms the address map.
 "use strict";
 
+// Rows of a long table that are in the document at a time.
+const PAGE = 200;
+
 // Tables: a click on a heading sorts, the largest number or the first word first; a second click turns round.
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0];
@@ -9,20 +12,30 @@ for (const table of document.querySelectorAll("table")) {
     const button = document.createElement("button");
     button.append(...head.childNodes);
     head.append(button);
-    button.addEventListener("click", () => sort(table, heads, head, column));
+    button.addEventListener("click", () => {
+      const sign = turn(heads, head);
+      if (table.sortRows) table.sortRows(column, sign);
+      else sort(table, column, sign);
+    });
   });
-  if (body.rows.length > 15) addFilter(table, body);
+  const data = table.parentElement.parentElement.querySelector(":scope > script");
+  if (data) addPages(table, heads, JSON.parse(data.textContent));
+  else if (body.rows.length > 15) addFilter(table, body);
   body.addEventListener("mouseover", (event) => exactSize(event, heads));
 }
 
-function sort(table, heads, head, column) {
-  const body = table.tBodies[0];
+// Marks the heading that is sorted by; 1 is ascending.
+function turn(heads, head) {
   const first = head.classList.contains("words") ? "ascending" : "descending";
   const second = first === "ascending" ? "descending" : "ascending";
   const order = head.getAttribute("aria-sort") === first ? second : first;
   heads.forEach((other) => other.removeAttribute("aria-sort"));
   head.setAttribute("aria-sort", order);
-  const sign = order === "ascending" ? 1 : -1;
+  return order === "ascending" ? 1 : -1;
+}
+
+function sort(table, column, sign) {
+  const body = table.tBodies[0];
   const keyed = [...body.rows].map((row) => {
     const cell = row.cells[column];
     return { row, number: cell.dataset.v === undefined ? NaN : Number(cell.dataset.v), text: cell.textContent };
@@ -49,6 +62,102 @@ function addFilter(table, body) {
     for (const row of body.rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
   });
   table.parentElement.before(input);
+}
+
+// A long table: its rows are data, of which one page is in the document.
+function addPages(table, heads, data) {
+  const body = table.tBodies[0];
+  const columns = data.columns.map(values);
+  const classes = heads.map((head) => head.className);
+  let order = Array.from({ length: data.rows }, (_, row) => row);
+  let shown = order;
+  let first = 0;
+
+  const bar = document.createElement("div");
+  bar.className = "pages zoom";
+  const input = document.createElement("input");
+  input.type = "search";
+  input.placeholder = `Filter ${data.rows} rows`;
+  input.setAttribute("aria-label", input.placeholder);
+  const place = document.createElement("output");
+  bar.append(input);
+  for (const [sign, label, step] of [["‹", "Rows before", -PAGE], ["›", "Rows after", PAGE]]) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = sign;
+    button.setAttribute("aria-label", label);
+    button.addEventListener("click", () => {
+      if (first + step >= 0 && first + step < shown.length) draw(first + step);
+    });
+    bar.append(button);
+  }
+  bar.append(place);
+  table.parentElement.before(bar);
+
+  function draw(from) {
+    first = from;
+    const rows = shown.slice(first, first + PAGE);
+    body.replaceChildren(...rows.map((row) => {
+      const line = document.createElement("tr");
+      columns.forEach((cells, column) => line.append(element(cells[row], classes[column])));
+      return line;
+    }));
+    place.textContent = shown.length === 0 ? "no rows" : `${first + 1}–${first + rows.length} of ${shown.length}`;
+  }
+
+  function filter() {
+    const wanted = input.value.toLowerCase();
+    const holds = (row) => columns.some((cells) => cells[row].text.toLowerCase().includes(wanted));
+    shown = wanted ? order.filter(holds) : order;
+    draw(0);
+  }
+
+  let waiting = 0;
+  input.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(filter, 150);
+  });
+  table.sortRows = (column, sign) => {
+    const cells = columns[column];
+    order = order.slice().sort((a, b) => compare(cells[a], cells[b], sign));
+    filter();
+  };
+  draw(0);
+}
+
+// The cells of a column, row by row; rows that are alike share one.
+function values(column) {
+  if (column.kind === "address") {
+    let address = 0n;
+    return column.steps.split(" ").map((step) => {
+      address += step.startsWith("-") ? -BigInt("0x" + step.slice(1)) : BigInt("0x" + step);
+      return { text: address.toString(16), number: Number(address), key: address.toString() };
+    });
+  }
+  const cells = column.cells.map((cell) => {
+    if (typeof cell === "number") {
+      return { text: column.kind === "bytes" ? human(cell) : String(cell), number: cell, key: String(cell) };
+    }
+    if (typeof cell === "string") return { text: cell, number: NaN };
+    if (Array.isArray(cell)) return { text: cell[0], number: cell[1], key: String(cell[1]) };
+    return { text: cell.mark ?? cell.picture, number: NaN, why: cell.why, picture: cell.picture !== undefined };
+  });
+  return column.numbers ? column.numbers.map((number) => cells[number]) : cells;
+}
+
+function element(cell, name) {
+  const td = document.createElement("td");
+  if (name) td.className = name;
+  if (cell.key !== undefined) td.dataset.v = cell.key;
+  if (cell.why === undefined && !cell.picture) {
+    td.textContent = cell.text;
+    return td;
+  }
+  const inner = document.createElement(cell.picture ? "code" : "abbr");
+  inner.textContent = cell.text;
+  if (cell.why !== undefined) inner.title = cell.why;
+  td.append(inner);
+  return td;
 }
 
 function exactSize(event, heads) {

@@ -1,5 +1,9 @@
 //! Tables in HTML. Cells with numbers carry them, so that sorting does not read `4.0K`.
+//!
+//! Of a long table the first rows are there as they are, for readers without scripts. All of its rows follow as data, from
+//! which a script makes the rows of one page at a time: 65,000 mappings as elements are 20 MB, and slow in any browser.
 
+use std::collections::HashMap;
 use std::io;
 
 use pagewise_model::report::{Audience, Cells, Column, Table, Value};
@@ -8,10 +12,16 @@ use super::{Page, WORDING, class, escaped, push_escaped};
 use crate::cells::{Cell, for_people, holds_words};
 use crate::footnotes::Footnotes;
 use crate::number;
-use crate::words::Wording;
+use crate::words::{Wording, clean};
 
 /// The page goes to the writer in pieces of about this size.
 const CHUNK: usize = 1 << 16;
+
+/// A table with more rows is long.
+const LONG: usize = 2000;
+
+/// Rows of a long table that are there without a script.
+const FIRST: usize = 200;
 
 /// A column with what its cells have in common.
 struct Lane<'a> {
@@ -51,7 +61,9 @@ impl Page<'_> {
         self.html.push_str("<div class=\"table\"><table>\n<thead><tr>");
         lanes.iter().for_each(|lane| self.head(lane));
         self.html.push_str("</tr></thead>\n<tbody>\n");
-        for row in 0..table.rows() {
+        let rows = table.rows();
+        let is_long = rows > LONG;
+        for row in 0..if is_long { FIRST } else { rows } {
             self.row(lanes.iter().map(|lane| (lane, Cell::of(lane.column, row))), &notes);
             if self.html.len() > CHUNK {
                 self.flush()?;
@@ -64,12 +76,107 @@ impl Page<'_> {
             self.html.push_str("</tfoot>\n");
         }
         self.html.push_str("</table></div>\n");
+        if is_long {
+            self.data(&lanes, rows, &notes)?;
+        }
         if !table.note.is_empty() {
             self.html.push_str(&format!("<p class=\"note\">{}</p>\n", escaped(&table.note)));
         }
         self.footnotes(&notes);
         self.end_section();
         Ok(())
+    }
+
+    /// All rows of a long table as data, by column. A column whose cells repeat has each once, and numbers of them.
+    fn data(&mut self, lanes: &[Lane<'_>], rows: usize, notes: &Footnotes<'_>) -> io::Result<()> {
+        self.html.push_str(&format!(
+            "<noscript><p class=\"note\">The first {FIRST} of {rows} rows; a script in this page shows the others.</p></noscript>\n\
+             <script type=\"application/json\">\n{{\"rows\":{rows},\"columns\":["
+        ));
+        for (at, lane) in lanes.iter().enumerate() {
+            self.html.push_str(if at == 0 { "\n" } else { ",\n" });
+            match &lane.column.cells {
+                Cells::Addresses(_) if (0..rows).all(|row| lane.column.gap(row).is_none()) => {
+                    self.addresses(lane, rows)?;
+                }
+                _ => self.cells(lane, rows, notes)?,
+            }
+        }
+        self.html.push_str("\n]}\n</script>\n");
+        self.flush()
+    }
+
+    /// Addresses as differences to those before, in hex: most are small.
+    fn addresses(&mut self, lane: &Lane<'_>, rows: usize) -> io::Result<()> {
+        self.html.push_str("{\"kind\":\"address\",\"steps\":\"");
+        let mut before = 0_u64;
+        for row in 0..rows {
+            let Cell::Address(address) = Cell::of(lane.column, row) else { continue };
+            if row > 0 {
+                self.html.push(' ');
+            }
+            let step = match address.checked_sub(before) {
+                Some(step) => step,
+                None => {
+                    self.html.push('-');
+                    before - address
+                }
+            };
+            number::push(&mut self.html, |field| number::hex(field, step));
+            before = address;
+            self.flush_pieces()?;
+        }
+        self.html.push_str("\"}");
+        Ok(())
+    }
+
+    fn cells(&mut self, lane: &Lane<'_>, rows: usize, notes: &Footnotes<'_>) -> io::Result<()> {
+        let kind = match lane.column.cells {
+            Cells::Bytes(_) => "bytes",
+            Cells::Counts(_) => "count",
+            _ => "words",
+        };
+        let mut numbers: HashMap<String, usize> = HashMap::new();
+        let mut of_rows = Vec::with_capacity(rows);
+        self.html.push_str(&format!("{{\"kind\":\"{kind}\",\"cells\":["));
+        let mut cell = String::new();
+        for row in 0..rows {
+            cell.clear();
+            push_data(&mut cell, Cell::of(lane.column, row), kind, notes);
+            let next = numbers.len();
+            let number = match numbers.get(&cell) {
+                Some(number) => *number,
+                None => {
+                    if next > 0 {
+                        self.html.push(',');
+                    }
+                    self.html.push_str(&cell);
+                    numbers.insert(cell.clone(), next);
+                    next
+                }
+            };
+            of_rows.push(number);
+            self.flush_pieces()?;
+        }
+        self.html.push(']');
+        // Without numbers each row has the next cell.
+        if numbers.len() < rows {
+            self.html.push_str(",\"numbers\":[");
+            for (row, number) in of_rows.into_iter().enumerate() {
+                if row > 0 {
+                    self.html.push(',');
+                }
+                number::push(&mut self.html, |field| number::decimal(field, number as u64));
+                self.flush_pieces()?;
+            }
+            self.html.push(']');
+        }
+        self.html.push('}');
+        Ok(())
+    }
+
+    fn flush_pieces(&mut self) -> io::Result<()> {
+        if self.html.len() > CHUNK { self.flush() } else { Ok(()) }
     }
 
     fn head(&mut self, lane: &Lane<'_>) {
@@ -125,24 +232,90 @@ impl Page<'_> {
 
     /// The attribute with the number that a cell is sorted by; words are sorted as they are.
     fn sort_key(&mut self, cell: Cell<'_>) {
-        let number = match cell {
-            Cell::Bytes(n) | Cell::Count(n) | Cell::Address(n) => {
-                self.html.push_str(" data-v=\"");
-                number::push(&mut self.html, |field| number::decimal(field, n));
-                return self.html.push('"');
-            }
-            Cell::Other(Value::Change(n)) => n.to_string(),
-            Cell::Other(Value::Nanos(n) | Value::Seconds(n)) => n.to_string(),
-            Cell::Other(
-                Value::Share(number)
-                | Value::Rate(number)
-                | Value::Number(number)
-                | Value::Bar(number),
-            ) if number.is_finite() => number.to_string(),
-            _ => return,
-        };
-        self.html.push_str(&format!(" data-v=\"{number}\""));
+        if let Some(number) = sort_key(cell) {
+            self.html.push_str(&format!(" data-v=\"{number}\""));
+        }
     }
+}
+
+/// The number that a cell is sorted by.
+fn sort_key(cell: Cell<'_>) -> Option<String> {
+    match cell {
+        Cell::Bytes(n) | Cell::Count(n) | Cell::Address(n) => Some(n.to_string()),
+        Cell::Other(Value::Change(n)) => Some(n.to_string()),
+        Cell::Other(Value::Nanos(n) | Value::Seconds(n)) => Some(n.to_string()),
+        Cell::Other(
+            Value::Share(number) | Value::Rate(number) | Value::Number(number) | Value::Bar(number),
+        ) if number.is_finite() => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// Pushes a cell as JSON: a number or words; of other values the words and the number by which they are sorted; of missing
+/// ones the mark and the reason.
+fn push_data(out: &mut String, cell: Cell<'_>, kind: &str, notes: &Footnotes<'_>) {
+    match cell {
+        Cell::Bytes(n) if kind == "bytes" => {
+            number::push(out, |field| number::decimal(field, n));
+        }
+        Cell::Count(n) if kind == "count" => {
+            number::push(out, |field| number::decimal(field, n));
+        }
+        Cell::Name(name) => push_json(out, &name.escaped()),
+        Cell::Label(text) => push_json(out, text),
+        Cell::Absent(absent) => {
+            out.push_str("{\"mark\":");
+            push_json(out, notes.mark(absent));
+            out.push_str(",\"why\":");
+            push_json(out, &absent.to_string());
+            out.push('}');
+        }
+        Cell::Other(Value::Picture(text)) => {
+            out.push_str("{\"picture\":");
+            push_json(out, text);
+            out.push('}');
+        }
+        cell => {
+            let words = match cell {
+                Cell::Other(value) => {
+                    Wording { notes: Some(notes), bare: true, ..WORDING }.value(value)
+                }
+                Cell::Bytes(n) => drawn(|field| number::size(field, n, WORDING.units)),
+                Cell::Count(n) => drawn(|field| number::decimal(field, n)),
+                Cell::Address(n) => drawn(|field| number::hex(field, n)),
+                Cell::Name(_) | Cell::Label(_) | Cell::Absent(_) => String::new(),
+            };
+            match sort_key(cell) {
+                Some(key) => {
+                    out.push('[');
+                    push_json(out, &words);
+                    out.push_str(&format!(",{key}]"));
+                }
+                None => push_json(out, &words),
+            }
+        }
+    }
+}
+
+fn drawn(write: impl FnOnce(&mut [u8]) -> usize) -> String {
+    let mut out = String::new();
+    number::push(&mut out, write);
+    out
+}
+
+/// Pushes clean text as a JSON string in which no tag begins.
+fn push_json(out: &mut String, text: &str) {
+    out.push('"');
+    for c in clean(text.as_bytes()).chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '<' => out.push_str("\\u003c"),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
 }
 
 /// The columns for people, each with its total.

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use pagewise_heap::{Attached, Collector, Request};
 use pagewise_heaplog::recording::Ending;
 use pagewise_model::Pid;
-use pagewise_proc::ProcRoot;
+use pagewise_proc::{Error, ProcRoot};
 use pagewise_sys::interrupt::Interrupts;
 
 use super::record::{tell, tell_not_recorded, the_library, usual_name};
@@ -26,7 +26,11 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         bail!("/proc is not of this pid namespace: the process would not be found in it");
     }
     let pid = args.pid;
-    pagewise_heap::is_visible(pid)?;
+    match root.check_access(Pid(pid)) {
+        Err(denied @ Error::NoAccess { .. }) => return Err(denied.into()),
+        // What else is wrong with it is said next.
+        _ => pagewise_heap::is_visible(pid)?,
+    }
     let program = std::fs::read_link(root.file(Pid(pid), "exe"))
         .with_context(|| format!("cannot see the program of process {pid}"))?;
     let file = args.output.clone().unwrap_or_else(|| usual_name(Path::new(&program), pid));

@@ -1,0 +1,147 @@
+//! Copies of the read-only pages of this process's shared libraries.
+//!
+//! A page of a file that this process maps counts in the `Pss` of every other process that maps it: a small process that
+//! alone uses a library seems to have half of it while it is looked at. What this process has copies of, it does not map.
+
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use crate::system;
+
+fn page_size() -> usize {
+    address(system::page_size())
+}
+
+fn address(number: u64) -> usize {
+    usize::try_from(number).expect("what is mapped lies in the address space")
+}
+
+/// A read-only segment of a library, in whole pages.
+#[derive(Clone, Debug)]
+struct Segment {
+    pages: Range<usize>,
+    executable: bool,
+}
+
+/// Replaces the read-only pages of all shared libraries by copies of them, the first time that it is called. Returns whether
+/// this process maps none of the libraries' own pages any more, but those that can be written.
+///
+/// The mappings keep their names and what may be done with them. Copying takes about 1 us and 4 KiB a page.
+pub fn copy_libraries() -> bool {
+    static COPIED: OnceLock<bool> = OnceLock::new();
+    *COPIED.get_or_init(|| segments().iter().filter(|segment| !segment.copy()).count() == 0)
+}
+
+fn segments() -> Vec<Segment> {
+    let mut segments = Vec::new();
+    // SAFETY: the callback takes the pointer for what it is, a vector that outlives the call and that nothing else uses.
+    unsafe { libc::dl_iterate_phdr(Some(of_library), (&raw mut segments).cast()) };
+    segments
+}
+
+/// Adds the read-only segments of a library to the vector at `found`.
+///
+/// # Safety
+/// `info` is from `dl_iterate_phdr`, and `found` is a `Vec<Segment>` that nothing else uses.
+unsafe extern "C" fn of_library(
+    info: *mut libc::dl_phdr_info,
+    _: libc::size_t,
+    found: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller promises that it is the loader's.
+    let info = unsafe { &*info };
+    // SAFETY: the caller promises what it is, and that nothing else uses it.
+    let found = unsafe { &mut *found.cast::<Vec<Segment>>() };
+    // SAFETY: the loader's names end with a zero. That of the program is empty.
+    let is_program = info.dlpi_name.is_null() || unsafe { *info.dlpi_name } == 0;
+    // SAFETY: asks for a value and passes no pointer.
+    let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
+    if is_program || info.dlpi_phdr.is_null() || info.dlpi_addr == kernels {
+        return 0;
+    }
+    // SAFETY: the loader has so many headers there, and keeps them as long as the library is loaded.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    for header in headers {
+        if header.p_type != libc::PT_LOAD || header.p_flags & libc::PF_W != 0 {
+            continue;
+        }
+        let start = address(info.dlpi_addr + header.p_vaddr);
+        let end = address(info.dlpi_addr + header.p_vaddr + header.p_filesz);
+        let pages = start & !(page_size() - 1)..end.next_multiple_of(page_size());
+        found.push(Segment { pages, executable: header.p_flags & libc::PF_X != 0 });
+    }
+    0
+}
+
+impl Segment {
+    /// Whether its pages are copies now. SELinux and `PR_SET_MDWE` forbid it for code.
+    fn copy(&self) -> bool {
+        let usual =
+            libc::PROT_READ | if self.executable { libc::PROT_EXEC } else { libc::PROT_NONE };
+        if !self.protect(usual | libc::PROT_WRITE) {
+            return false;
+        }
+        for page in self.pages.clone().step_by(page_size()) {
+            let byte = std::ptr::with_exposed_provenance_mut::<u8>(page);
+            // SAFETY: the loader mapped the page, and it can be read.
+            let value = unsafe { byte.read_volatile() };
+            // SAFETY: the mapping is private and can be written until the call below. Nothing else writes to a read-only
+            // segment, so the byte stays what it is for whoever reads or runs it meanwhile.
+            unsafe { byte.write_volatile(value) };
+        }
+        self.protect(usual)
+    }
+
+    fn protect(&self, flags: c_int) -> bool {
+        let start = std::ptr::with_exposed_provenance_mut(self.pages.start);
+        // SAFETY: what the pages are read and run for stays permitted.
+        unsafe { libc::mprotect(start, self.pages.len(), flags) == 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is resident of these segments, and what of that are copies, in KiB.
+    fn resident(segments: &[Segment]) -> (u64, u64) {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").expect("this process has one");
+        let (mut sums, mut counts) = ((0, 0), false);
+        for line in smaps.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let (first, second) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+            let size = || second.parse::<u64>().unwrap_or(0);
+            let start = first.split_once('-').map(|(start, _)| usize::from_str_radix(start, 16));
+            match (first, start) {
+                ("Rss:", _) if counts => sums.0 += size(),
+                ("Anonymous:", _) if counts => sums.1 += size(),
+                (_, Some(Ok(start))) => {
+                    counts = segments.iter().any(|it| it.pages.contains(&start))
+                }
+                _ => {}
+            }
+        }
+        sums
+    }
+
+    #[test]
+    fn what_is_copied_is_mapped_no_more() {
+        let segments = segments();
+        if segments.is_empty() {
+            println!("skipped: this program is linked statically");
+            return;
+        }
+        let before = resident(&segments);
+        if !copy_libraries() {
+            println!("skipped: code may not be copied here");
+            return;
+        }
+        // What was written before, as by relocations, is in both.
+        let after = resident(&segments);
+        assert!(after.0 > 0 && after.0 - after.1 == 0, "{before:?} to {after:?}");
+        assert!(before.0 - before.1 > 0, "{before:?}");
+        // The functions are what they were.
+        assert_eq!(format!("{:.3}", 2.0_f64.powf(0.5)), "1.414");
+    }
+}
