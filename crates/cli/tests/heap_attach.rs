@@ -154,6 +154,29 @@ fn what_is_allocated_meanwhile_is_counted_and_nothing_else() {
     assert_eq!(number(&report, "totals.leaked_blocks"), 20);
 }
 
+/// `steady`, running.
+fn steady(how: &str) -> Busy {
+    Busy::of(Command::new(fixture::program("steady")).arg(how))
+}
+
+#[test]
+fn caches_of_threads_that_end_are_no_blocks_of_the_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("threads.pwh");
+    let mut busy = steady("threads");
+    let recording = begin(&busy, &file);
+    busy.ask();
+    interrupt(&recording);
+    let output = recording.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    busy.end();
+    let report = report(&file);
+    // As the program counts: 24 threads, each of which allocates and frees 50 blocks, and frees 50 older ones.
+    assert_eq!(by_function(&report)["item"][0], 24 * 50);
+    assert_eq!(number(&report, "totals.frees"), 24 * 50);
+    assert_eq!(number(&report, "totals.unknown_frees"), 24 * 50);
+}
+
 #[test]
 fn a_busy_program_is_attached_to_fifty_times_and_finds_nothing_wrong() {
     let folder = tempfile::tempdir().unwrap();
