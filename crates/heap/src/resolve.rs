@@ -476,6 +476,7 @@ fn moment(raw: &raw::Moment, of_sites: &[u32]) -> Moment {
             lack(if ended { "the process had ended" } else { "/proc/PID/status could not be read" })
         }),
         tree: raw.tree.as_ref().map(|tree| merged(tree, of_sites)),
+        older_freed: raw.older_freed.map(amount),
     }
 }
 

@@ -55,6 +55,7 @@ fn moment(time_ns: u64, live: u64, held: Option<u64>, resident: Option<u64>) -> 
             .map(|anonymous| Resident { anonymous, ..Resident::default() })
             .ok_or_else(absent),
         tree: None,
+        older_freed: None,
     }
 }
 
@@ -272,6 +273,7 @@ fn trees_are_of_the_moment_and_the_matter_that_was_asked_for() {
     recording.moments = vec![
         Moment {
             tree: Some(Tree { sites: vec![(1, amount(80, 8))], others: amount(20, 2) }),
+            older_freed: None,
             ..moment(10, 100, None, None)
         },
         moment(20, 300, None, None),
@@ -520,6 +522,7 @@ proptest! {
             .iter()
             .map(|time| Moment {
                 tree: Some(Tree { sites: vec![(3, amount(*time, 1))], others: amount(*time, 1) }),
+                older_freed: None,
                 ..moment(*time, *time, Some(!*time), Some(*time / 2))
             })
             .collect();
