@@ -468,6 +468,19 @@ fn what_grows_all_the_time_is_found_and_what_is_steady_is_not() {
 }
 
 #[test]
+fn what_is_held_while_a_process_exits_is_not_given_back() {
+    let mut recording = recording(vec![site(0, 600, 600)]);
+    let held = |time, held| moment(time, 120 * MIB, Some(held), Some(held));
+    // Earlier versions wrote what is left without mappings.
+    recording.moments = vec![held(1, 480 * MIB), held(2, 480 * MIB), held(3, MIB)];
+    let said = next_steps(&report(&recording, &Options::default()), "held-unused");
+    assert!(!said.contains("given back. "), "{said}");
+    recording.moments[2] = held(3, 125 * MIB);
+    let said = next_steps(&report(&recording, &Options::default()), "held-unused");
+    assert!(said.contains("At the end it had been given back."), "{said}");
+}
+
+#[test]
 fn two_builds_are_compared_by_functions() {
     let before = recording(vec![site(0, 1000, 1000), site(1, 500, 0)]);
     let mut after = recording(vec![site(1, 500, 0), site(0, 1500, 1200), site(2, 40, 0)]);
