@@ -214,7 +214,12 @@ fn summary(sites: &Sites<'_>) -> Paragraph {
         return paragraph(pieces);
     }
     pieces.extend([
-        text(format!("At most {about}")),
+        text(match (recording.attached, about) {
+            (true, about) => {
+                format!("Of the blocks allocated since the recording began, at most {about}")
+            }
+            (false, about) => format!("At most {about}"),
+        }),
         Value::Bytes(totals.peak.bytes),
         text(" were live at once, in "),
         Value::Count(totals.peak.blocks),
@@ -235,6 +240,7 @@ fn summary(sites: &Sites<'_>) -> Paragraph {
     }
     pieces.push(text(". "));
     pieces.extend(match (recording.ending, totals.leaked.blocks) {
+        (_, 0) if recording.attached => vec![text("All of these were freed.")],
         (_, 0) => vec![text("All of it was freed.")],
         (Ending::Exited(_) | Ending::Killed(_) | Ending::Gone, _) => vec![
             text(format!("When it ended, {about}")),
@@ -247,7 +253,7 @@ fn summary(sites: &Sites<'_>) -> Paragraph {
         _ => vec![
             text(format!("At the end of the recording {about}")),
             Value::Bytes(totals.leaked.bytes),
-            text(" were live."),
+            text(if recording.attached { " of these were live." } else { " were live." }),
         ],
     });
     paragraph(pieces)
@@ -322,7 +328,8 @@ fn remarks(recording: &Recording) -> Vec<Paragraph> {
     }
     if recording.attached {
         remarks.push(vec![text(
-            "The process was running already: what it had allocated before is not in any number here.",
+            "The process was running already. Blocks that it had allocated before the recording began are unknown, so its live bytes \
+             and fragmentation are not known: all numbers are of blocks allocated since.",
         )]);
     }
     if recording.ending == Ending::CutOff {

@@ -467,6 +467,60 @@ fn what_grows_all_the_time_is_found_and_what_is_steady_is_not() {
     assert_eq!(findings(&report(&recording, &Options::default())), ["spike"]);
 }
 
+/// A recording of a process that was running already: what is live since, and bytes of older blocks that were freed.
+fn attached(live: &dyn Fn(u64) -> u64, older: &dyn Fn(u64) -> Option<u64>) -> Recording {
+    let all = amount(40 * MIB, 1);
+    let mut recording = recording(vec![Site { allocated: all, at_peak: all, ..site(0, 0, 0) }]);
+    (recording.attached, recording.ending) = (true, Ending::Detached);
+    let step = recording.took_ns / 40;
+    recording.moments = (0..40)
+        .map(|at| Moment {
+            older_freed: older(at).map(|bytes| amount(bytes, 1)),
+            ..moment(at * step, live(at), Some(96 * MIB), Some(100 * MIB))
+        })
+        .collect();
+    recording
+}
+
+#[test]
+fn a_process_that_ran_already_is_not_judged_by_blocks_that_are_unknown() {
+    let said = |recording: &Recording| {
+        let report = report(recording, &Options::default());
+        (findings(&report).iter().map(ToString::to_string).collect::<Vec<_>>(), words(&report))
+    };
+    // New blocks take the place of older ones.
+    let steady = attached(&|at| at * MIB, &|at| Some(at * MIB));
+    let (found, words) = said(&steady);
+    assert_eq!(found, [""; 0]);
+    assert!(words.contains("its live bytes and fragmentation are not known"), "{words}");
+    assert!(
+        words.contains("Of the blocks allocated since the recording began, at most"),
+        "{words}"
+    );
+    // A third of them is on top.
+    let leaks = attached(&|at| at * MIB, &|at| Some(at * MIB * 2 / 3));
+    assert_eq!(said(&leaks).0, ["grows"]);
+    // What is gained goes again.
+    let comes_and_goes = attached(&|at| at * MIB, &|at| Some(at * MIB - at % 10 * MIB / 4));
+    assert_eq!(said(&comes_and_goes).0, [""; 0]);
+    // Without frees of older blocks, what the process has is the evidence.
+    let unknown = attached(&|at| at * MIB, &|_| None);
+    assert_eq!(said(&unknown).0, [""; 0]);
+    let mut grows = unknown;
+    for (at, moment) in (0..).zip(&mut grows.moments) {
+        moment.resident.as_mut().unwrap().anonymous += at * MIB;
+    }
+    assert_eq!(said(&grows).0, [""; 0], "not of the heap");
+    for (at, moment) in (0..).zip(&mut grows.moments) {
+        moment.held.as_mut().unwrap().0 += at * MIB;
+    }
+    assert_eq!(said(&grows).0, ["grows"]);
+    // The same numbers of a process that was recorded from its beginning on.
+    let mut whole = steady;
+    whole.attached = false;
+    assert_eq!(said(&whole).0, ["grows", "held-unused"]);
+}
+
 #[test]
 fn what_is_held_while_a_process_exits_is_not_given_back() {
     let mut recording = recording(vec![site(0, 600, 600)]);
