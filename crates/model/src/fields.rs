@@ -1860,6 +1860,12 @@ fields! {
         "peak_within" "bytes" ""
             "How far the peak may be off, since threads allocated at the same time."
             "";
+        "peak_at_least" "bytes" ""
+            "The most that was live at once is no less in 39 cases of 40, where samples were taken."
+            "peak_bytes is the highest of many estimates: an upper estimate, which can be far above this.";
+        "peak_at_most" "bytes" ""
+            "The most that was live at once is no more in 39 cases of 40, where samples were taken."
+            "";
         "leaked_bytes" "bytes" ""
             "What was live at the end."
             "Memory that is needed to the end is no leak; what still has a pointer to it is here, too.";

@@ -5,7 +5,7 @@ use pagewise_model::report::{Fact, Finding, Severity, Value};
 
 use super::frames::Sites;
 use super::layout::{self, Sums};
-use super::{real, share, text};
+use super::{peak, real, share, text};
 use crate::explain::fact;
 
 /// Less than this is no matter of memory.
@@ -409,7 +409,8 @@ fn untouched(sites: &Sites<'_>) -> Option<Finding> {
 /// A peak that stands alone.
 fn spike(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    let peak = recording.totals.peak.bytes;
+    // Of samples the highest estimate stands out by chance.
+    let peak = peak::bounds(recording).map_or(recording.totals.peak.bytes, |it| it.least);
     let mut live: Vec<u64> = recording.moments.iter().map(|moment| moment.live.bytes).collect();
     // Of older blocks it is not known what they add to either.
     if live.len() < 16 || peak < LARGE || recording.attached {
