@@ -1,6 +1,7 @@
 //! What is wrong with a program's use of its heap: each mistake with its call stacks.
 
-use pagewise_model::guard::{Access, Bug, Call, Guarded, Kind, Means};
+use pagewise_model::calls::Ending;
+use pagewise_model::guard::{Access, Bug, Call, Family, Guarded, Kind, Means, Mismatch};
 use pagewise_model::report::{
     Audience, Block, Cells, Column, Facts, Paragraph, Report, Shape, Table, Value,
 };
@@ -69,6 +70,9 @@ fn kind(kind: Kind) -> &'static str {
         Kind::DoubleFree => "double-free",
         Kind::InvalidFree => "invalid-free",
         Kind::Wild => "wild",
+        Kind::Mismatch => "mismatch",
+        Kind::Segv => "segv",
+        Kind::Bus => "bus",
     }
 }
 
@@ -83,8 +87,28 @@ fn access(access: Access) -> &'static str {
     }
 }
 
+/// What allocates and what frees.
+fn family(family: Family) -> (&'static str, &'static str) {
+    match family {
+        Family::Malloc => ("malloc", "free"),
+        Family::New => ("new", "delete"),
+        Family::NewArray => ("new[]", "delete[]"),
+    }
+}
+
+/// What does not go together.
+fn mismatched(it: Mismatch) -> String {
+    let (made, freed) = (family(it.made_by).0, family(it.freed_as).1);
+    let size = it.freed_size.filter(|_| it.made_by == it.freed_as);
+    let size = size.map(|size| format!(" as {}", count(size)));
+    format!("allocated with {made}, freed with {freed}{}", size.unwrap_or_default())
+}
+
 /// What is wrong, in our own words.
 fn sentence(bug: &Bug) -> String {
+    if let Some(mismatch) = bug.mismatch {
+        return format!("mismatched free: {}: {}", place(bug), mismatched(mismatch));
+    }
     let what = match bug.kind {
         Kind::Overflow => "heap overflow",
         Kind::Underflow => "heap underflow",
@@ -92,6 +116,9 @@ fn sentence(bug: &Bug) -> String {
         Kind::DoubleFree => "double free",
         Kind::InvalidFree => "free of what is no object",
         Kind::Wild => "access to memory of no object",
+        Kind::Mismatch => "mismatched free",
+        Kind::Segv => "killed by SIGSEGV",
+        Kind::Bus => "killed by SIGBUS",
     };
     let how = match bug.access {
         Access::Read => "a read",
@@ -223,6 +250,9 @@ fn bugs(guarded: &Guarded) -> Table {
         let call = bug.object.as_ref().and_then(|object| object.freed.as_ref());
         call.map_or(Value::None, cell)
     }
+    fn mismatch(bug: &Bug, cell: fn(&Mismatch) -> &'static str) -> Value {
+        bug.mismatch.as_ref().map_or(Value::None, |it| Value::text(cell(it)))
+    }
     let columns = vec![
         Column::new("kind", "KIND", cells(|bug| Value::text(kind(bug.kind)))),
         Column::new("access", "ACCESS", cells(|bug| Value::text(access(bug.access)))),
@@ -254,6 +284,16 @@ fn bugs(guarded: &Guarded) -> Table {
             "freed_by",
             "FREED BY",
             cells(|bug| freed(bug, |call| Value::Count(call.tid.0.into()))),
+        ),
+        Column::new("made_by", "MADE BY", cells(|bug| mismatch(bug, |it| family(it.made_by).0))),
+        Column::new("freed_as", "FREED AS", cells(|bug| mismatch(bug, |it| family(it.freed_as).0))),
+        Column::new(
+            "freed_size",
+            "FREED SIZE",
+            cells(|bug| {
+                let size = bug.mismatch.and_then(|it| it.freed_size);
+                size.map_or(Value::None, Value::Bytes)
+            }),
         ),
         Column::new("free_stack", "FREE", cells(|bug| freed(bug, |call| frames(&call.stack)))),
     ];
@@ -306,10 +346,36 @@ fn stacks(bug: &Bug, number: usize) -> Table {
     }
 }
 
+/// The signal that killed the command.
+fn ended_by(guarded: &Guarded) -> Option<String> {
+    let Ending::Killed(signal) = guarded.ending else { return None };
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        31 => "SIGSYS",
+        _ => return Some(format!("signal {signal}")),
+    };
+    Some(name.to_owned())
+}
+
 fn remarks(guarded: &Guarded) -> Vec<Paragraph> {
     let mut remarks: Vec<String> = Vec::new();
     if guarded.means.is_err() {
         remarks.push("Nothing was guarded.".to_owned());
+    } else if let (Some(signal), true) = (ended_by(guarded), guarded.bugs.is_empty()) {
+        remarks.push(format!(
+            "The command was killed by {signal}, and no mistake was found before. Where it was is not known: the signal was sent, \
+             or no handler could run, as where a stack is too small."
+        ));
     } else if guarded.bugs.is_empty() {
         remarks.push(match guarded.rate {
             1 => "Nothing wrong was found.".to_owned(),

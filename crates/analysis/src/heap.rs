@@ -5,6 +5,7 @@ mod diff;
 pub(crate) mod frames;
 mod histograms;
 mod layout;
+mod peak;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -96,7 +97,7 @@ pub fn report(recording: &Recording, options: &Options) -> Report {
     blocks.extend(time_line::chart(recording).map(Block::Chart));
     blocks.extend(time_line::tables(recording, options).map(Block::Table));
     blocks.extend(layout::blocks(&sites, options));
-    blocks.push(Block::Facts(peak(&sites, options)));
+    blocks.push(Block::Facts(at_peak(&sites, options)));
     blocks.extend(tree::blocks(&sites, options));
     blocks.extend(tables::leaks(&sites, options));
     blocks.extend(tables::places(&sites, options).into_iter().map(Block::Table));
@@ -214,7 +215,12 @@ fn summary(sites: &Sites<'_>) -> Paragraph {
         return paragraph(pieces);
     }
     pieces.extend([
-        text(format!("At most {about}")),
+        text(match (recording.attached, about) {
+            (true, about) => {
+                format!("Of the blocks allocated since the recording began, at most {about}")
+            }
+            (false, about) => format!("At most {about}"),
+        }),
         Value::Bytes(totals.peak.bytes),
         text(" were live at once, in "),
         Value::Count(totals.peak.blocks),
@@ -234,7 +240,17 @@ fn summary(sites: &Sites<'_>) -> Paragraph {
         ]);
     }
     pieces.push(text(". "));
+    if let Some(peak::Bounds { least, most }) = peak::bounds(recording) {
+        pieces.extend([
+            text("This peak is an upper estimate: the true peak lies between "),
+            Value::Bytes(least),
+            text(" and "),
+            Value::Bytes(most),
+            text(" in 95 cases of 100. "),
+        ]);
+    }
     pieces.extend(match (recording.ending, totals.leaked.blocks) {
+        (_, 0) if recording.attached => vec![text("All of these were freed.")],
         (_, 0) => vec![text("All of it was freed.")],
         (Ending::Exited(_) | Ending::Killed(_) | Ending::Gone, _) => vec![
             text(format!("When it ended, {about}")),
@@ -247,7 +263,7 @@ fn summary(sites: &Sites<'_>) -> Paragraph {
         _ => vec![
             text(format!("At the end of the recording {about}")),
             Value::Bytes(totals.leaked.bytes),
-            text(" were live."),
+            text(if recording.attached { " of these were live." } else { " were live." }),
         ],
     });
     paragraph(pieces)
@@ -265,6 +281,10 @@ fn totals(recording: &Recording) -> Facts {
         errors.as_ref().map_or(Value::None, |it| Value::Bytes(within(pick(it))))
     };
     let is_exact = recording.every_bytes.is_none();
+    let bounds = peak::bounds(recording);
+    let bound = |pick: fn(&peak::Bounds) -> u64| {
+        bounds.as_ref().map_or(Value::None, |it| Value::Bytes(pick(it)))
+    };
     let facts = vec![
         meant("allocations", "ALLOCATIONS", Value::Count(totals.allocated.blocks)),
         meant("frees", "FREES", Value::Count(totals.freed.blocks)),
@@ -276,6 +296,8 @@ fn totals(recording: &Recording) -> Facts {
         meant("peak_blocks", "BLOCKS THEN", Value::Count(totals.peak.blocks)).for_programs(),
         meant("peak_within", "±", Value::Bytes(totals.peak_within))
             .hidden_if(totals.peak_within == 0),
+        meant("peak_at_least", "AT LEAST", bound(|it| it.least)).hidden_if(is_exact),
+        meant("peak_at_most", "AT MOST", bound(|it| it.most)).hidden_if(is_exact),
         meant("leaked_bytes", "NOT FREED", Value::Bytes(totals.leaked.bytes)),
         meant("leaked_within", "±", error(|it| it.1)).hidden_if(is_exact),
         meant("leaked_blocks", "IN BLOCKS", Value::Count(totals.leaked.blocks)),
@@ -287,7 +309,7 @@ fn totals(recording: &Recording) -> Facts {
 }
 
 /// When most was live, for programs with its tree.
-fn peak(sites: &Sites<'_>, options: &Options) -> Facts {
+fn at_peak(sites: &Sites<'_>, options: &Options) -> Facts {
     let recording = sites.recording;
     let totals = &recording.totals;
     let time = Value::of(recording.peak_at_ns.clone(), Value::Seconds);
@@ -316,13 +338,15 @@ fn remarks(recording: &Recording) -> Vec<Paragraph> {
             Value::Bytes(every),
             text(
                 " on average, so all numbers are estimates: the truth lies within what stands behind ± in 95 cases of 100. \
-                 Of numbers without ± the error is not known; those of few samples are uncertain.",
+                 The peak is an upper estimate, between AT LEAST and AT MOST in as many cases: the highest of many estimates is one that \
+                 is too high. Of other numbers without ± the error is not known; those of few samples are uncertain.",
             ),
         ]);
     }
     if recording.attached {
         remarks.push(vec![text(
-            "The process was running already: what it had allocated before is not in any number here.",
+            "The process was running already. Blocks that it had allocated before the recording began are unknown, so its live bytes \
+             and fragmentation are not known: all numbers are of blocks allocated since.",
         )]);
     }
     if recording.ending == Ending::CutOff {

@@ -439,6 +439,128 @@ fn memory_is_bounded_and_what_finds_no_room_is_said() {
     assert!(report["guard"]["most_bytes"].as_u64().unwrap() <= 64 << 10, "{report:#}");
 }
 
+/// The C++ program, made with more options; none where there is no compiler.
+fn operators(name: &str, options: &[&str]) -> Option<PathBuf> {
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/operators.cpp");
+    let path = disk().join(name);
+    let mut compiler = Command::new("c++");
+    compiler.args(["-O1", "-g", "-w", "-std=c++17", "-fsized-deallocation", "-pthread"]);
+    compiler.args(["-fno-omit-frame-pointer", "-o"]).arg(&path).arg(source).args(options);
+    let is_built = compiler.output().is_ok_and(|output| output.status.success());
+    if !is_built {
+        skip(&Lack::Tool("c++"));
+    }
+    is_built.then_some(path)
+}
+
+/// The line of the C++ program that ends so, and has this in it.
+fn line_with(part: &str, end: &str) -> u32 {
+    let source = include_str!("../../../fixtures/programs/operators.cpp");
+    let mut lines = (1..).zip(source.lines());
+    let is_it = |line: &str| line.ends_with(&format!("// {end}")) && line.contains(part);
+    lines.find(|(_, line)| is_it(line)).unwrap().0
+}
+
+fn has_line(stack: &Value, line: u32) -> bool {
+    stack.to_string().contains(&format!("operators.cpp:{line}"))
+}
+
+/// What goes wrong, how it was made and freed, the size that `delete` is told, and where it was made.
+type Mismatched = (&'static str, &'static str, &'static str, Option<u64>, &'static str);
+
+const MISMATCHED: &[Mismatched] = &[
+    ("new_free", "new", "malloc", None, "new"),
+    ("new_array_free", "new[]", "malloc", None, "new array"),
+    ("new_realloc", "new", "malloc", None, "new"),
+    ("malloc_delete", "malloc", "new", Some(32), "malloc"),
+    ("malloc_delete_array", "malloc", "new[]", None, "malloc"),
+    ("new_array_delete", "new[]", "new", Some(32), "new array"),
+    ("new_delete_array", "new", "new[]", None, "new"),
+    ("sized_delete", "new", "new", Some(72), "new"),
+];
+
+#[test]
+fn objects_that_are_freed_by_another_function_are_found_as_addresssanitizer_does() {
+    let Some(program) = operators("operators", &[]) else { return };
+    let sanitized = operators("operators-sanitized", &["-fsanitize=address"]);
+    let program = program.to_str().unwrap();
+    for &(name, made_by, freed_as, size, allocation) in MISMATCHED {
+        let (output, report) = guard(&["--rate", "1"], &[program, name]);
+        assert_eq!(output.status.code(), Some(128 + 6), "{name}: as by the C library's own check");
+        let bug = only(&report);
+        let words = ["kind", "access", "made_by", "freed_as"].map(|key| bug[key].as_str().unwrap());
+        assert_eq!(words, ["mismatch", "free", made_by, freed_as], "{name}");
+        assert_eq!(bug["freed_size"].as_u64(), size, "{name}");
+        assert!(has_line(&bug["allocation_stack"], line_with("", allocation)), "{name}: {bug:#}");
+        let wrong = (1..).zip(include_str!("../../../fixtures/programs/operators.cpp").lines());
+        let mut wrong = wrong.skip_while(|(_, line)| !line.contains(&format!("\"{name}\"")));
+        let (line, _) = wrong.find(|(_, line)| line.ends_with("// bad")).unwrap();
+        assert!(has_line(&bug["stack"], line), "{name}, {line}: {bug:#}");
+        let Some(sanitized) = &sanitized else { continue };
+        let other = Command::new(sanitized).arg(name).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&other.stderr).into_owned();
+        let is_known =
+            said.contains("alloc-dealloc-mismatch") || said.contains("new-delete-type-mismatch");
+        assert!(is_known && said.contains(&format!("operators.cpp:{line}")), "{name}: {said}");
+        // The program can go on.
+        let (output, report) = guard(&["--rate", "1", "--then", "continue"], &[program, name]);
+        assert_eq!(output.status.code(), Some(99), "{name}");
+        assert_eq!(only(&report)["kind"], "mismatch");
+    }
+}
+
+#[test]
+fn correct_programs_of_cpp_free_all_as_they_should() {
+    let ways: [(&str, &[&str]); 3] = [
+        ("operators", &[]),
+        ("operators-static", &["-static-libstdc++", "-static-libgcc"]),
+        ("operators-fixed", &["-no-pie", "-fno-pie"]),
+    ];
+    for (name, options) in ways {
+        let Some(program) = operators(name, options) else { continue };
+        let program = program.to_str().unwrap();
+        for rate in ["1", "3"] {
+            let (output, report) = guard(&["--rate", rate, "--most", "1G"], &[program, "correct"]);
+            assert_eq!(report["bugs"].as_array().unwrap().len(), 0, "{name}: {report:#}");
+            assert_eq!(output.status.code(), Some(0), "{name}: {output:?}");
+        }
+    }
+}
+
+#[test]
+fn a_free_of_memory_that_is_gone_is_found() {
+    let Some(program) = operators("operators", &[]) else { return };
+    let (output, report) = guard(&["--rate", "1"], &[program.to_str().unwrap(), "free_unmapped"]);
+    let bug = only(&report);
+    assert_eq!((&bug["kind"], &bug["access"]), (&"invalid-free".into(), &"free".into()));
+    assert!(has_line(&bug["stack"], line_with("gone", "bad")), "{bug:#}");
+    assert_eq!(output.status.code(), Some(128 + 6));
+}
+
+#[test]
+fn a_program_that_a_signal_ends_is_not_said_to_have_nothing_wrong() {
+    let Some(program) = operators("operators", &[]) else { return };
+    let program = program.to_str().unwrap();
+    for rate in ["1", "1000"] {
+        let (output, report) = guard(&["--rate", rate], &[program, "fault"]);
+        let bug = only(&report);
+        let words = ["kind", "access"].map(|key| bug[key].as_str().unwrap());
+        assert_eq!((words, bug["address"].as_u64()), (["segv", "read"], Some(16)));
+        assert!(has_line(&bug["stack"], line_with("", "fault")), "{bug:#}");
+        assert_eq!(output.status.code(), Some(128 + 11));
+    }
+    // No handler can run where there is no stack left.
+    for (name, signal) in
+        [("fault", "killed by SIGSEGV: a read at 0x10"), ("overflow_of_stack", "killed by SIGSEGV")]
+    {
+        let output = pagewise(&["guard", "--rate", "1", "--", program, name]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(signal) && !said.contains("Nothing wrong"), "{said}");
+        assert_eq!(output.status.code(), Some(128 + 11));
+    }
+}
+
 #[test]
 fn the_chance_of_being_guarded_is_the_rate() {
     let threads = program("churned");
@@ -455,8 +577,18 @@ fn the_chance_of_being_guarded_is_the_rate() {
 fn the_names_of_kinds_are_those_of_the_documentation() {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/json.md");
     let text = fs::read_to_string(text).unwrap();
-    let kinds: BTreeSet<&str> =
-        ["overflow", "underflow", "use-after-free", "double-free", "invalid-free", "wild"].into();
+    let kinds: BTreeSet<&str> = [
+        "overflow",
+        "underflow",
+        "use-after-free",
+        "double-free",
+        "invalid-free",
+        "mismatch",
+        "wild",
+        "segv",
+        "bus",
+    ]
+    .into();
     for kind in kinds {
         assert!(text.contains(&format!("`{kind}`")), "{kind}");
     }

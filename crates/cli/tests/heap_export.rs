@@ -108,6 +108,7 @@ fn recorded() -> Option<(TempDir, String)> {
                 ..Resident::default()
             }),
             tree: Some(Tree { sites: tree, others: Amount::default() }),
+            older_freed: None,
         };
         writer.moment(&moment).unwrap();
         counts.time_ns = moment.time_ns;

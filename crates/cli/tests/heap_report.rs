@@ -150,6 +150,7 @@ impl Program {
                     resident: Some(Resident { anonymous: now, file: 8192, ..Resident::default() }),
                     tree: (step % 300 == 299)
                         .then(|| Tree { sites: tree, others: Amount::default() }),
+                    older_freed: None,
                 };
                 writer.moment(&moment).unwrap();
                 program.moments.push((time_ns, now, live.clone()));

@@ -722,6 +722,7 @@ impl Recorded {
             held: memory.held,
             resident: memory.resident,
             tree: Some(tree(&state.live)),
+            older_freed: state.unknown_freed.filter(|_| self.attached),
         };
         let written =
             new.write(&mut self.output.writer).and_then(|()| self.output.writer.moment(&moment));

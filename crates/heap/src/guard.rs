@@ -11,10 +11,10 @@ use std::thread;
 use std::time::Duration;
 
 use pagewise_heaplog::guard::{
-    MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, means, module, word,
+    MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, made_by, means, module, word,
 };
 use pagewise_heaplog::tables::{INTERRUPTED, greeting};
-use pagewise_model::guard::{Access, Bug, Call, Kind, Means, Object};
+use pagewise_model::guard::{Access, Bug, Call, Family, Kind, Means, Mismatch, Object};
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::ProcRoot;
@@ -255,6 +255,9 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
         bug::DOUBLE_FREE => Kind::DoubleFree,
         bug::INVALID_FREE => Kind::InvalidFree,
         bug::WILD => Kind::Wild,
+        bug::MISMATCH => Kind::Mismatch,
+        bug::FAULT => Kind::Segv,
+        bug::BUS_FAULT => Kind::Bus,
         _ => return None,
     };
     let access = match get(word::ACCESS)? {
@@ -297,6 +300,20 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
             freed: if get(word::FREED_BY)? == 0 { None } else { call(word::FREED_BY) },
         }),
     };
+    let family = |number: usize| match u32::try_from(get(number)?).ok()? {
+        made_by::MALLOC => Some(Family::Malloc),
+        made_by::NEW => Some(Family::New),
+        made_by::NEW_ARRAY => Some(Family::NewArray),
+        _ => None,
+    };
+    let mismatch = match kind {
+        Kind::Mismatch => Some(Mismatch {
+            made_by: family(word::MADE_BY)?,
+            freed_as: family(word::FREED_AS)?,
+            freed_size: get(word::FREED_SIZE).filter(|size| *size != u64::MAX),
+        }),
+        _ => None,
+    };
     let stack = match access {
         Access::WrittenBeforeEnd => {
             Err(Absent::NotCollected("it was noticed only when the program ended".into()))
@@ -315,6 +332,7 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
             address: get(word::ADDRESS)?,
             stack,
             object,
+            mismatch,
             goes_on: get(word::GOES_ON)? != 0,
         },
         modules,

@@ -21,9 +21,16 @@ pub(crate) struct Memory {
 pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &Tables, mapped: u64) -> Memory {
     // Only of this one it is known which mappings are its own.
     let is_glibc = tables.head(header::ALLOCATOR).is_ok_and(|whose| whose == allocator::GLIBC);
-    let maps = root.read(pid, "maps").ok().filter(|_| is_glibc).map(|text| maps::parse(&text));
-    let held = maps.filter(|maps| maps.torn.is_none()).map(|maps| held(&maps.mappings, mapped));
+    let held = if is_glibc { held_by(root, pid, mapped) } else { None };
     Memory { held, resident: resident(root, pid, tables) }
+}
+
+/// What glibc's malloc holds in a process; none where that cannot be read, and once the process has no memory any more.
+fn held_by(root: &ProcRoot, pid: Pid, mapped: u64) -> Option<u64> {
+    let maps = maps::parse(&root.read(pid, "maps").ok()?);
+    // Of a process that exits the file ends early, or is empty. One that has its memory afterwards had it all the time.
+    resident_of(root, pid)?;
+    maps.torn.is_none().then(|| held(&maps.mappings, mapped))
 }
 
 fn resident(root: &ProcRoot, pid: Pid, tables: &Tables) -> Option<Resident> {
@@ -101,4 +108,28 @@ fn arenas(mappings: &[Mapping]) -> u64 {
         }
     }
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_ended_holds_nothing_that_is_known() {
+        let root = ProcRoot::live();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pid = Pid(child.id());
+        assert!(held_by(&root, pid, 7).is_some_and(|held| held >= 7));
+        drop(child.stdin.take());
+        // It stays as it is, without memory, until it is waited for.
+        let ended = |pid| !crate::collector::lives(&root, pid);
+        while !ended(child.id()) {
+            std::thread::yield_now();
+        }
+        assert!(root.read(pid, "maps").is_ok_and(|text| text.is_empty()), "nothing is mapped");
+        assert_eq!(held_by(&root, pid, 7), None);
+        child.wait().unwrap();
+    }
 }

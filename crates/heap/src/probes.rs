@@ -468,6 +468,7 @@ impl One {
             held: None,
             resident,
             tree: Some(tree(&self.state.live_by_site())),
+            older_freed: None,
         };
         let writer = &mut output.writer;
         let written = new.write(writer).and_then(|()| writer.moment(&moment));

@@ -459,8 +459,11 @@ fn moment(raw: &raw::Moment, of_sites: &[u32]) -> Moment {
         shmem: it.shmem,
         swap: it.swap,
     };
-    let ended = raw.held.is_none() && raw.resident.is_none();
-    let held: Reading<Bytes> = raw.held.map(Bytes).ok_or_else(|| {
+    // Earlier versions wrote what is left without mappings while the process ended: 0, or large blocks alone.
+    let is_whole = |held: &u64| raw.resident.is_some() || (*held != 0 && *held >= raw.live.bytes);
+    let held = raw.held.filter(is_whole);
+    let ended = held.is_none() && raw.resident.is_none();
+    let held: Reading<Bytes> = held.map(Bytes).ok_or_else(|| {
         if ended {
             lack("the process had ended")
         } else {
@@ -476,6 +479,7 @@ fn moment(raw: &raw::Moment, of_sites: &[u32]) -> Moment {
             lack(if ended { "the process had ended" } else { "/proc/PID/status could not be read" })
         }),
         tree: raw.tree.as_ref().map(|tree| merged(tree, of_sites)),
+        older_freed: raw.older_freed.map(amount),
     }
 }
 

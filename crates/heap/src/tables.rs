@@ -95,6 +95,9 @@ pub(crate) struct State {
     pub is_peak: bool,
     /// Bytes in mappings of their own that the allocator made for large blocks.
     pub mapped: u64,
+    /// Frees of blocks that were not seen allocated, with the bytes that the allocator had given for them; none where not all are
+    /// noticed, or blocks of this allocator do not say.
+    pub unknown_freed: Option<Amount>,
 }
 
 impl State {
@@ -405,6 +408,13 @@ impl Tables {
     ) -> io::Result<State> {
         let most = self.head(header::MOST_THREADS)?;
         let live: Vec<Amount> = sums.iter().map(|sum| settled(sum.at_moment)).collect();
+        let unknown_frees = self.head(header::UNKNOWN_FREES)?;
+        let is_glibc = self.head(header::ALLOCATOR)? == tables::allocator::GLIBC;
+        let unknown_freed = self.head(header::UNKNOWN_FREED)?;
+        // Of samples most frees are not noticed.
+        let is_known = is_glibc && self.head(header::EVERY_BYTES)? == 0;
+        let unknown_freed =
+            is_known.then_some(Amount { bytes: unknown_freed, blocks: unknown_frees });
         let peak_live = sum(sums.iter().map(|sum| settled(sum.at_peak)));
         let mut counts = Counts {
             // There may be many: they stay where the sums were.
@@ -412,7 +422,7 @@ impl Tables {
             peak: peak_live,
             // One thread is watched at each step; several take and give back this much at a time.
             peak_within: if most > 1 { most * 2 * CREDIT } else { 0 },
-            unknown_frees: self.head(header::UNKNOWN_FREES)?,
+            unknown_frees,
             cut_stacks: self.head(header::CUT_STACKS)?,
             sizes: vec![0; CELLS],
             lifetimes: vec![0; CELLS],
@@ -466,7 +476,7 @@ impl Tables {
                 site.at_peak = *live;
             }
         }
-        Ok(State { counts, live, peak, is_peak, mapped })
+        Ok(State { counts, live, peak, is_peak, mapped, unknown_freed })
     }
 
     /// What the slots of threads say that those handed over.

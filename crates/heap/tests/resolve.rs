@@ -336,6 +336,27 @@ fn what_the_recorder_took_is_not_the_programs() {
 }
 
 #[test]
+fn what_was_read_of_a_process_that_exited_is_not_what_it_held() {
+    let mut raw = bare(&[]);
+    let resident = Some(Resident { anonymous: 1000, ..Resident::default() });
+    let moment = |held, resident| Moment {
+        live: amount(500, 1),
+        held: Some(held),
+        resident,
+        ..Moment::default()
+    };
+    // Recorders of before wrote what is left without mappings, at the end.
+    raw.moments =
+        vec![moment(700, resident), moment(0, None), moment(400, None), moment(600, None)];
+    let found = resolved(&raw);
+    let held: Vec<Option<u64>> =
+        found.moments.iter().map(|it| it.held.as_ref().ok().map(|held| held.0)).collect();
+    assert_eq!(held, [Some(700), None, None, Some(600)]);
+    let Err(why) = &found.moments[1].held else { panic!("{:?}", found.moments[1]) };
+    assert!(why.to_string().contains("had ended"), "{why}");
+}
+
+#[test]
 fn moments_after_the_last_counts_say_what_happened_in_all() {
     let mut raw = bare(&[(ROOT, 10), (ROOT, 20)]);
     raw.sites = vec![Site { node: 0, kind: Kind::Heap }, Site { node: 1, kind: Kind::Heap }];

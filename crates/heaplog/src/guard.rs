@@ -10,7 +10,7 @@
 //! for none). The frames are those of the three call stacks, one behind the other, the innermost call first.
 
 /// The first word: `pwguard` and the version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"pwguard\x02");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pwguard\x03");
 /// Words in a message, at most.
 pub const MOST_WORDS: usize = 8 << 10;
 /// Frames of one call stack, at most.
@@ -90,8 +90,14 @@ pub mod word {
     pub const FREE_FRAMES: usize = 18;
     /// 1 where the program goes on.
     pub const GOES_ON: usize = 19;
+    /// By which kind of function the object was made: [`super::made_by`].
+    pub const MADE_BY: usize = 20;
+    /// Of [`super::bug::MISMATCH`]: by which kind it is freed.
+    pub const FREED_AS: usize = 21;
+    /// Of how many bytes the object is, as `operator delete` was told; all bits where it was not.
+    pub const FREED_SIZE: usize = 22;
     /// Words before modules.
-    pub const BUG_WORDS: usize = 20;
+    pub const BUG_WORDS: usize = 23;
 }
 
 /// Numbers of the words of a module.
@@ -134,6 +140,24 @@ pub mod bug {
     pub const INVALID_FREE: u64 = 5;
     /// An access to guarded memory where no object ever was.
     pub const WILD: u64 = 6;
+    /// An object is freed by a function that does not go with the one that made it, or as one of another size.
+    pub const MISMATCH: u64 = 7;
+    /// An access to memory that is not guarded, which ends the program by SIGSEGV.
+    pub const FAULT: u64 = 8;
+    /// One that ends it by SIGBUS.
+    pub const BUS_FAULT: u64 = 9;
+}
+
+/// Kinds of functions that make objects, with those that free them.
+pub mod made_by {
+    /// `malloc` and its kin, and `free`.
+    pub const MALLOC: u32 = 0;
+    /// `operator new` and `operator delete`.
+    pub const NEW: u32 = 1;
+    /// `operator new[]` and `operator delete[]`.
+    pub const NEW_ARRAY: u32 = 2;
+    /// Not known: the C++ library has called `malloc`.
+    pub const ANY: u32 = 3;
 }
 
 /// What was done.

@@ -135,6 +135,9 @@ pub struct Moment {
     pub resident: Option<Resident>,
     /// What was live by site, largest first; none where only the sums were taken.
     pub tree: Option<Tree>,
+    /// Blocks that had been allocated before the recording began and were freed so far, with the bytes that the allocator had given
+    /// for them; none where that is not counted.
+    pub older_freed: Option<Amount>,
 }
 
 /// What was live by site.

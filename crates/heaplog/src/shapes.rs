@@ -359,6 +359,7 @@ mod part {
     pub(super) const RESIDENT: u8 = 4;
     pub(super) const RECORDER: u8 = 8;
     pub(super) const TREE: u8 = 16;
+    pub(super) const OLDER: u8 = 32;
 }
 
 fn change_amount(out: &mut Out, before: Amount, now: Amount) {
@@ -406,6 +407,7 @@ impl State {
             (part::RESIDENT, resident.is_some()),
             (part::RECORDER, recorder.is_some()),
             (part::TREE, moment.tree.is_some()),
+            (part::OLDER, moment.older_freed.is_some()),
         ];
         out.byte(parts.iter().filter(|(_, there)| *there).map(|(part, _)| part).sum());
         let last = self.last_moment;
@@ -432,6 +434,10 @@ impl State {
         self.last_moment = now;
         if let Some(tree) = &moment.tree {
             self.write_tree(out, tree);
+        }
+        if let Some(it) = moment.older_freed {
+            out.number(it.bytes);
+            out.number(it.blocks);
         }
     }
 
@@ -470,6 +476,9 @@ impl State {
         self.last_moment = now;
         if has(part::TREE) {
             moment.tree = Some(self.read_tree(input)?);
+        }
+        if has(part::OLDER) {
+            moment.older_freed = Some(Amount { bytes: input.number()?, blocks: input.number()? });
         }
         Ok(moment)
     }

@@ -140,6 +140,8 @@ pub mod header {
     /// Where the sizes are that cells of live blocks have no room for, and in the lowest bits the number of entries as a
     /// power of two: an address and a size each, which is its place by [`super::live::place`] or one behind. 0: none yet.
     pub const LIVE_SIZES: usize = 25;
+    /// Bytes that the allocator had given for the blocks of [`UNKNOWN_FREES`], where it is the C library.
+    pub const UNKNOWN_FREED: usize = 26;
 
     // A line of the processor's cache each.
     /// The epochs: of peaks (low half, written by the recorder), of moments (high half, written by who looks on).

@@ -152,14 +152,16 @@ fn moment(sites: u32) -> impl Strategy<Value = Moment> {
         Tree { sites, others }
     });
     let sums = (any::<u32>(), amount(), amount(), prop::option::of(number()));
-    (sums, prop::option::of(resident()), prop::option::of(tree)).prop_map(
-        |((time, live, allocated, held), resident, tree)| Moment {
+    let options = (prop::option::of(tree), prop::option::of(amount()));
+    (sums, prop::option::of(resident()), options).prop_map(
+        |((time, live, allocated, held), resident, (tree, older_freed))| Moment {
             time_ns: time.into(),
             live,
             allocated,
             held,
             resident,
             tree,
+            older_freed,
         },
     )
 }

@@ -1091,7 +1091,7 @@ fields! {
             "Those that ended in order, and so told how much they guarded."
             "One that is killed, or calls _exit, does not.";
         "kind" "word" ""
-            "What is wrong: overflow, underflow, use-after-free, double-free, invalid-free, wild."
+            "What is wrong: overflow, underflow, use-after-free, double-free, invalid-free, mismatch, wild; segv and bus: an access to other memory ended the program."
             "Which object was meant is the nearest one, which need not be the one that the program had in mind.";
         "access" "word" ""
             "What was done: read, write, execute, free; or that it was found to have been written before the free or the end."
@@ -1117,6 +1117,15 @@ fields! {
         "stack" "list" ""
             "Where the mistake was made, or found: the innermost call first."
             "";
+        "made_by" "word" ""
+            "Of a mismatch, how the object was allocated: malloc, new, new[]."
+            "malloc stands for its whole family.";
+        "freed_as" "word" ""
+            "Of a mismatch, how it was freed, by what would go together: malloc is free, new is delete, new[] is delete[]."
+            "";
+        "freed_size" "bytes" ""
+            "Of a mismatch, of how many bytes it is, as delete was told."
+            "Without -fsized-deallocation delete is not told.";
         "allocated_by" "number" ""
             "The thread that allocated the object."
             "";
@@ -1862,6 +1871,12 @@ fields! {
             "";
         "peak_within" "bytes" ""
             "How far the peak may be off, since threads allocated at the same time."
+            "";
+        "peak_at_least" "bytes" ""
+            "The most that was live at once is no less in 39 cases of 40, where samples were taken."
+            "peak_bytes is the highest of many estimates: an upper estimate, which can be far above this.";
+        "peak_at_most" "bytes" ""
+            "The most that was live at once is no more in 39 cases of 40, where samples were taken."
             "";
         "leaked_bytes" "bytes" ""
             "What was live at the end."

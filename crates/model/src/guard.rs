@@ -76,6 +76,9 @@ pub struct Bug {
     pub stack: Reading<Vec<Frame>>,
     /// The object that it was done to; none where there is none.
     pub object: Option<Object>,
+    /// Of a mismatch: by which functions the object was made and freed.
+    #[serde(default)]
+    pub mismatch: Option<Mismatch>,
     /// Whether the program went on.
     pub goes_on: bool,
 }
@@ -96,6 +99,35 @@ pub enum Kind {
     InvalidFree,
     /// An access to guarded memory where no object ever was.
     Wild,
+    /// An object was freed by a function that does not go with the one that made it, or as one of another size.
+    Mismatch,
+    /// An access to memory that is not guarded, by which SIGSEGV ended the program.
+    Segv,
+    /// One by which SIGBUS did.
+    Bus,
+}
+
+/// By which functions an object was made and freed that do not go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mismatch {
+    /// How it was made.
+    pub made_by: Family,
+    /// How it was freed.
+    pub freed_as: Family,
+    /// Of how many bytes it is, as `operator delete` was told.
+    pub freed_size: Option<u64>,
+}
+
+/// Functions that go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Family {
+    /// `malloc` and its kin, `free`.
+    Malloc,
+    /// `new`, `delete`.
+    New,
+    /// `new[]`, `delete[]`.
+    NewArray,
 }
 
 /// What was done.

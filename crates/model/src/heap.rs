@@ -167,6 +167,10 @@ pub struct Moment {
     pub resident: Reading<Resident>,
     /// What was live by site, where that was taken down.
     pub tree: Option<Tree>,
+    /// Blocks from before the recording that were freed so far, with the bytes that the allocator had given for them; `None` where
+    /// that was not counted.
+    #[serde(default)]
+    pub older_freed: Option<Amount>,
 }
 
 /// What was live by site.

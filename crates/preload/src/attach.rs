@@ -9,7 +9,7 @@
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering::Relaxed;
 
-use pagewise_heaplog::tables::{attached, header, hooks};
+use pagewise_heaplog::tables::{attached, hooks};
 
 use crate::begin::{self, Stage};
 use crate::shared::{self, head};
@@ -93,9 +93,7 @@ pub(crate) fn tell(is_running: bool) {
     let release = pagewise_heap_release as *const ();
     head(hooks::RELEASE).store(release.addr() as u64, Relaxed);
     if is_running {
-        // More are coming than will ever do: none is taken for the only one, unless who stopped all knows better.
-        peak::COMING.store(u64::MAX >> 1, Relaxed);
+        peak::any_may_come();
         head(hooks::COMING).store((&raw const peak::COMING).addr() as u64, Relaxed);
-        head(header::MANY).store(1, Relaxed);
     }
 }

@@ -14,7 +14,7 @@ use crate::named;
 use crate::others::{self, Other};
 use crate::real::{self, Whose};
 use crate::shared::{self, head};
-use crate::{attach, live, log, mappings, pools, rows, sampling, threads, tree};
+use crate::{attach, live, log, mappings, pools, rows, sampling, thread_cache, threads, tree};
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,6 +184,9 @@ pub(crate) fn attach(words: &[u8]) -> u64 {
     // A program that was begun with this library calls it already, and was let alone.
     if !real::calls_us() {
         let is_glibc = real::find_running() && real::has_headers();
+        if is_glibc {
+            thread_cache::learn();
+        }
         IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
         TO_HOOK.store(ATTACHED, Ordering::Relaxed);
         WAS_ATTACHED.store(1, Ordering::Relaxed);

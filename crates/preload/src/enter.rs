@@ -99,9 +99,9 @@ pub(crate) fn aim(targets: [*mut (); FUNCTIONS]) {
 /// Where functions go on when every call is recorded; `usual` where the allocator is the C library's.
 pub(crate) fn every(usual: bool) -> [*mut (); FUNCTIONS] {
     let (malloc, free) = if usual {
-        (usual_malloc as *mut (), hooks::free::<true> as *mut ())
+        (usual_malloc as *mut (), every_free::<true> as *mut ())
     } else {
-        (every_malloc as *mut (), hooks::free::<false> as *mut ())
+        (every_malloc as *mut (), every_free::<false> as *mut ())
     };
     [
         malloc,
@@ -165,6 +165,12 @@ unsafe extern "C" fn usual_malloc() {
 #[unsafe(naked)]
 unsafe extern "C" fn every_malloc() {
     naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym hooks::malloc::<false>)
+}
+
+/// `free`, which is told who calls it where it knows no such block.
+#[unsafe(naked)]
+unsafe extern "C" fn every_free<const USUAL: bool>() {
+    naked_asm!("mov rsi, rsp", "jmp {hook}", hook = sym hooks::free::<USUAL>)
 }
 
 /// A function of one argument.
@@ -256,6 +262,7 @@ pub(crate) unsafe extern "C" fn sampled_free() {
         on_if_no_sample!(),
         "jmp qword ptr [rip + {real}]",
         "2:",
+        "mov rsi, rsp",
         "jmp {hook}",
         bits = const sampling::FILTER_BITS, filter = sym sampling::FILTER, real = sym crate::real::FREE, hook = sym hooks::free::<false>,
     )

@@ -7,6 +7,7 @@
 //!  moves    pages that go from one object to the next
 //!  canary   what is left of their pages is filled, and looked at when they are freed
 //!  signals  the processor refuses an access: who made it, and what the program's own handlers are told
+//!  operators  which of C++'s operators made an object, and which frees it
 //!  tell     what is wrong, with its call stacks, is told before the program goes on or ends
 //! ```
 //!
@@ -15,6 +16,7 @@
 
 mod canary;
 mod moves;
+mod operators;
 mod pool;
 mod signals;
 mod tell;
@@ -23,7 +25,7 @@ use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
 
-use pagewise_heaplog::guard::{access, bug};
+use pagewise_heaplog::guard::{access, bug, made_by};
 use pagewise_heaplog::recording::ROOT;
 
 use crate::begin::{self, Stage};
@@ -116,6 +118,7 @@ pub(crate) fn begin(
     }
     moves::have_held();
     signals::begin()?;
+    operators::begin();
     let chance = 1.0 / wanted.rate as f64;
     let scale = if wanted.rate > 1 { 1.0 / logarithm(1.0 - chance) } else { 0.0 };
     SCALE.store(scale.to_bits(), Relaxed);
@@ -294,6 +297,17 @@ fn number(thread: &Thread) -> u32 {
 
 /// A guarded object for an allocation that was counted down, if it is due and there is room.
 fn guarded(size: usize, align: usize, stack: u64, frame: u64) -> Option<*mut c_void> {
+    guarded_by(size, align, stack, frame, made_by::MALLOC)
+}
+
+/// The same by a function of this kind.
+fn guarded_by(
+    size: usize,
+    align: usize,
+    stack: u64,
+    frame: u64,
+    made_by: u32,
+) -> Option<*mut c_void> {
     let Some(entered) = threads::enter() else {
         // Not to come here at once again.
         set_own::<{ Own::Left as usize }>(0);
@@ -306,8 +320,12 @@ fn guarded(size: usize, align: usize, stack: u64, frame: u64) -> Option<*mut c_v
             AT_START => true,
             _ => thread.draw() >> 63 != 0,
         };
-        let node = thread.node(at(stack, frame));
-        pool::allocate(size, align.max(ALIGN), first, node, number(thread))
+        let at = at(stack, frame);
+        // The C++ library's own operators call it, too, where nobody stands before them.
+        let made_by = if operators::is_library(at.code) { made_by::ANY } else { made_by };
+        let node = thread.node(at);
+        let call = pool::Call { node, thread: number(thread), made_by };
+        pool::allocate(size, align.max(ALIGN), first, call)
     });
     threads::leave(entered);
     object.flatten().map(std::ptr::with_exposed_provenance_mut)
@@ -381,6 +399,7 @@ unsafe extern "C" fn pvalloc(size: usize, stack: u64, frame: u64) -> *mut c_void
 unsafe extern "C" fn free(block: *mut c_void, stack: u64, frame: u64) {
     let address = block.addr();
     if let Some(id) = pool::find(address) {
+        operators::check_free(id, address, stack, frame);
         free_guarded(id, address, stack, frame);
         return;
     }
@@ -436,7 +455,7 @@ fn release(id: Id, address: usize, stack: u64, frame: u64) -> bool {
 
 fn tell_free(bug: u64, address: usize, object: Option<Id>, node: u32) {
     let access = access::FREE;
-    tell::tell(&tell::Bug { bug, access, address, object, node, goes_on: goes_on() });
+    tell::tell(&tell::Bug { object, ..tell::Bug::new(bug, access, address, node, goes_on()) });
     tell::after_a_call();
 }
 
@@ -444,11 +463,14 @@ fn tell_broken(id: Id, address: usize, node: u32, access: u64) {
     let is_before = address < id.slot().address.load(Relaxed);
     let bug = if is_before { bug::UNDERFLOW } else { bug::OVERFLOW };
     let goes_on = goes_on() || access == access::WRITTEN_BEFORE_END;
-    tell::tell(&tell::Bug { bug, access, address, object: Some(id), node, goes_on });
+    tell::tell(&tell::Bug {
+        object: Some(id),
+        ..tell::Bug::new(bug, access, address, node, goes_on)
+    });
 }
 
-/// Whether an address is of nothing that `malloc` gives: not aligned, on the stack, of a program's data, or at the beginning
-/// of memory, where there is no header before it. It is told then.
+/// Whether an address is of nothing that `malloc` gives: not aligned, on the stack, of a program's data, not mapped, or at the
+/// beginning of memory, where there is no header before it. It is told then.
 fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
     let has_no_header = || {
         let before = address.wrapping_sub(pool::page());
@@ -459,6 +481,7 @@ fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
     let is_none = !address.is_multiple_of(ALIGN)
         || modules::find(address as u64).is_some()
         || (address as u64 >= stack && is_on_stack(address as u64, stack))
+        || !kernel::is_mapped(address & !(pool::page() - 1), pool::page())
         || has_no_header();
     if is_none {
         tell_free(bug::INVALID_FREE, address, None, node(stack, frame));
@@ -502,6 +525,7 @@ unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u
             return std::ptr::null_mut();
         }
     };
+    operators::check_free(id, address, stack, frame);
     if size == 0 {
         // As the C library does.
         free_guarded(id, address, stack, frame);

@@ -10,6 +10,7 @@ use crate::real;
 use crate::sampling;
 use crate::shared::head;
 use crate::stacks::At;
+use crate::thread_cache;
 use crate::threads::{self, Thread};
 
 /// Numbers by which stubs tell functions of the same form apart.
@@ -66,35 +67,46 @@ pub(crate) unsafe extern "C" fn malloc<const USUAL: bool>(
     block
 }
 
-pub(crate) unsafe extern "C" fn free<const USUAL: bool>(block: *mut c_void) {
+pub(crate) unsafe extern "C" fn free<const USUAL: bool>(block: *mut c_void, stack: u64) {
     if block.is_null() {
         return;
     }
-    freed::<USUAL>(block);
+    freed::<USUAL>(block, Some(stack));
     if real::may_be_boot() && real::is_boot(block) {
         return;
     }
     real::free(block);
 }
 
-/// Counts that a block is to be freed.
+/// Counts that a block is to be freed, by `free` with its caller's stack pointer, or by another function.
 #[inline(always)]
-pub(crate) fn freed<const USUAL: bool>(block: *mut c_void) {
+pub(crate) fn freed<const USUAL: bool>(block: *mut c_void, stack: Option<u64>) {
     if let Some(entered) = threads::enter() {
         let thread = entered.thread();
         let address = block.addr() as u64;
         match thread.take::<USUAL>(address) {
             Some(known) => thread.freed::<USUAL>(address, known),
-            None => unknown(),
+            None => unknown_freed(address, stack),
         }
         threads::leave(entered);
     }
 }
 
 #[cold]
-fn unknown() {
+#[inline(never)]
+fn unknown_freed(address: u64, stack: Option<u64>) {
+    if sampling::is_on() || stack.is_some_and(|stack| thread_cache::is_emptied(address, stack)) {
+        return;
+    }
+    unknown(begin::room(address));
+}
+
+/// Counts a free of a block that was not seen allocated, for which the allocator had given so many bytes.
+#[cold]
+fn unknown(room: u64) {
     if !sampling::is_on() {
         head(header::UNKNOWN_FREES).fetch_add(1, Relaxed);
+        head(header::UNKNOWN_FREED).fetch_add(room, Relaxed);
     }
 }
 
@@ -201,6 +213,7 @@ pub(crate) fn resize(
         threads::leave(entered);
         known
     });
+    let room = if known.is_none() { begin::room(address) } else { 0 };
     let (new, outcome) = call();
     let Some(entered) = threads::enter() else { return new };
     let thread = entered.thread();
@@ -210,7 +223,7 @@ pub(crate) fn resize(
         (Outcome::Freed | Outcome::Resized(_), Some(block)) => {
             thread.freed::<false>(address, block);
         }
-        (Outcome::Freed | Outcome::Resized(_), None) => unknown(),
+        (Outcome::Freed | Outcome::Resized(_), None) => unknown(room),
     }
     if let Outcome::Resized(size) = outcome {
         record::<false>(thread, new, size, stack, frame);

@@ -60,5 +60,6 @@ mod rows;
 mod sampling;
 mod shared;
 mod stacks;
+mod thread_cache;
 mod threads;
 mod tree;

@@ -262,7 +262,7 @@ unsafe extern "C" fn called(
         role::FREES => {
             let old = block(argument(2).unwrap_or(0));
             if !old.is_null() && sampling::may_be_one(old.addr() as u64) {
-                hooks::freed::<false>(old);
+                hooks::freed::<false>(old, None);
             }
             call(function, arguments)
         }

@@ -6,13 +6,41 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use pagewise_heaplog::tables::{CREDIT, header};
+use pagewise_heaplog::tables::{CREDIT, header, thread};
 
-use crate::shared::{head, peak_epoch};
+use crate::shared::{head, peak_epoch, slot};
 use crate::threads::Thread;
 
 /// Threads that are being made, and did not begin to record yet.
 pub(crate) static COMING: AtomicU64 = AtomicU64::new(0);
+
+/// Where there may be any number of threads that did not begin to record.
+const ANY_NUMBER: u64 = u64::MAX >> 1;
+
+/// What was live when the epoch of peaks last changed, so what the copies of records add up to; no more than that where it is not
+/// known exactly. [`header::PEAK`] is above it by the room that threads had.
+static KEPT: AtomicU64 = AtomicU64::new(0);
+
+/// What ending threads have allocated and not freed since others last took notice of it, as a number with a sign.
+static LATE: AtomicU64 = AtomicU64::new(0);
+
+/// The program runs already, with any number of threads: none is taken for the only one, unless who stopped all knows better.
+pub(crate) fn any_may_come() {
+    COMING.store(ANY_NUMBER, Relaxed);
+    head(header::MANY).store(1, Relaxed);
+}
+
+/// Whether there may be threads that did not begin to record, in a program that ran already.
+pub(crate) fn has_others() -> bool {
+    COMING.load(Relaxed) > ANY_NUMBER / 2
+}
+
+/// Forgets all, before a recording begins.
+pub(crate) fn reset() {
+    COMING.store(0, Relaxed);
+    KEPT.store(0, Relaxed);
+    LATE.store(0, Relaxed);
+}
 
 /// A thread is being made. Even if it never records, what is live is known less well from here on.
 pub(crate) fn comes() {
@@ -43,8 +71,16 @@ pub(crate) fn less(thread: &Thread, size: u64) {
 
 #[inline(never)]
 fn raise(thread: &Thread, room: i64) {
-    let lacking = room.unsigned_abs();
+    if thread.is_late() {
+        return;
+    }
     if is_single() {
+        let room = catch_up_with_late(room);
+        if room >= 0 {
+            thread.set_room(room);
+            return;
+        }
+        let lacking = room.unsigned_abs();
         let peak = head(header::PEAK).load(Relaxed).wrapping_add(lacking);
         head(header::PEAK).store(peak, Relaxed);
         head(header::UPPER).store(peak, Relaxed);
@@ -52,7 +88,8 @@ fn raise(thread: &Thread, room: i64) {
         thread.most_room.set(0);
         return;
     }
-    let more = lacking + CREDIT;
+    take_late();
+    let more = room.unsigned_abs() + CREDIT;
     let upper = head(header::UPPER).fetch_add(more, Relaxed).wrapping_add(more);
     thread.set_room(CREDIT.cast_signed());
     thread.most_room.set(2 * CREDIT.cast_signed());
@@ -65,11 +102,17 @@ fn raise(thread: &Thread, room: i64) {
 
 #[inline(never)]
 fn fall(thread: &Thread, room: i64) {
+    if thread.is_late() {
+        return;
+    }
     if is_single() {
+        thread.set_room(catch_up_with_late(room));
+        KEPT.store(head(header::PEAK).load(Relaxed), Relaxed);
         peak_epoch().fetch_add(1, Relaxed);
         thread.most_room.set(i64::MAX);
         return;
     }
+    take_late();
     give_back(thread, room);
     try_single(thread);
 }
@@ -81,9 +124,53 @@ fn give_back(thread: &Thread, room: i64) {
         thread.set_room(CREDIT.cast_signed());
     }
     thread.most_room.set(2 * CREDIT.cast_signed());
-    if head(header::RISING).load(Relaxed) != 0 && head(header::RISING).swap(0, Relaxed) != 0 {
-        peak_epoch().fetch_add(1, Relaxed);
+    keep_if_highest();
+}
+
+/// Has what is live now kept as the peak, if it rose since that was last done and is above what is kept.
+fn keep_if_highest() {
+    if head(header::RISING).load(Relaxed) == 0 || head(header::RISING).swap(0, Relaxed) == 0 {
+        return;
     }
+    let kept = KEPT.load(Relaxed);
+    let live = match live_now() {
+        Some(live) if live <= kept => return,
+        Some(live) => live,
+        // No thread has more room than it gives back.
+        None => {
+            let room = head(header::RUNNING).load(Relaxed).saturating_mul(2 * CREDIT);
+            head(header::UPPER).load(Relaxed).saturating_sub(room)
+        }
+    };
+    KEPT.store(live, Relaxed);
+    peak_epoch().fetch_add(1, Relaxed);
+}
+
+/// What is live in all threads; none where there are very many, or one of them takes or gives back room just now.
+fn live_now() -> Option<u64> {
+    const MOST: u64 = 64;
+    const TRIES: u32 = 4;
+    let threads = usize::try_from(head(header::THREADS).load(Relaxed).min(MOST + 1)).ok()?;
+    if threads as u64 > MOST {
+        return None;
+    }
+    for _ in 0..TRIES {
+        let upper = head(header::UPPER).load(Relaxed);
+        // Slot 0 has no room while no ending thread records.
+        let rooms = (1..threads)
+            .filter(|index| slot(*index, thread::RUNS).load(Relaxed) != 0)
+            .map(|index| slot(index, thread::ROOM).load(Relaxed).cast_signed());
+        let sum = rooms.into_iter().try_fold(0_u64, |sum, room| {
+            let room = u64::try_from(room).ok().filter(|room| *room <= 2 * CREDIT)?;
+            Some(sum + room)
+        });
+        if let Some(sum) = sum
+            && upper == head(header::UPPER).load(Relaxed)
+        {
+            return upper.checked_sub(sum);
+        }
+    }
+    None
 }
 
 fn is_single() -> bool {
@@ -108,16 +195,58 @@ pub(crate) fn make_many(thread: &Thread) {
 
 /// Once all others have ended: from here on everything is noticed at once again.
 fn try_single(thread: &Thread) {
-    if head(header::RUNNING).load(Relaxed) != 1 || COMING.load(Relaxed) != 0 {
+    if thread.is_late() || head(header::RUNNING).load(Relaxed) != 1 || COMING.load(Relaxed) != 0 {
         return;
     }
+    take_late();
     let live = head(header::UPPER).load(Relaxed).wrapping_sub(thread.room().cast_unsigned());
-    let peak = head(header::PEAK).load(Relaxed);
+    // The most that `UPPER` was has the room of threads in it: a peak below that would go unnoticed.
+    let kept = KEPT.load(Relaxed);
+    let peak = kept.max(live);
+    head(header::RISING).store(0, Relaxed);
+    head(header::PEAK).store(peak, Relaxed);
     head(header::UPPER).store(peak, Relaxed);
     thread.set_room(peak.wrapping_sub(live).cast_signed());
-    let rising = head(header::RISING).swap(0, Relaxed) != 0;
-    thread.most_room.set(if rising { thread.room() } else { i64::MAX });
+    thread.most_room.set(if live > kept { 0 } else { i64::MAX });
     head(header::MANY).store(0, Relaxed);
+}
+
+/// A thread that allocates, after others have ended.
+pub(crate) fn settle(thread: &Thread) {
+    if !is_single() {
+        try_single(thread);
+    } else if !thread.is_late() {
+        let room = catch_up_with_late(thread.room());
+        thread.set_room(room);
+        if room < 0 {
+            raise(thread, room);
+        }
+    }
+}
+
+/// All threads have ended but one, which may free a lot before it allocates: what is live now may be the peak.
+pub(crate) fn one_is_left() {
+    keep_if_highest();
+}
+
+/// Leaves what an ending thread has allocated and freed to others: whether there is any, and it is for the one that is left.
+pub(crate) fn leave_late(late: &Thread) -> bool {
+    let room = late.room();
+    late.set_room(0);
+    LATE.fetch_sub(room.cast_unsigned(), Relaxed);
+    room != 0 && is_single()
+}
+
+/// Takes notice of what ending threads have done, while several threads run.
+fn take_late() {
+    if LATE.load(Relaxed) != 0 {
+        head(header::UPPER).fetch_add(LATE.swap(0, Relaxed), Relaxed);
+    }
+}
+
+/// The same while one runs: what is missing to the peak then.
+fn catch_up_with_late(room: i64) -> i64 {
+    room.wrapping_sub(LATE.swap(0, Relaxed).cast_signed())
 }
 
 /// A thread ends: its room is nobody's.

@@ -166,10 +166,43 @@ pub(crate) fn replace(functions: [*mut (); FUNCTIONS]) {
 
 /// Whether C++ programs call an `operator new` of the allocator's, which calls no `malloc` that others may stand before.
 pub(crate) fn has_own_new() -> bool {
-    // SAFETY: the name ends with a zero.
-    let new = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_Znwm".as_ptr()) };
+    let new = behind_ours(c"_Znwm", &[]);
     let object = |address: usize| modules::find(address as u64).map(|it| it.start);
     !new.is_null() && object(new.addr()) == object(MALLOC.load(Relaxed).addr())
+}
+
+/// The function that a program would call by a name that we have, too: its own, or that of a library behind us, or else of one of
+/// these that are loaded for some alone. Null where there is none.
+pub(crate) fn behind_ours(name: &CStr, libraries: &[&CStr]) -> *mut c_void {
+    // SAFETY: the name ends with a zero.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if !first.is_null() && !is_ours(first) {
+        return first;
+    }
+    // SAFETY: as above.
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if !next.is_null() {
+        return next;
+    }
+    for library in libraries {
+        // SAFETY: as above. It is loaded already, or this fails.
+        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if !handle.is_null() {
+            // SAFETY: as above.
+            let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+            if !found.is_null() {
+                return found;
+            }
+        }
+    }
+    std::ptr::null_mut()
+}
+
+/// Whether programs call our function by this name, and not one of their own.
+pub(crate) fn is_called_ours(name: &CStr) -> bool {
+    // SAFETY: the name ends with a zero.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    !first.is_null() && is_ours(first)
 }
 
 /// Whether a function that was found by its name is ours. Its address cannot be compared with that of our own function of this

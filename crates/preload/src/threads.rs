@@ -2,7 +2,9 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 use pagewise_heaplog::tables::{
     CELLS, CHUNKS, RECORDS, SITES, THREADS, header, hooks, kind, record, thread,
@@ -40,8 +42,10 @@ pub(crate) struct Thread {
     random: Cell<u64>,
     /// 1 once the first number of bytes to a sample was drawn.
     samples: Cell<u64>,
-    /// How often code had gone when this thread last forgot its stacks.
+    /// [`GENERATION`] when this thread last caught up with it.
     generation: Cell<u64>,
+    /// [`CODE`] when this thread last forgot its stacks.
+    code: Cell<u64>,
     /// The next of those that wait for a thread.
     next: Cell<*mut Thread>,
     stacks: Stacks,
@@ -127,7 +131,12 @@ pub(crate) fn leave(entered: Entered) {
     match entered {
         // In a child that was made meanwhile it is 0 and stays so.
         Entered::Own(thread) => thread.state.set(thread.state.get() * READY / BUSY_NOW),
-        Entered::Late(_) => leave_late(),
+        Entered::Late(late) => {
+            if peak::leave_late(late) {
+                GENERATION.fetch_add(1, Release);
+            }
+            leave_late();
+        }
     }
 }
 
@@ -222,7 +231,9 @@ fn begin_thread() -> Option<&'static Thread> {
     slot(index, thread::TID).store(u64::from(kernel::thread()), Relaxed);
     slot(index, thread::RUNS).store(1, Relaxed);
     let running = head(header::RUNNING).fetch_add(1, Relaxed) + 1;
-    head(header::MOST_THREADS).fetch_max(running, Relaxed);
+    // In a program that ran already there may be more, which did not record yet.
+    let most = running + u64::from(peak::has_others());
+    head(header::MOST_THREADS).fetch_max(most, Relaxed);
     if running > 1 {
         head(header::MANY).store(1, Relaxed);
     }
@@ -277,7 +288,7 @@ pub(crate) fn reset() {
     WAITING.store(std::ptr::null_mut(), Relaxed);
     FREE_CHUNK.store(0, Relaxed);
     LATE.store(std::ptr::null_mut(), Relaxed);
-    peak::COMING.store(0, Relaxed);
+    peak::reset();
     GOING.store(0, Relaxed);
     // Blocks of the parent whose lifetime was being measured.
     for (key, _) in &BORN {
@@ -303,7 +314,11 @@ unsafe extern "C" fn ends(_value: *mut c_void) {
         peak::leave(thread);
         thread.stacks.forget();
         slot(index, thread::RUNS).store(0, Relaxed);
-        head(header::RUNNING).fetch_sub(1, Relaxed);
+        if head(header::RUNNING).fetch_sub(1, Relaxed) == 2 {
+            peak::one_is_left();
+            // The one that is left knows all that is live, from its next allocation on.
+            GENERATION.fetch_add(1, Release);
+        }
         thread.next.set(WAITING.load(Relaxed));
         WAITING.store(std::ptr::from_ref(thread).cast_mut(), Relaxed);
     }
@@ -488,7 +503,7 @@ impl Thread {
     #[inline(always)]
     pub(crate) fn site_of(&self, at: At, kind: u32) -> Option<(u32, Record)> {
         if self.generation.get() != GENERATION.load(Relaxed) {
-            self.forget_what_has_gone();
+            self.catch_up();
         }
         let (memo, glance) = match self.stacks.find(at) {
             Some(Found::Memo(memo, glance)) => (memo, glance),
@@ -513,23 +528,33 @@ impl Thread {
     /// The node of a call stack's innermost call; [`pagewise_heaplog::recording::ROOT`] where there is none.
     pub(crate) fn node(&self, at: At) -> u32 {
         if self.generation.get() != GENERATION.load(Relaxed) {
-            self.forget_what_has_gone();
+            self.catch_up();
         }
         self.stacks.memo(at).map_or(pagewise_heaplog::recording::ROOT, |memo| memo.node())
     }
 
     /// Forgets stacks of code that has gone, or is going just now: other code may be in its place before who unloads it
-    /// comes to say so.
+    /// comes to say so. Where other threads have ended, this one may be the only one.
     #[cold]
     #[inline(never)]
-    fn forget_what_has_gone(&self) {
-        let generation = GENERATION.load(Relaxed);
+    fn catch_up(&self) {
+        let generation = GENERATION.load(Acquire);
+        let code = CODE.load(Relaxed);
         let is_going = GOING.load(Relaxed) != 0;
         if is_going {
             modules::forget_unloaded();
         }
         self.generation.set(if is_going { u64::MAX } else { generation });
-        self.stacks.forget_calls();
+        if is_going || self.code.get() != code {
+            self.code.set(code);
+            self.stacks.forget_calls();
+        }
+        peak::settle(self);
+    }
+
+    /// Whether it counts for threads that are ending: several may do so, one after the other.
+    pub(crate) fn is_late(&self) -> bool {
+        self.slot.get() == 0
     }
 
     /// Its number.
@@ -648,8 +673,11 @@ pub(crate) fn count_mapped(address: u64, size: u64, gone: bool) {
     };
 }
 
-/// How often code has gone.
+/// How often something has changed that threads are to learn of at their next allocation: code has gone, or one thread is left.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// How often code has gone.
+static CODE: AtomicU64 = AtomicU64::new(0);
 
 /// Calls that unload code and have not returned.
 static GOING: AtomicU64 = AtomicU64::new(0);
@@ -657,12 +685,14 @@ static GOING: AtomicU64 = AtomicU64::new(0);
 /// Code may go from here on, until [`code_has_gone`].
 pub(crate) fn code_goes() {
     GOING.fetch_add(1, Relaxed);
+    CODE.fetch_add(1, Relaxed);
     GENERATION.fetch_add(1, Release);
 }
 
 /// Code has gone: what threads remember of their stacks may be of it.
 pub(crate) fn code_has_gone() {
     let _ = GOING.fetch_update(Relaxed, Relaxed, |going| going.checked_sub(1));
+    CODE.fetch_add(1, Relaxed);
     GENERATION.fetch_add(1, Release);
 }
 

@@ -25,5 +25,6 @@ mod summary;
 mod trend;
 
 pub use bootstrap::{Interval, Ratio, median_interval, ratio_of_medians};
+pub use normal::highest_of;
 pub use summary::{Summary, median_curve, outliers};
 pub use trend::{Drift, drift};

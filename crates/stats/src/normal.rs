@@ -36,6 +36,24 @@ fn erfc_by_fraction(x: f64) -> f64 {
     (-x * x).exp() / PI.sqrt() / denominator
 }
 
+/// The level, in standard deviations, that the highest value of a stationary normal process is above with this chance, where it goes on
+/// for so many correlation lengths: `r(t) = 1 - |t| + ..` as of sums whose parts come and go one by one. For 0 lengths it is
+/// the quantile of one value.
+///
+/// The chance is that of one value, and of an up-crossing of a cluster, whose rate is `z phi(z)` (Pickands, with H = 1). It is good for
+/// small chances, and never below the quantile.
+pub fn highest_of(lengths: f64, chance: f64) -> f64 {
+    let density = |z: f64| (-z * z / 2.0).exp() / (2.0 * PI).sqrt();
+    let above = |z: f64| upper_tail(z) + lengths.max(0.0) * z * density(z);
+    // The rate falls from z = 1 on.
+    let (mut low, mut high) = (1.0, 40.0);
+    for _ in 0..60 {
+        let middle = (low + high) / 2.0;
+        if above(middle) > chance { low = middle } else { high = middle }
+    }
+    high
+}
+
 /// Student's t at 97.5 % for `freedom` degrees of freedom, by the expansion of Abramowitz and
 /// Stegun 26.7.5: 0.3 % too small at 4 degrees, exact to four digits from 8 on.
 pub(crate) fn student_975(freedom: f64) -> f64 {
@@ -90,6 +108,42 @@ mod tests {
             (99.0, 1.984_216_951_586_417, 1e-6),
         ] {
             close(student_975(freedom), expected, relative);
+        }
+    }
+
+    #[test]
+    fn one_value_of_a_process_is_as_high_as_its_quantile() {
+        close(highest_of(0.0, 0.025), Z_975, 1e-9);
+        assert!(highest_of(f64::INFINITY, 0.025) <= 40.0);
+    }
+
+    /// Sums of the last 1000 of a stream of numbers, and how often the highest of them in so many times as many is above the level.
+    #[test]
+    fn the_highest_of_a_process_is_above_its_level_as_often_as_said() {
+        const LENGTH: usize = 1000;
+        const RUNS: u32 = 400;
+        let mut state = 1_u64;
+        let mut draw = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // 1 or -1.
+            if state >> 63 == 0 { 1.0 } else { -1.0 }
+        };
+        for lengths in [2_usize, 10] {
+            let level = highest_of(lengths as f64, 0.05) * (LENGTH as f64).sqrt();
+            let is_above = |_| {
+                let mut all: Vec<f64> = (0..LENGTH).map(|_| draw()).collect();
+                let mut sum: f64 = all.iter().sum();
+                let mut highest = sum;
+                for at in 0..lengths * LENGTH {
+                    let new = draw();
+                    sum += new - std::mem::replace(&mut all[at % LENGTH], new);
+                    highest = highest.max(sum);
+                }
+                u32::from(highest > level)
+            };
+            let above: u32 = (0..RUNS).map(is_above).sum();
+            // 20 are expected; 3 standard deviations on either side.
+            assert!((7..=33).contains(&above), "{above} of {RUNS} for {lengths}");
         }
     }
 }

@@ -1,11 +1,11 @@
 //! What stands out in a recording, and what to do: each rule looks for one thing, and speaks only where the numbers do.
 
-use pagewise_model::heap::{Amount, Ending, Layout, Moment, Recording, Site};
+use pagewise_model::heap::{Amount, Ending, Kind, Layout, Moment, Recording, Site};
 use pagewise_model::report::{Fact, Finding, Severity, Value};
 
 use super::frames::Sites;
 use super::layout::{self, Sums};
-use super::{real, share, text};
+use super::{peak, real, share, text};
 use crate::explain::fact;
 
 /// Less than this is no matter of memory.
@@ -57,6 +57,22 @@ fn leak(sites: &Sites<'_>) -> Option<Finding> {
     if leaked.bytes < LEAK || part < PART || !is_over(recording) || grows(recording).is_some() {
         return None;
     }
+    // The most that was live is not known where older blocks are not.
+    let claim = if recording.attached {
+        vec![
+            Value::Bytes(leaked.bytes),
+            text(
+                " of the blocks allocated since the recording began were not freed before the process ended.",
+            ),
+        ]
+    } else {
+        vec![
+            Value::Bytes(leaked.bytes),
+            text(" were not freed before the process ended: "),
+            share(leaked.bytes, recording.totals.peak.bytes.max(leaked.bytes)),
+            text(" of the most that was live."),
+        ]
+    };
     let mut evidence = vec![
         bytes("leaked_bytes", "not freed", leaked.bytes),
         fact("leaked_blocks", "in blocks", Value::Count(leaked.blocks), ""),
@@ -65,12 +81,7 @@ fn leak(sites: &Sites<'_>) -> Option<Finding> {
     Some(Finding {
         id: "not-freed",
         severity: Severity::Note,
-        claim: vec![
-            Value::Bytes(leaked.bytes),
-            text(" were not freed before the process ended: "),
-            share(leaked.bytes, recording.totals.peak.bytes.max(leaked.bytes)),
-            text(" of the most that was live."),
-        ],
+        claim,
         evidence,
         next_step: vec![text(
             "What is needed to the end need not be freed. Whether it grows is what matters: record a run twice as long, and \
@@ -79,24 +90,80 @@ fn leak(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// The least that was live in each quarter of the time; none where it did not grow from each to the next.
-fn grows(recording: &Recording) -> Option<[u64; 4]> {
+/// The least in each quarter of the time of what moments have; none where a quarter has none, or there are few in all.
+fn quarters(recording: &Recording, of: impl Fn(&Moment) -> Option<i128>) -> Option<[i128; 4]> {
     /// With fewer moments a quarter is one of chance.
     const MOMENTS: usize = 16;
     let moments = &recording.moments;
     if moments.len() < MOMENTS || recording.took_ns == 0 {
         return None;
     }
-    let mut least = [u64::MAX; 4];
+    let mut least = [None; 4];
     for moment in moments {
         let part = u128::from(moment.time_ns) * 4 / u128::from(recording.took_ns);
-        let quarter = usize::try_from(part).unwrap_or(3).min(3);
-        least[quarter] = least[quarter].min(moment.live.bytes);
+        let quarter = &mut least[usize::try_from(part).unwrap_or(3).min(3)];
+        let Some(now) = of(moment) else { continue };
+        *quarter = Some(quarter.map_or(now, |least: i128| least.min(now)));
     }
-    let steps =
-        least.windows(2).all(|pair| pair[1] != u64::MAX && real(pair[1]) > real(pair[0]) * 1.1);
+    let [Some(a), Some(b), Some(c), Some(d)] = least else { return None };
+    Some([a, b, c, d])
+}
+
+/// Whether each quarter of the time has more than the one before, by a tenth of all that was gained.
+fn is_steady([first, second, third, fourth]: [i128; 4]) -> bool {
+    let gained = fourth - first;
+    let step = (gained / 10).max(1);
+    gained >= i128::from(LEAK)
+        && [second - first, third - second, fourth - third].iter().all(|more| *more >= step)
+}
+
+/// The least that was live in each quarter of the time; none where it did not grow from each to the next.
+fn grows(recording: &Recording) -> Option<[u64; 4]> {
+    let live = quarters(recording, |moment| Some(moment.live.bytes.into()))?;
+    let least = live.map(|bytes| u64::try_from(bytes).unwrap_or(0));
+    if recording.attached {
+        return grows_by(recording).map(|_| least);
+    }
+    let steps = least.windows(2).all(|pair| real(pair[1]) > real(pair[0]) * 1.1);
     (steps && least[3] >= least[1].saturating_mul(3) / 2 && least[3] - least[0] >= LEAK)
         .then_some(least)
+}
+
+/// How many bytes the heap of a process grew by that was running already, by evidence that older blocks have no part in.
+///
+/// What is live of the blocks since then grows until all older blocks are replaced, in any program. The heap grows if more is
+/// allocated than is freed, of blocks of any age. Where frees of older blocks are not counted, the memory that the process and its
+/// allocator have is the evidence: new blocks that take the place of older ones need none.
+fn grows_by(recording: &Recording) -> Option<u64> {
+    // Unmapped mappings and blocks of pools from before are not counted.
+    let is_heap = recording.sites.iter().all(|site| site.kind == Kind::Heap);
+    let net = |moment: &Moment| {
+        let freed = moment.older_freed.filter(|_| is_heap)?;
+        Some(i128::from(moment.live.bytes) - i128::from(freed.bytes))
+    };
+    if let Some(least) = quarters(recording, net) {
+        let moments: Vec<i128> = recording.moments.iter().filter_map(net).collect();
+        let gained = least[3] - least[0];
+        // What comes and goes is no growth.
+        let mut highest = i128::MIN;
+        let falls = moments.iter().map(|now| {
+            highest = highest.max(*now);
+            highest - now
+        });
+        let fall = falls.max().unwrap_or(0);
+        return (is_steady(least) && fall <= gained / 2)
+            .then(|| u64::try_from(gained).unwrap_or(u64::MAX));
+    }
+    let resident = |moment: &Moment| {
+        let it = moment.resident.as_ref().ok()?;
+        Some(i128::from(it.anonymous) + i128::from(it.shmem) + i128::from(it.swap))
+    };
+    let resident = quarters(recording, resident)?;
+    let held = quarters(recording, |moment| Some(moment.held.as_ref().ok()?.0.into()));
+    let gained = resident[3] - resident[0];
+    let gained = held.map_or(gained, |held| gained.min(held[3] - held[0]));
+    (is_steady(resident) && held.is_none_or(is_steady))
+        .then(|| u64::try_from(gained).unwrap_or(u64::MAX))
 }
 
 /// Memory that grows as long as the program runs.
@@ -104,26 +171,41 @@ fn growth(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let quarters = grows(recording)?;
     let leaked = recording.totals.leaked;
+    let by = if recording.attached { grows_by(recording) } else { None };
     // Who grows to the end and then frees all builds something.
-    if leaked.bytes < quarters[3] / 2 {
+    if leaked.bytes < by.unwrap_or(quarters[3]) / 2 {
         return None;
     }
-    let mut evidence: Vec<Fact> = vec![
-        bytes("second_quarter", "least in the 2nd quarter", quarters[1]),
-        bytes("third_quarter", "in the 3rd", quarters[2]),
-        bytes("fourth_quarter", "in the 4th", quarters[3]),
-    ];
+    let mut evidence: Vec<Fact> = Vec::new();
+    if by.is_none() {
+        evidence.extend([
+            bytes("second_quarter", "least in the 2nd quarter", quarters[1]),
+            bytes("third_quarter", "in the 3rd", quarters[2]),
+            bytes("fourth_quarter", "in the 4th", quarters[3]),
+        ]);
+    }
+    evidence.extend(by.map(|by| bytes("grew_by", "more than at the beginning", by)));
     evidence.extend(most_in(sites, Site::leaked));
+    const CAUSES: &str =
+        "a leak, a cache without a bound, or work that needs more the longer it goes on.";
+    let claim = match by {
+        Some(by) => vec![
+            text("What is live grew all the time, by "),
+            Value::Bytes(by),
+            text(" (allocations less frees, of older blocks too), and "),
+            Value::Bytes(leaked.bytes),
+            text(format!(" allocated since the recording began were live at the end: {CAUSES}")),
+        ],
+        None => vec![
+            text("What is live grew all the time, and "),
+            Value::Bytes(leaked.bytes),
+            text(format!(" were live at the end: {CAUSES}")),
+        ],
+    };
     Some(Finding {
         id: "grows",
         severity: Severity::Warning,
-        claim: vec![
-            text("What is live grew all the time, and "),
-            Value::Bytes(leaked.bytes),
-            text(
-                " were live at the end: a leak, a cache without a bound, or work that needs more the longer it goes on.",
-            ),
-        ],
+        claim,
         evidence,
         next_step: vec![text(
             "See who allocated it: the table of what was not freed, or --at end. If it runs longer, it will need more.",
@@ -138,6 +220,10 @@ fn time(moment: &Moment) -> Value {
 /// Memory that the allocator holds and nobody uses.
 fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
+    // What is live is not known where older blocks are not: it cannot be compared with what is held.
+    if recording.attached {
+        return None;
+    }
     if recording.moments.iter().all(|moment| moment.held.is_err()) {
         return resident(sites);
     }
@@ -155,7 +241,8 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     if unused < LARGE || real(unused) * 3.0 < real(held) {
         return None;
     }
-    let last = moments.iter().rposition(|moment| moment.held.is_ok())?;
+    // The allocator never holds less than what is live: such a moment is of two times, and says nothing.
+    let last = (0..moments.len()).rev().find(|at| free(*at).is_some())?;
     let lasts = free(last).is_some_and(|unused| unused >= LARGE);
     let mut evidence = vec![
         fact("time", "at", time(worst), ""),
@@ -322,9 +409,11 @@ fn untouched(sites: &Sites<'_>) -> Option<Finding> {
 /// A peak that stands alone.
 fn spike(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    let peak = recording.totals.peak.bytes;
+    // Of samples the highest estimate stands out by chance.
+    let peak = peak::bounds(recording).map_or(recording.totals.peak.bytes, |it| it.least);
     let mut live: Vec<u64> = recording.moments.iter().map(|moment| moment.live.bytes).collect();
-    if live.len() < 16 || peak < LARGE {
+    // Of older blocks it is not known what they add to either.
+    if live.len() < 16 || peak < LARGE || recording.attached {
         return None;
     }
     live.sort_unstable();

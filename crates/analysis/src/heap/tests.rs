@@ -55,6 +55,7 @@ fn moment(time_ns: u64, live: u64, held: Option<u64>, resident: Option<u64>) -> 
             .map(|anonymous| Resident { anonymous, ..Resident::default() })
             .ok_or_else(absent),
         tree: None,
+        older_freed: None,
     }
 }
 
@@ -272,6 +273,7 @@ fn trees_are_of_the_moment_and_the_matter_that_was_asked_for() {
     recording.moments = vec![
         Moment {
             tree: Some(Tree { sites: vec![(1, amount(80, 8))], others: amount(20, 2) }),
+            older_freed: None,
             ..moment(10, 100, None, None)
         },
         moment(20, 300, None, None),
@@ -465,6 +467,209 @@ fn what_grows_all_the_time_is_found_and_what_is_steady_is_not() {
     assert_eq!(findings(&report(&recording, &Options::default())), ["spike"]);
 }
 
+/// A recording of a process that was running already: what is live since, and bytes of older blocks that were freed.
+fn attached(live: &dyn Fn(u64) -> u64, older: &dyn Fn(u64) -> Option<u64>) -> Recording {
+    let all = amount(40 * MIB, 1);
+    let mut recording = recording(vec![Site { allocated: all, at_peak: all, ..site(0, 0, 0) }]);
+    (recording.attached, recording.ending) = (true, Ending::Detached);
+    let step = recording.took_ns / 40;
+    recording.moments = (0..40)
+        .map(|at| Moment {
+            older_freed: older(at).map(|bytes| amount(bytes, 1)),
+            ..moment(at * step, live(at), Some(96 * MIB), Some(100 * MIB))
+        })
+        .collect();
+    recording
+}
+
+#[test]
+fn a_process_that_ran_already_is_not_judged_by_blocks_that_are_unknown() {
+    let said = |recording: &Recording| {
+        let report = report(recording, &Options::default());
+        (findings(&report).iter().map(ToString::to_string).collect::<Vec<_>>(), words(&report))
+    };
+    // New blocks take the place of older ones.
+    let steady = attached(&|at| at * MIB, &|at| Some(at * MIB));
+    let (found, words) = said(&steady);
+    assert_eq!(found, [""; 0]);
+    assert!(words.contains("its live bytes and fragmentation are not known"), "{words}");
+    assert!(
+        words.contains("Of the blocks allocated since the recording began, at most"),
+        "{words}"
+    );
+    // A third of them is on top.
+    let leaks = attached(&|at| at * MIB, &|at| Some(at * MIB * 2 / 3));
+    assert_eq!(said(&leaks).0, ["grows"]);
+    // What is gained goes again.
+    let comes_and_goes = attached(&|at| at * MIB, &|at| Some(at * MIB - at % 10 * MIB / 4));
+    assert_eq!(said(&comes_and_goes).0, [""; 0]);
+    // Without frees of older blocks, what the process has is the evidence.
+    let unknown = attached(&|at| at * MIB, &|_| None);
+    assert_eq!(said(&unknown).0, [""; 0]);
+    let mut grows = unknown;
+    for (at, moment) in (0..).zip(&mut grows.moments) {
+        moment.resident.as_mut().unwrap().anonymous += at * MIB;
+    }
+    assert_eq!(said(&grows).0, [""; 0], "not of the heap");
+    for (at, moment) in (0..).zip(&mut grows.moments) {
+        moment.held.as_mut().unwrap().0 += at * MIB;
+    }
+    assert_eq!(said(&grows).0, ["grows"]);
+    // The same numbers of a process that was recorded from its beginning on.
+    let mut whole = steady;
+    whole.attached = false;
+    assert_eq!(said(&whole).0, ["grows", "held-unused"]);
+}
+
+#[test]
+fn what_is_held_while_a_process_exits_is_not_given_back() {
+    let mut recording = recording(vec![site(0, 600, 600)]);
+    let held = |time, held| moment(time, 120 * MIB, Some(held), Some(held));
+    // Earlier versions wrote what is left without mappings.
+    recording.moments = vec![held(1, 480 * MIB), held(2, 480 * MIB), held(3, MIB)];
+    let said = next_steps(&report(&recording, &Options::default()), "held-unused");
+    assert!(!said.contains("given back. "), "{said}");
+    recording.moments[2] = held(3, 125 * MIB);
+    let said = next_steps(&report(&recording, &Options::default()), "held-unused");
+    assert!(said.contains("At the end it had been given back."), "{said}");
+}
+
+/// A program that is sampled: each block is taken with a chance that grows with its size, as the recorder does.
+struct Sampled {
+    every: f64,
+    state: u64,
+    live: Vec<(u64, usize, Option<f64>)>,
+    /// Of each site: estimates of what was allocated, its variance, and what is live.
+    sites: [[f64; 3]; 2],
+    truth: [u64; 2],
+    estimate: [f64; 2],
+    is_highest: bool,
+    at_peak: [f64; 2],
+}
+
+impl Sampled {
+    fn new(every: u64, seed: u64) -> Sampled {
+        Sampled {
+            every: every as f64,
+            state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            live: Vec::new(),
+            sites: [[0.0; 3]; 2],
+            truth: [0; 2],
+            estimate: [0.0; 2],
+            is_highest: false,
+            at_peak: [0.0; 2],
+        }
+    }
+
+    fn draw(&mut self, below: u64) -> u64 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % below
+    }
+
+    fn allocate(&mut self) {
+        let site = usize::from(self.draw(10) < 3);
+        let size = if site == 0 { 16 + self.draw(2000) } else { 4000 + self.draw(5000) };
+        let chance = -(-(size as f64) / self.every).exp_m1();
+        let taken = (self.draw(1 << 40) as f64) < chance * (1_u64 << 40) as f64;
+        let weight = size as f64 / chance;
+        self.truth[0] += size;
+        self.truth[1] = self.truth[1].max(self.truth[0]);
+        if taken {
+            let sums = &mut self.sites[site];
+            sums[0] += weight;
+            sums[1] += weight * weight * (1.0 - chance);
+            sums[2] += weight;
+            self.estimate[0] += weight;
+            if self.estimate[0] > self.estimate[1] {
+                self.estimate[1] = self.estimate[0];
+                self.is_highest = true;
+            }
+        }
+        self.live.push((size, site, taken.then_some(weight)));
+    }
+
+    fn keep(&mut self) {
+        if std::mem::take(&mut self.is_highest) {
+            self.at_peak = self.sites.map(|sums| sums[2]);
+        }
+    }
+
+    fn free(&mut self) {
+        let at = usize::try_from(self.draw(self.live.len() as u64)).unwrap();
+        let (size, site, weight) = self.live.swap_remove(at);
+        self.truth[0] -= size;
+        if let Some(weight) = weight {
+            self.keep();
+            self.sites[site][2] -= weight;
+            self.estimate[0] -= weight;
+        }
+    }
+
+    /// The bounds of its peak by what was recorded of it.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "estimates are above 0 and far below 2^64"
+    )]
+    fn bounds(mut self) -> (u64, [u64; 3]) {
+        self.keep();
+        let at_peak = self.at_peak;
+        let sites =
+            (0..).zip(self.sites.iter().zip(at_peak)).map(|(stack, (sums, at_peak))| Site {
+                allocated: amount(sums[0] as u64, 1),
+                at_peak: amount(at_peak as u64, 1),
+                errors: Some((sums[1].sqrt(), 0.0)),
+                ..site(stack, 0, 0)
+            });
+        let mut recording = recording(sites.collect());
+        recording.every_bytes = Some(self.every as u64);
+        recording.totals.errors = Some((0.0, 0.0));
+        let report = report(&recording, &Options::default());
+        let bounds = ["peak_at_least", "peak_bytes", "peak_at_most"].map(|key| {
+            let Value::Bytes(bytes) = fact(&report, "totals", key) else { panic!("{key}") };
+            bytes
+        });
+        (self.truth[1], bounds)
+    }
+}
+
+#[test]
+fn the_peak_of_samples_lies_between_its_bounds_as_often_as_said() {
+    const RUNS: u32 = 300;
+    // What is kept, and how many blocks there are; the first frees none, the others replace all again and again.
+    for (kept, blocks, every) in [
+        (usize::MAX, 3000, 100_000),
+        (300, 3000, 20_000),
+        (300, 3000, 100_000),
+        (1000, 20_000, 100_000),
+    ] {
+        let (mut below, mut above, mut too_high) = (0, 0, 0);
+        for run in 0..RUNS {
+            let mut program = Sampled::new(every, u64::from(run) * 1_000_003 + every + blocks);
+            for _ in 0..blocks {
+                program.allocate();
+                if program.live.len() > kept {
+                    program.free();
+                }
+            }
+            let (truth, [least, peak, most]) = program.bounds();
+            below += u32::from(truth < least);
+            above += u32::from(truth > most);
+            too_high += u32::from(peak > truth);
+            assert!(least <= peak && peak <= most, "{least} {peak} {most}");
+        }
+        // 7.5 of 300 are expected on either side at most: 3 standard deviations more.
+        assert!(
+            below <= 16 && above <= 16,
+            "{kept} {every}: {below} below, {above} above of {RUNS}"
+        );
+        // Where blocks are replaced, hardly any estimate is too low.
+        assert!(kept == usize::MAX || too_high > RUNS * 8 / 10, "{kept} {every}: {too_high}");
+    }
+}
+
 #[test]
 fn two_builds_are_compared_by_functions() {
     let before = recording(vec![site(0, 1000, 1000), site(1, 500, 0)]);
@@ -520,6 +725,7 @@ proptest! {
             .iter()
             .map(|time| Moment {
                 tree: Some(Tree { sites: vec![(3, amount(*time, 1))], others: amount(*time, 1) }),
+                older_freed: None,
                 ..moment(*time, *time, Some(!*time), Some(*time / 2))
             })
             .collect();

@@ -100,6 +100,8 @@ pub(crate) struct Slot {
     pub allocated_by: AtomicU32,
     pub freed_at: AtomicU32,
     pub freed_by: AtomicU32,
+    /// By which kind of function it was made: `made_by` of `pagewise_heaplog::guard`.
+    pub made_by: AtomicU32,
     /// 1 where pages were made accessible that should not be.
     opened: AtomicU32,
 }
@@ -482,14 +484,18 @@ pub(crate) fn counts() -> (u64, u64, u64) {
     (GUARDED.load(Relaxed), LEFT_OUT.load(Relaxed), most.cast_unsigned())
 }
 
+/// Who allocates an object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    /// The call stack.
+    pub node: u32,
+    pub thread: u32,
+    /// By which kind of function.
+    pub made_by: u32,
+}
+
 /// Guards an object; none where there is no room. With `first` it lies at the beginning of its page, else at the end.
-pub(crate) fn allocate(
-    size: usize,
-    align: usize,
-    first: bool,
-    node: u32,
-    thread: u32,
-) -> Option<usize> {
+pub(crate) fn allocate(size: usize, align: usize, first: bool, call: Call) -> Option<usize> {
     let placed = place(size, align);
     if placed.is_none() {
         LEFT_OUT.fetch_add(1, Relaxed);
@@ -505,8 +511,9 @@ pub(crate) fn allocate(
     }
     slot.address.store(address, Relaxed);
     slot.size.store(size, Relaxed);
-    slot.allocated_at.store(node, Relaxed);
-    slot.allocated_by.store(thread, Relaxed);
+    slot.allocated_at.store(call.node, Relaxed);
+    slot.allocated_by.store(call.thread, Relaxed);
+    slot.made_by.store(call.made_by, Relaxed);
     slot.freed_at.store(0, Relaxed);
     slot.freed_by.store(0, Relaxed);
     let (from, to) = id.pages();
@@ -801,11 +808,15 @@ pub(crate) fn forked() {
 mod tests {
     use super::*;
 
+    fn by(node: u32, thread: u32) -> Call {
+        Call { node, thread, made_by: 0 }
+    }
+
     /// One test, since all that it tests is there once.
     #[test]
     fn slots_are_used_again_late_and_in_order() {
         begin(1 << 20, Means::Moves).unwrap();
-        let one = || allocate(100, 16, false, 7, 9).unwrap();
+        let one = || allocate(100, 16, false, by(7, 9)).unwrap();
         let release = |address: usize| {
             let id = find(address).unwrap();
             take(id, address).unwrap();
@@ -851,13 +862,13 @@ mod tests {
 
         // There is room for so many, and then for no more; what is freed makes room.
         let mut live = Vec::new();
-        while let Some(address) = allocate(3 * page(), 16, true, 1, 1) {
+        while let Some(address) = allocate(3 * page(), 16, true, by(1, 1)) {
             live.push(address);
         }
         assert!(live.len() * 3 * page() <= 3 << 18);
         release(live.pop().unwrap());
-        assert!(allocate(3 * page(), 16, true, 1, 1).is_some());
-        assert_eq!(allocate(usize::MAX - 5, 16, false, 1, 1), None);
-        assert_eq!(allocate(8, 1 << 62, false, 1, 1), None);
+        assert!(allocate(3 * page(), 16, true, by(1, 1)).is_some());
+        assert_eq!(allocate(usize::MAX - 5, 16, false, by(1, 1)), None);
+        assert_eq!(allocate(8, 1 << 62, false, by(1, 1)), None);
     }
 }

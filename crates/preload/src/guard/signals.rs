@@ -151,6 +151,8 @@ struct Fault {
     address: usize,
     at: At,
     access: Access,
+    /// The signal that ends the program; 0 where it is of guarded memory.
+    ends_by: c_int,
     /// Whether the program can go on behind it.
     goes_on: bool,
 }
@@ -158,7 +160,10 @@ struct Fault {
 unsafe extern "C" fn report(fault: *mut Fault) {
     // SAFETY: the handler below passes its own, which outlives the call.
     let fault = unsafe { &mut *fault };
-    fault.goes_on = tell::access(fault.address, fault.at, fault.access);
+    match fault.ends_by {
+        0 => fault.goes_on = tell::access(fault.address, fault.at, fault.access),
+        signal => tell::fault(signal, fault.address, fault.at, fault.access),
+    }
 }
 
 unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
@@ -167,8 +172,14 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
     let code = said.si_code;
     // SAFETY: there is one, which means something where the kernel sent the signal for a fault.
     let address = unsafe { said.si_addr() }.addr();
-    if code > 0 && pool::contains(address) {
-        if signal == libc::SIGBUS && pool::comes_again(address) {
+    let is_guarded = pool::contains(address);
+    // Of other memory the program's own handler is asked, which may know it.
+    let ends = || {
+        index(signal)
+            .is_some_and(|it| matches!(wanted(it).sa_sigaction, libc::SIG_DFL | libc::SIG_IGN))
+    };
+    if code > 0 && (is_guarded || ends()) {
+        if is_guarded && signal == libc::SIGBUS && pool::comes_again(address) {
             return;
         }
         // SAFETY: the kernel passes the context.
@@ -191,7 +202,8 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
             stack: register(libc::REG_RSP),
             frame: register(libc::REG_RBP),
         };
-        let mut fault = Fault { address, at, access, goes_on: false };
+        let ends_by = if is_guarded { 0 } else { signal };
+        let mut fault = Fault { address, at, access, ends_by, goes_on: false };
         let me = kernel::thread() as usize;
         if REPORTER.load(Relaxed) != me {
             let _held = REPORTING.hold();

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use pagewise_heaplog::guard::{
-    self, MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, module, word,
+    self, MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, made_by, module, word,
 };
 use pagewise_heaplog::recording::ROOT;
 use pagewise_heaplog::tables::{INTERRUPTED, greeting, module as entry};
@@ -23,6 +23,16 @@ pub(crate) enum Access {
     Execute,
 }
 
+impl Access {
+    fn number(self) -> u64 {
+        match self {
+            Access::Read => access::READ,
+            Access::Write => access::WRITE,
+            Access::Execute => access::EXECUTE,
+        }
+    }
+}
+
 /// What is wrong with an object, or where there is none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bug {
@@ -33,6 +43,17 @@ pub(crate) struct Bug {
     /// The call stack.
     pub node: u32,
     pub goes_on: bool,
+    /// By which kind of function it is freed, and of how many bytes that says that it is.
+    pub freed_by: u32,
+    pub freed_size: Option<usize>,
+}
+
+impl Bug {
+    /// One of no object.
+    pub(crate) fn new(bug: u64, access: u64, address: usize, node: u32, goes_on: bool) -> Bug {
+        let (freed_by, freed_size) = (made_by::MALLOC, None);
+        Bug { bug, access, address, object: None, node, goes_on, freed_by, freed_size }
+    }
 }
 
 /// The path of the socket, with a zero behind it.
@@ -173,22 +194,25 @@ pub(crate) fn access(address: usize, at: At, how: Access) -> bool {
             bug::WILD
         }
     });
-    let access = match how {
-        Access::Read => access::READ,
-        Access::Write => access::WRITE,
-        Access::Execute => access::EXECUTE,
-    };
-    let at = At { code: at.code | INTERRUPTED, ..at };
-    let node = match threads::enter() {
-        Some(entered) => {
-            let node = entered.thread().node(at);
-            threads::leave(entered);
-            node
-        }
-        None => ROOT,
-    };
-    tell(&Bug { bug, access, address, object: meant, node, goes_on });
+    let node = interrupted(at);
+    tell(&Bug { object: meant, ..Bug::new(bug, how.number(), address, node, goes_on) });
     goes_on && pool::find(address).is_some_and(|id| id.let_in(address))
+}
+
+/// An access to memory that is not guarded, which ends the program by this signal.
+pub(crate) fn fault(signal: i32, address: usize, at: At, how: Access) {
+    let bug = if signal == libc::SIGBUS { bug::BUS_FAULT } else { bug::FAULT };
+    tell(&Bug::new(bug, how.number(), address, interrupted(at), false));
+}
+
+/// The call stack of an instruction that was interrupted.
+fn interrupted(at: At) -> u32 {
+    let at = At { code: at.code | INTERRUPTED, ..at };
+    threads::enter().map_or(ROOT, |entered| {
+        let node = entered.thread().node(at);
+        threads::leave(entered);
+        node
+    })
 }
 
 /// Tells of a bug, unless the same was told before.
@@ -208,12 +232,15 @@ pub(crate) fn tell(bug: &Bug) {
     message.set(word::ACCESS, bug.access);
     message.set(word::ADDRESS, bug.address as u64);
     message.set(word::GOES_ON, u64::from(bug.goes_on));
+    message.set(word::FREED_AS, u64::from(bug.freed_by));
+    message.set(word::FREED_SIZE, bug.freed_size.map_or(u64::MAX, |size| size as u64));
     let mut stacks = [bug.node, ROOT, ROOT];
     if let Some(slot) = object {
         message.set(word::OBJECT, slot.address.load(Relaxed) as u64);
         message.set(word::SIZE, slot.size.load(Relaxed) as u64);
         message.set(word::ALLOCATED_BY, u64::from(slot.allocated_by.load(Relaxed)));
         message.set(word::FREED_BY, u64::from(slot.freed_by.load(Relaxed)));
+        message.set(word::MADE_BY, u64::from(slot.made_by.load(Relaxed)));
         stacks[1] = allocated_at;
         if slot.freed_by.load(Relaxed) != 0 {
             stacks[2] = slot.freed_at.load(Relaxed);

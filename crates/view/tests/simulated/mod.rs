@@ -138,6 +138,7 @@ pub(crate) fn run(steps: &[Step], every: usize) -> Recording {
                 },
                 resident: Ok(resident),
                 tree,
+                older_freed: None,
             });
         }
         recording.took_ns = now;
@@ -270,6 +271,7 @@ pub(crate) fn large(stacks: u32, deep: usize, moments: u64) -> Recording {
             held: Ok(Bytes(live.bytes * 2)),
             resident: Ok(Resident { anonymous: live.bytes * 2, ..Resident::default() }),
             tree,
+            older_freed: None,
         });
     }
     recording

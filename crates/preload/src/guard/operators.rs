@@ -1,0 +1,348 @@
+//! C++'s `operator new` and `operator delete`, by all names that compilers call: which of them made an object, and which frees it.
+//!
+//! A program calls ours, which go on to those behind, of the C++ library. Guarded objects are made here, so that their slots say by which
+//! function; what is freed by another kind of function, or as an object of another size, is told. Programs that have operators of their
+//! own call these, and nothing is concluded about what they make.
+
+use std::arch::naked_asm;
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
+
+use pagewise_heaplog::guard::{access, bug, made_by};
+
+use super::{ALIGN, count, free_guarded, goes_on, guarded_by, node, pool, tell};
+use crate::enter::Own;
+use crate::{modules, real};
+
+/// How many functions there are: 8 that make objects, then 12 that free them.
+const FUNCTIONS: usize = 20;
+/// Every second is of arrays.
+const NAMES: [&CStr; FUNCTIONS] = [
+    c"_Znwm",
+    c"_Znam",
+    c"_ZnwmRKSt9nothrow_t",
+    c"_ZnamRKSt9nothrow_t",
+    c"_ZnwmSt11align_val_t",
+    c"_ZnamSt11align_val_t",
+    c"_ZnwmSt11align_val_tRKSt9nothrow_t",
+    c"_ZnamSt11align_val_tRKSt9nothrow_t",
+    c"_ZdlPv",
+    c"_ZdaPv",
+    c"_ZdlPvm",
+    c"_ZdaPvm",
+    c"_ZdlPvRKSt9nothrow_t",
+    c"_ZdaPvRKSt9nothrow_t",
+    c"_ZdlPvSt11align_val_t",
+    c"_ZdaPvSt11align_val_t",
+    c"_ZdlPvmSt11align_val_t",
+    c"_ZdaPvmSt11align_val_t",
+    c"_ZdlPvSt11align_val_tRKSt9nothrow_t",
+    c"_ZdaPvSt11align_val_tRKSt9nothrow_t",
+];
+const FIRST_DELETE: usize = 8;
+
+/// Whether the second argument of a function is the object's size, or its alignment.
+const fn is_sized(function: usize) -> bool {
+    matches!(function, 10 | 11 | 16 | 17)
+}
+
+const fn is_aligned(function: usize) -> bool {
+    matches!(function, 4..8)
+}
+
+/// Where each function goes on: to the one behind, or to the guard.
+static TARGETS: [AtomicPtr<()>; FUNCTIONS] = table_of_first();
+/// The functions behind.
+static BEHIND: [AtomicPtr<()>; FUNCTIONS] = table_of_first();
+/// Where the code of the C++ library begins and ends; 0 where none is known.
+static LIBRARY: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+macro_rules! table {
+    ($function:ident) => {
+        [
+            $function::<0> as *mut (),
+            $function::<1> as *mut (),
+            $function::<2> as *mut (),
+            $function::<3> as *mut (),
+            $function::<4> as *mut (),
+            $function::<5> as *mut (),
+            $function::<6> as *mut (),
+            $function::<7> as *mut (),
+            $function::<8> as *mut (),
+            $function::<9> as *mut (),
+            $function::<10> as *mut (),
+            $function::<11> as *mut (),
+            $function::<12> as *mut (),
+            $function::<13> as *mut (),
+            $function::<14> as *mut (),
+            $function::<15> as *mut (),
+            $function::<16> as *mut (),
+            $function::<17> as *mut (),
+            $function::<18> as *mut (),
+            $function::<19> as *mut (),
+        ]
+    };
+}
+
+const fn table_of_first() -> [AtomicPtr<()>; FUNCTIONS] {
+    let functions = table!(first);
+    let mut table = [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
+    let mut index = 0;
+    while index < FUNCTIONS {
+        table[index] = AtomicPtr::new(functions[index]);
+        index += 1;
+    }
+    table
+}
+
+/// What programs call.
+#[cfg(not(test))]
+mod exported {
+    use std::arch::naked_asm;
+
+    use super::TARGETS;
+
+    macro_rules! exported {
+        ($($name:ident $number:literal;)*) => {$(
+            /// What programs call.
+            ///
+            /// # Safety
+            /// That of the C++ library's function.
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            pub(crate) unsafe extern "C" fn $name() {
+                naked_asm!("jmp qword ptr [rip + {targets} + 8 * {function}]",
+                    targets = sym TARGETS, function = const $number)
+            }
+        )*};
+    }
+
+    exported! {
+        _Znwm 0;
+        _Znam 1;
+        _ZnwmRKSt9nothrow_t 2;
+        _ZnamRKSt9nothrow_t 3;
+        _ZnwmSt11align_val_t 4;
+        _ZnamSt11align_val_t 5;
+        _ZnwmSt11align_val_tRKSt9nothrow_t 6;
+        _ZnamSt11align_val_tRKSt9nothrow_t 7;
+        _ZdlPv 8;
+        _ZdaPv 9;
+        _ZdlPvm 10;
+        _ZdaPvm 11;
+        _ZdlPvRKSt9nothrow_t 12;
+        _ZdaPvRKSt9nothrow_t 13;
+        _ZdlPvSt11align_val_t 14;
+        _ZdaPvSt11align_val_t 15;
+        _ZdlPvmSt11align_val_t 16;
+        _ZdaPvmSt11align_val_t 17;
+        _ZdlPvSt11align_val_tRKSt9nothrow_t 18;
+        _ZdaPvSt11align_val_tRKSt9nothrow_t 19;
+    }
+}
+
+/// The first call of a function that goes on to the one behind, which is looked for now: the C++ library may be loaded late.
+#[unsafe(naked)]
+unsafe extern "C" fn first<const FUNCTION: usize>() {
+    naked_asm!(
+        "push rdi", "push rsi", "push rdx",
+        "mov edi, {function}",
+        "call {find}",
+        "pop rdx", "pop rsi", "pop rdi",
+        "jmp qword ptr [rip + {behind} + 8 * {function}]",
+        find = sym find, behind = sym BEHIND, function = const FUNCTION,
+    )
+}
+
+unsafe extern "C" fn find(function: usize) {
+    let (Some(name), Some(behind), Some(target)) =
+        (NAMES.get(function), BEHIND.get(function), TARGETS.get(function))
+    else {
+        return;
+    };
+    let before = behind.load(Relaxed);
+    let found = real::behind_ours(name, &LIBRARIES).cast::<()>();
+    let found = match (found.is_null(), function) {
+        (false, _) => found,
+        (true, ..FIRST_DELETE) => {
+            if is_aligned(function) {
+                plain_aligned_new as *mut ()
+            } else {
+                plain_new as *mut ()
+            }
+        }
+        (true, _) => plain_delete as *mut (),
+    };
+    behind.store(found, Relaxed);
+    // Where objects are guarded it leads elsewhere.
+    let _ = target.compare_exchange(before, found, Relaxed, Relaxed);
+}
+
+/// Where a library that was loaded for others alone has these functions.
+const LIBRARIES: [&CStr; 3] = [c"libstdc++.so.6", c"libc++abi.so.1", c"libc++.so.1"];
+
+// What is done where no C++ library is found.
+
+unsafe extern "C" fn plain_new(size: usize) -> *mut c_void {
+    // SAFETY: any size may be asked for.
+    or_abort(unsafe { libc::malloc(size.max(1)) })
+}
+
+unsafe extern "C" fn plain_aligned_new(size: usize, align: usize) -> *mut c_void {
+    // SAFETY: any size may be asked for, and the alignment is a power of two.
+    or_abort(unsafe { libc::aligned_alloc(align, size.max(1).next_multiple_of(align.max(1))) })
+}
+
+fn or_abort(block: *mut c_void) -> *mut c_void {
+    if block.is_null() {
+        // SAFETY: it ends the program, as an exception does that nobody catches.
+        unsafe { libc::abort() }
+    }
+    block
+}
+
+unsafe extern "C" fn plain_delete(block: *mut c_void) {
+    // SAFETY: the program frees the block.
+    unsafe { libc::free(block) };
+}
+
+/// Has objects guarded that these functions make and free, if the program calls ours and not some of its own.
+pub(crate) fn begin() {
+    if !NAMES.iter().all(|name| real::is_called_ours(name)) {
+        return;
+    }
+    let behind = real::behind_ours(NAMES[0], &LIBRARIES);
+    if let Some(library) = modules::find(behind.addr() as u64) {
+        LIBRARY[0].store(library.start, Relaxed);
+        LIBRARY[1].store(library.end, Relaxed);
+    }
+    let guards = table!(guard);
+    for (target, guard) in TARGETS.iter().zip(guards) {
+        target.store(guard, Relaxed);
+    }
+}
+
+/// Whether code is the C++ library's, which calls `malloc` and `free` for operators of its own.
+pub(crate) fn is_library(code: u64) -> bool {
+    let [start, end] = [LIBRARY[0].load(Relaxed), LIBRARY[1].load(Relaxed)];
+    (start..end).contains(&(code as usize))
+}
+
+/// Makes an object where one is due to be guarded, or frees one that is: else all is done by the function behind. It stands on
+/// the stack only while the guard works, which throws no exception.
+#[unsafe(naked)]
+unsafe extern "C" fn guard<const FUNCTION: usize>() {
+    naked_asm!(
+        // A function that makes objects: it counts down only if it is to make one.
+        ".if {function} < {first_delete}",
+        "mov rax, qword ptr [rip + pw_own@GOTTPOFF]",
+        "cmp qword ptr fs:[rax + {left}], 1",
+        "jge 3f",
+        ".else",
+        "mov rax, rdi",
+        "sub rax, qword ptr [rip + {base}]",
+        "cmp rax, qword ptr [rip + {length}]",
+        "jae 3f",
+        ".endif",
+        "push rdi", "push rsi", "push rdx",
+        "lea rdx, [rsp + 24]", "mov rcx, rbp", "mov r8d, {function}",
+        ".if {function} < {first_delete}",
+        "call {make}",
+        "pop rdx", "pop rsi", "pop rdi",
+        "test rax, rax", "jz 3f",
+        "ret",
+        ".else",
+        "call {delete}",
+        "pop rdx", "pop rsi", "pop rdi",
+        "ret",
+        ".endif",
+        "3:", "jmp qword ptr [rip + {behind} + 8 * {function}]",
+        function = const FUNCTION, first_delete = const FIRST_DELETE,
+        left = const Own::Left as usize, base = sym pool::BASE, length = sym pool::LENGTH,
+        make = sym make, delete = sym delete, behind = sym BEHIND,
+    )
+}
+
+/// The kind of a function, of one object or of arrays.
+fn family(function: usize) -> u32 {
+    let is_array = !function.is_multiple_of(2);
+    match (function < FIRST_DELETE, is_array) {
+        (_, false) => made_by::NEW,
+        (_, true) => made_by::NEW_ARRAY,
+    }
+}
+
+unsafe extern "C" fn make(
+    size: usize,
+    align: usize,
+    stack: u64,
+    frame: u64,
+    function: usize,
+) -> *mut c_void {
+    let align = if is_aligned(function) { align } else { ALIGN };
+    if !align.is_power_of_two() {
+        return std::ptr::null_mut();
+    }
+    count();
+    guarded_by(size, align, stack, frame, family(function)).unwrap_or(std::ptr::null_mut())
+}
+
+unsafe extern "C" fn delete(
+    block: *mut c_void,
+    size: usize,
+    stack: u64,
+    frame: u64,
+    function: usize,
+) {
+    let address = block.addr();
+    let Some(id) = pool::find(address) else { return };
+    let size = is_sized(function).then_some(size);
+    if let Some(bug) = mismatch(id, address, family(function), size) {
+        report(bug, stack, frame);
+    }
+    free_guarded(id, address, stack, frame);
+}
+
+/// An object that is freed by what does not go with how it was made.
+struct Mismatch {
+    id: pool::Id,
+    address: usize,
+    by: u32,
+    size: Option<usize>,
+}
+
+fn mismatch(id: pool::Id, address: usize, by: u32, size: Option<usize>) -> Option<Mismatch> {
+    let slot = id.slot();
+    if slot.state.load(Relaxed) != pool::state::LIVE || slot.address.load(Relaxed) != address {
+        // No object, or none any more: that is told as such.
+        return None;
+    }
+    let made = slot.made_by.load(Relaxed);
+    let is_known = made != made_by::ANY;
+    let differs = made != by || size.is_some_and(|size| size != slot.size.load(Relaxed));
+    (is_known && differs).then_some(Mismatch { id, address, by, size })
+}
+
+fn report(it: Mismatch, stack: u64, frame: u64) {
+    tell::tell(&tell::Bug {
+        bug: bug::MISMATCH,
+        access: access::FREE,
+        address: it.address,
+        object: Some(it.id),
+        node: node(stack, frame),
+        goes_on: goes_on(),
+        freed_by: it.by,
+        freed_size: it.size,
+    });
+    tell::after_a_call();
+}
+
+/// Tells of an object that `free` or `realloc` frees and that was made by another function.
+pub(crate) fn check_free(id: pool::Id, address: usize, stack: u64, frame: u64) {
+    let Some(bug) = mismatch(id, address, made_by::MALLOC, None) else { return };
+    let back: *const u64 = std::ptr::with_exposed_provenance(stack as usize);
+    // SAFETY: the stub has passed its stack pointer, where the call put its return address.
+    if !is_library(unsafe { back.read_volatile() }) {
+        report(bug, stack, frame);
+    }
+}
