@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the keeper waits for threads that use a mapping of ours: longer than a function runs.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(90);
 /// How long the next run waits for them, and `pagewise keep`.
-const NEXT_PATIENCE: Duration = Duration::from_secs(2);
+const NEXT_PATIENCE: Duration = Duration::from_millis(500);
 const KEEP_PATIENCE: Duration = Duration::from_secs(30);
 /// The longest pause of a target for an undo: it is better paused than left changed.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -274,7 +274,9 @@ fn undo_left_behind(patience: Duration) -> bool {
     let mut is_done = true;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let Ok(mut file) = open(&path) else { continue };
-        match lock(&file, patience) {
+        // The next run has other things to do.
+        let is_asked = patience > NEXT_PATIENCE;
+        match lock(&file, if is_asked { patience } else { Duration::ZERO }) {
             Lock::Taken => {}
             Lock::OfItsProcess => continue,
             Lock::OfAnother => {

@@ -40,7 +40,7 @@ fn expected(root: &ProcRoot, pid: Pid) -> Option<(u64, Duration)> {
     Some((threads, expected_pause(usize::try_from(threads).unwrap_or(usize::MAX))))
 }
 
-/// Whole milliseconds, rounded up: a pause that is refused is longer than the limit, also as printed.
-fn milliseconds(time: Duration) -> u128 {
-    time.as_nanos().div_ceil(1_000_000)
+/// Milliseconds to the microsecond.
+fn milliseconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
 }

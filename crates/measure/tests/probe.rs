@@ -92,10 +92,9 @@ fn an_end_without_a_beginning_is_an_error() {
 
 #[test]
 fn what_cannot_be_counted_says_why_and_is_never_0() {
-    let mut probe = Probe::open(&options("page_faults,no:such_tracepoint,r1ffffffffff")).unwrap();
+    let mut probe = Probe::open(&options("page_faults,r1ffffffffff")).unwrap();
     let ((), cost) = probe.measure(|| ()).unwrap();
     assert!(cost.get("page_faults").unwrap().is_ok());
-    assert!(cost.get("no:such_tracepoint").unwrap().is_err());
     assert!(cost.get("r1ffffffffff").unwrap().is_err());
     assert!(cost.get("cycles").is_none(), "nobody asked");
 }
