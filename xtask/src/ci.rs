@@ -159,7 +159,7 @@ fn test() -> Result<(Tally, Skips)> {
     let skips = crate::root()?.join("target").join("skipped-tests");
     fs::create_dir_all(skips.parent().context("it is in target")?)?;
     fs::write(&skips, "").with_context(|| skips.display().to_string())?;
-    let mut child = cargo_here()?
+    let mut child = with_default_signals(cargo_here()?)
         .args(["test", "--workspace", "--no-fail-fast"])
         .env("PAGEWISE_SKIPS", &skips)
         .stdout(Stdio::piped())
@@ -189,6 +189,22 @@ fn cargo_here() -> Result<Command> {
     let mut cargo = crate::cargo();
     cargo.current_dir(crate::root()?);
     Ok(cargo)
+}
+
+/// The same command with the usual effect of signals that people send, where `env` can do that: under nohup, or in the background of a
+/// script, they are ignored by all that is started, and tests send them.
+fn with_default_signals(command: Command) -> Command {
+    const OPTION: &str = "--default-signal=HUP,INT,QUIT";
+    let can = Command::new("env").args([OPTION, "true"]).stderr(Stdio::null()).status();
+    if !can.is_ok_and(|status| status.success()) {
+        return command;
+    }
+    let mut outer = Command::new("env");
+    outer.arg(OPTION).arg(command.get_program()).args(command.get_args());
+    if let Some(folder) = command.get_current_dir() {
+        outer.current_dir(folder);
+    }
+    outer
 }
 
 fn is_installed(component: &str) -> bool {
