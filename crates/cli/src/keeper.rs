@@ -47,7 +47,7 @@ const MAX_NOTES: u64 = 1 << 20;
 struct Notes {
     heaps: Vec<u32>,
     undos: Vec<Undo>,
-    /// The file that they were read from. An undo changes the target, too, and may be killed itself.
+    /// The file that has them. An undo changes the target, too, and may be killed itself.
     file: Option<File>,
 }
 
@@ -133,26 +133,29 @@ fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duratio
 #[derive(Debug)]
 pub(crate) struct KeeperProcess {
     child: Option<(Child, ChildStdin)>,
-    file: Option<(File, PathBuf)>,
     notes: Notes,
+    /// The path of the file that has the notes.
+    path: Option<PathBuf>,
 }
 
 impl KeeperProcess {
     /// Starts it, after what killed runs have left is undone; it is ready when this returns. Where no process can be started, or no file
     /// written, the other alone keeps notes.
     pub(crate) fn start() -> KeeperProcess {
-        undo_left_behind(NEXT_PATIENCE);
-        let file = folder().and_then(|folder| new_file(&folder)).ok();
-        let path = file.as_ref().map(|(_, path)| path.as_path());
-        KeeperProcess { child: start(path).ok(), file, notes: Notes::default() }
+        undo_left_behind(Duration::ZERO, NEXT_PATIENCE);
+        let (file, path) = folder().and_then(|folder| new_file(&folder)).ok().unzip();
+        let notes = Notes { file, ..Notes::default() };
+        KeeperProcess { child: start(path.as_deref()).ok(), notes, path }
     }
 
     /// Notes processes whose heap is recorded.
     pub(crate) fn note_heaps(&mut self, pids: &[u32]) {
         for pid in pids {
             if !self.notes.heaps.contains(pid) {
+                let line = format!("{HEAP}{pid}");
                 self.notes.heaps.push(*pid);
-                self.write(&format!("{HEAP}{pid}"));
+                self.notes.write(&line);
+                self.send(&line);
             }
         }
     }
@@ -160,7 +163,7 @@ impl KeeperProcess {
     /// Nothing is left to undo but mappings that were noted and not struck out: the keeper unmaps these when no thread uses them.
     pub(crate) fn dismiss(mut self) {
         let is_done = self.notes.undos.is_empty();
-        if is_done && let Some((_, path)) = self.file.take() {
+        if is_done && let Some(path) = &self.path {
             // What is left is a file that says so.
             let _ = fs::remove_file(path);
         }
@@ -175,24 +178,18 @@ impl KeeperProcess {
     }
 
     /// Undoes what the keeper should have undone, which was killed.
-    fn undo_without_keeper(mut self) {
-        self.notes.file = self.file.as_ref().and_then(|(file, _)| file.try_clone().ok());
+    fn undo_without_keeper(self) {
         if self.notes.carry_out(false, KEEPER_PATIENCE)
-            && let Some((_, path)) = self.file
+            && let Some(path) = self.path
         {
             let _ = fs::remove_file(path);
         }
     }
 
-    fn write(&mut self, line: &str) {
-        let line = format!("{line}\n");
-        if let Some((file, _)) = &mut self.file {
-            // On a full disk the keeper alone has the note.
-            let _ = file.write_all(line.as_bytes());
-        }
+    /// Sends a line to the keeper. If that was killed, the file alone has it.
+    fn send(&mut self, line: &str) {
         if let Some((_, input)) = &mut self.child {
-            // If it was killed the file alone has it.
-            let _ = input.write_all(line.as_bytes());
+            let _ = input.write_all(format!("{line}\n").as_bytes());
         }
     }
 }
@@ -200,12 +197,12 @@ impl KeeperProcess {
 impl Keeper for KeeperProcess {
     fn note(&mut self, undo: &Undo) {
         self.notes.note(undo);
-        self.write(&format!("{NOTE}{undo}"));
+        self.send(&format!("{NOTE}{undo}"));
     }
 
     fn strike(&mut self, undo: &Undo) {
         self.notes.strike(undo);
-        self.write(&format!("{STRIKE}{undo}"));
+        self.send(&format!("{STRIKE}{undo}"));
     }
 }
 
@@ -233,7 +230,7 @@ fn start(notes: Option<&Path>) -> io::Result<(Child, ChildStdin)> {
 /// Is the keeper of a process, or undoes what killed runs have left.
 pub(crate) fn run(args: &Keep) -> ExitCode {
     let Some(pid) = args.pid else {
-        let is_done = undo_left_behind(KEEP_PATIENCE);
+        let is_done = undo_left_behind(KEEP_PATIENCE, KEEP_PATIENCE);
         return if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     };
     ignore_requests_to_end();
@@ -267,16 +264,14 @@ pub(crate) fn run(args: &Keep) -> ExitCode {
 }
 
 /// Undoes what killed runs of this user have left; false if something could not be undone, or if another process that undoes it now
-/// has not finished after `patience`.
-fn undo_left_behind(patience: Duration) -> bool {
+/// has not finished after `wait`. Each undo is tried for `patience`.
+fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
     let Ok(folder) = folder() else { return true };
     let Ok(entries) = fs::read_dir(folder) else { return true };
     let mut is_done = true;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let Ok(mut file) = open(&path) else { continue };
-        // The next run has other things to do.
-        let is_asked = patience > NEXT_PATIENCE;
-        match lock(&file, if is_asked { patience } else { Duration::ZERO }) {
+        match lock(&file, wait) {
             Lock::Taken => {}
             Lock::OfItsProcess => continue,
             Lock::OfAnother => {
