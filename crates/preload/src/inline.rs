@@ -85,35 +85,12 @@ unsafe extern "C" fn behind<const FUNCTION: usize>() {
     )
 }
 
-macro_rules! other_table {
-    () => {
-        [
-            entry_of_other::<0> as *mut (),
-            entry_of_other::<1> as *mut (),
-            entry_of_other::<2> as *mut (),
-            entry_of_other::<3> as *mut (),
-            entry_of_other::<4> as *mut (),
-            entry_of_other::<5> as *mut (),
-            entry_of_other::<6> as *mut (),
-            entry_of_other::<7> as *mut (),
-            entry_of_other::<8> as *mut (),
-        ]
-    };
-}
-
 macro_rules! table {
     ($function:ident) => {
-        [
-            $function::<0> as *mut (),
-            $function::<1> as *mut (),
-            $function::<2> as *mut (),
-            $function::<3> as *mut (),
-            $function::<4> as *mut (),
-            $function::<5> as *mut (),
-            $function::<6> as *mut (),
-            $function::<7> as *mut (),
-            $function::<8> as *mut (),
-        ]
+        $crate::inline::table!($function, 0 1 2 3 4 5 6 7 8)
+    };
+    ($function:ident, $($number:literal)*) => {
+        [$($function::<$number> as *mut ()),*]
     };
 }
 pub(crate) use table;
@@ -174,7 +151,7 @@ pub(crate) fn tell(wanted: u64) {
             head(table + index).store(known[number].load(Relaxed), Relaxed);
         }
     }
-    let entries = table!(entry_of).into_iter().chain(other_table!());
+    let entries = table!(entry_of).into_iter().chain(table!(entry_of_other));
     for (index, entry) in entries.enumerate() {
         head(hooks::ENTRIES + index).store(address(&entry), Relaxed);
     }

@@ -12,6 +12,7 @@ use pagewise_heaplog::guard::{access, bug, made_by};
 
 use super::{ALIGN, count, free_guarded, goes_on, guarded_by, node, pool, tell};
 use crate::enter::Own;
+use crate::inline::table;
 use crate::{modules, real};
 
 /// How many functions there are: 8 that make objects, then 12 that free them.
@@ -57,35 +58,8 @@ static BEHIND: [AtomicPtr<()>; FUNCTIONS] = table_of_first();
 /// Where the code of the C++ library begins and ends; 0 where none is known.
 static LIBRARY: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
-macro_rules! table {
-    ($function:ident) => {
-        [
-            $function::<0> as *mut (),
-            $function::<1> as *mut (),
-            $function::<2> as *mut (),
-            $function::<3> as *mut (),
-            $function::<4> as *mut (),
-            $function::<5> as *mut (),
-            $function::<6> as *mut (),
-            $function::<7> as *mut (),
-            $function::<8> as *mut (),
-            $function::<9> as *mut (),
-            $function::<10> as *mut (),
-            $function::<11> as *mut (),
-            $function::<12> as *mut (),
-            $function::<13> as *mut (),
-            $function::<14> as *mut (),
-            $function::<15> as *mut (),
-            $function::<16> as *mut (),
-            $function::<17> as *mut (),
-            $function::<18> as *mut (),
-            $function::<19> as *mut (),
-        ]
-    };
-}
-
 const fn table_of_first() -> [AtomicPtr<()>; FUNCTIONS] {
-    let functions = table!(first);
+    let functions = table!(first, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19);
     let mut table = [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
     let mut index = 0;
     while index < FUNCTIONS {
@@ -216,7 +190,7 @@ pub(crate) fn begin() {
         LIBRARY[0].store(library.start, Relaxed);
         LIBRARY[1].store(library.end, Relaxed);
     }
-    let guards = table!(guard);
+    let guards = table!(guard, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19);
     for (target, guard) in TARGETS.iter().zip(guards) {
         target.store(guard, Relaxed);
     }
