@@ -200,65 +200,47 @@ const MUCH_HUGE: Bytes = Bytes::mib(128);
 /// From this share of RES on, what huge pages waste is what the process wastes.
 const MOSTLY_HUGE: f64 = 0.5;
 
-/// Memory in huge pages that the program did not ask for, or of which that is unknown.
+/// Memory in huge pages that the program did not request with `MADV_HUGEPAGE`, or may not have requested: only `smaps` has the `VmFlags`
+/// that show it.
 pub(super) fn huge_page_bloat(subject: &Subject<'_>) -> Option<Finding> {
     let is_huge = |m: &&Mapping| m.anon_huge().is_ok_and(|huge| !huge.is_zero());
-    if subject.mappings.iter().filter(is_huge).any(|m| asked_for_huge_pages(m).is_none()) {
-        return huge_pages_of_unknown_cause(subject);
-    }
-    let huge = subject.mappings.iter().filter(|m| asked_for_huge_pages(m) == Some(false));
-    let huge: Bytes = huge.map(|m| m.anon_huge().unwrap_or_default()).sum();
-    let resident = resident(subject)?;
-    let share = huge.fraction_of(resident)?;
-    (huge >= MUCH_HUGE && share >= MOSTLY_HUGE).then(|| {
-        finding(
-            "huge-page-bloat",
-            Severity::Note,
-            [
-                bytes(huge),
-                text(" of "),
-                bytes(resident),
-                text(" is in transparent huge pages of mappings without MADV_HUGEPAGE: touching one byte makes a whole page resident."),
-            ],
-            [
-                size("anon_huge", "huge", huge),
-                size("resident", "RES", resident),
-                fact("share", "share", Value::Share(share), ""),
-            ],
-            command("`pagewise thp ", subject, "` measures how much of it was never written; \
-                MADV_NOHUGEPAGE or PR_SET_THP_DISABLE keeps sparse memory small."),
-        )
-    })
-}
-
-/// Huge pages of mappings whose `VmFlags` were not read: only `smaps` has them.
-fn huge_pages_of_unknown_cause(subject: &Subject<'_>) -> Option<Finding> {
+    let is_known =
+        subject.mappings.iter().filter(is_huge).all(|m| asked_for_huge_pages(m).is_some());
     let huge = subject.mappings.iter().filter(|m| asked_for_huge_pages(m) != Some(true));
     let huge: Bytes = huge.map(|m| m.anon_huge().unwrap_or_default()).sum();
     let resident = resident(subject)?;
     let share = huge.fraction_of(resident)?;
+    let (id, cause, advice) = if is_known {
+        (
+            "huge-page-bloat",
+            " is in transparent huge pages of mappings without MADV_HUGEPAGE: touching one byte makes a whole page resident.",
+            "` measures how much of it was never written; \
+                MADV_NOHUGEPAGE or PR_SET_THP_DISABLE keeps sparse memory small.",
+        )
+    } else {
+        (
+            "huge-pages",
+            " is in transparent huge pages. This reading does not show whether the program asked for them (MADV_HUGEPAGE).",
+            "` measures how much of it was never written. \
+                `pagewise explain --full` reads VmFlags, which show MADV_HUGEPAGE as `hg`.",
+        )
+    };
     (huge >= MUCH_HUGE && share >= MOSTLY_HUGE).then(|| {
         finding(
-            "huge-pages",
+            id,
             Severity::Note,
-            [
-                bytes(huge),
-                text(" of "),
-                bytes(resident),
-                text(" is in transparent huge pages. This reading does not show whether the program asked for them (MADV_HUGEPAGE)."),
-            ],
+            [bytes(huge), text(" of "), bytes(resident), text(cause)],
             [
                 size("anon_huge", "huge", huge),
                 size("resident", "RES", resident),
                 fact("share", "share", Value::Share(share), ""),
             ],
-            command("`pagewise thp ", subject, "` measures how much of it was never written. \
-                `pagewise explain --full` reads VmFlags, which show MADV_HUGEPAGE as `hg`."),
+            command("`pagewise thp ", subject, advice),
         )
     })
 }
 
-/// Whether the program marked a mapping with `MADV_HUGEPAGE`. `None` where its `VmFlags` were not read.
+/// Whether the program marked a mapping with `MADV_HUGEPAGE`. `None` if its `VmFlags` were not read.
 fn asked_for_huge_pages(mapping: &Mapping) -> Option<bool> {
     let flags = mapping.smaps.as_ref().ok()?.flags.as_ref()?;
     Some(flags.has("hg"))
