@@ -78,7 +78,7 @@ pub(crate) fn facts_of(
     Facts { key: key.into(), title: title.into(), audience: Audience::Everyone, shape, facts }
 }
 
-/// A limit in bytes; `Value::None` for 0, which is no limit.
+/// A limit in bytes. 0 stands for no limit, and becomes `Value::None`.
 pub(crate) fn limit(bytes: u64) -> Value {
     if bytes == 0 { Value::None } else { Value::Bytes(bytes) }
 }

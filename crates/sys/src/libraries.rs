@@ -1,7 +1,7 @@
 //! Copies of the read-only pages of this process's shared libraries.
 //!
-//! A page of a file that this process maps counts in the `Pss` of every other process that maps it: a small process that
-//! alone uses a library seems to have half of it while it is looked at. What this process has copies of, it does not map.
+//! The kernel divides a page of a file among the processes that map it (`Pss`). If this process maps the same C library, a small process
+//! that is its only other user reads half of its true `Pss`. A private copy of a page is not shared.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;

@@ -1,13 +1,13 @@
-//! How high a peak was that is known by samples: between which bounds.
+//! The 95 % range of the peak of live bytes in a sampled recording.
 //!
-//! What is live is estimated without bias at each time. The most that any estimate was is above the most that was live, on average:
-//! the time with the most is one at which the estimate is too high. So it is an upper estimate, and the more so, the fewer samples are
-//! live and the more often the heap was replaced.
+//! The estimate of the live bytes is unbiased at each time. The largest of these estimates is above the true peak on average: it is taken
+//! at a time at which the estimate happens to be too high. So it is an upper estimate. It exceeds the peak by more if fewer samples are
+//! live, and if the heap was replaced more often.
 //!
 //! - The true peak is above its estimate at that time in 1 case of 40 by 1.96 standard errors, and the highest estimate is no lower.
-//! - The highest estimate is above the true peak by no more than the estimates' error is at any time. What is live is replaced
-//!   `allocated / live` times, after each of which the error is a new one: its maximum has the distribution of that of a normal process
-//!   that is as long ([`pagewise_stats::highest_of`]).
+//! - The highest estimate is above the true peak by at most the largest error of an estimate. The live blocks are replaced
+//!   `allocated / live` times, and each time the error is drawn anew: its maximum is distributed as that of a normal process
+//!   of that length ([`pagewise_stats::highest_of`]).
 //!
 //! Samples are events of a Poisson process, so the error grows with the root of what is live: each bound is the value under which the
 //! estimate is just as unlikely (score intervals), which also holds of few samples.
@@ -16,7 +16,7 @@ use pagewise_model::heap::{Recording, Site};
 
 use super::real;
 
-/// Between which bytes the most that was live lies in 95 cases of 100, and beyond each in 1 of 40.
+/// The range in which the peak of live bytes lies in 95 cases of 100; beyond each end in 1 of 40.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) least: u64,
@@ -39,7 +39,7 @@ pub(super) fn bounds(recording: &Recording) -> Option<Bounds> {
         variance += at_peak * each;
         weighted += at_peak * each * each;
     }
-    // What a sample stands for, of those that make the error.
+    // Bytes that one sample stands for, weighted by its part of the variance.
     let each = if variance > 0.0 { weighted / variance } else { 0.0 };
     let score = |deviations: f64| {
         let middle = estimate + deviations * deviations * each / 2.0;
@@ -60,8 +60,7 @@ pub(super) fn bounds(recording: &Recording) -> Option<Bounds> {
 /// Enough for both numbers to settle.
 const ROUNDS: u32 = 30;
 
-/// How many bytes one sample of a site stands for beyond itself, so that the variance of a sum is the sum times that, and what the
-/// site had at the peak.
+/// The variance per live byte of a site, and the site's bytes at the peak.
 fn weight(site: &Site) -> Option<(f64, f64)> {
     let (error, _) = site.errors?;
     let allocated = real(site.allocated.bytes);

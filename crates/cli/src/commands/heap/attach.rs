@@ -28,7 +28,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     let pid = args.pid;
     match root.check_access(Pid(pid)) {
         Err(denied @ Error::NoAccess { .. }) => return Err(denied.into()),
-        // What else is wrong with it is said next.
+        // `is_visible` reports every other error.
         _ => pagewise_heap::is_visible(pid)?,
     }
     let program = std::fs::read_link(root.file(Pid(pid), "exe"))
