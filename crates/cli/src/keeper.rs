@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use pagewise_heap::Attached;
+use pagewise_heap::{Attached, Ended, Refused};
 use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, stat};
 use pagewise_remote::{Keeper, Undo, on_tracer_thread};
@@ -115,12 +115,14 @@ fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duratio
         if has_ended(root, pid) {
             return true;
         }
-        let ended = Attached::left_behind(pid, PAUSE).and_then(|left| match left {
-            Some(left) => left.end(notes).map(drop),
-            None => Ok(()),
-        });
-        if ended.is_ok() {
-            return true;
+        match Attached::left_behind(pid, PAUSE)
+            .and_then(|left| left.map(|it| it.end(notes)).transpose())
+        {
+            // Another process records it, and ends that.
+            Ok(None | Some(Ended::Whole | Ended::NotThere)) | Err(Refused::Recorded { .. }) => {
+                return true;
+            }
+            Ok(Some(Ended::MemoryStays)) | Err(_) => {}
         }
         if begin.elapsed() > patience {
             return false;
@@ -175,6 +177,12 @@ impl KeeperProcess {
         } else if was_killed {
             self.undo_without_keeper();
         }
+    }
+
+    /// Leaves all that is noted, recordings too, to the keeper, which acts once this process has ended.
+    pub(crate) fn leave_the_rest(mut self) {
+        // Its input is closed without a last word.
+        self.child = None;
     }
 
     /// Undoes what the keeper should have undone, which was killed.

@@ -320,6 +320,40 @@ fn what_nobody_put_right_is_put_right_by_who_attaches_next() {
     busy.end();
 }
 
+/// Whether a process has mapped the memory of a recorder.
+fn has_recorder_memory(pid: u32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.contains("/memfd:pagewise-heap")
+}
+
+#[test]
+fn memory_of_the_recorder_is_unmapped_once_a_stopped_thread_has_left_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut busy = Busy::start(2);
+    let pid = Pid::from_raw(busy.child.id().cast_signed()).unwrap();
+    let mut stayed = false;
+    // Whether a thread is in the recorder when it is stopped is chance.
+    for number in 0..200 {
+        let recording = begin(&busy, &folder.path().join(format!("{number}.pwh")));
+        kill_process(pid, Signal::STOP).unwrap();
+        interrupt(&recording);
+        let output = recording.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(!is_hooked(busy.child.id()));
+        let error = String::from_utf8_lossy(&output.stderr);
+        stayed = error.contains("has not left the recorder yet");
+        assert_eq!(has_recorder_memory(busy.child.id()), stayed, "{error}");
+        kill_process(pid, Signal::CONT).unwrap();
+        if stayed {
+            break;
+        }
+    }
+    assert!(stayed, "no thread was in the recorder when it was stopped");
+    wait_until(|| !has_recorder_memory(busy.child.id()));
+    busy.ask();
+    busy.end();
+}
+
 /// `plugged`, which loads and unloads two libraries that are built here.
 fn plugged(folder: &Path, more: &[&str]) -> Busy {
     let library = |name: &str, size: u32| {

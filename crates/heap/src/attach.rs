@@ -66,6 +66,12 @@ pub enum Refused {
         /// For how long it was tried.
         waited: Duration,
     },
+    /// Another process records it.
+    #[error("process {pid} cannot be recorded: another recording of it runs")]
+    Recorded {
+        /// The process.
+        pid: u32,
+    },
     /// Its threads could not be stopped, or made no call.
     #[error("cannot stop process {pid} for a moment")]
     NotStopped {
@@ -139,6 +145,17 @@ pub struct Attached {
     coming: u64,
     /// The moved first instructions of functions; empty where there are none.
     moved: Range<u64>,
+}
+
+/// What the end of a recording has left of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Nothing but the library, which no function calls.
+    Whole,
+    /// The recorder's memory too: some thread did not leave the recorder. Functions are as they were.
+    MemoryStays,
+    /// Nothing: the process has ended, or runs another program.
+    NotThere,
 }
 
 /// The beginning of a function.
@@ -282,8 +299,7 @@ impl Attached {
             return Ok(None);
         };
         if who.may_live(&root) {
-            let why = "another recording of it runs".to_owned();
-            return Err(Refused::Not { pid, why });
+            return Err(Refused::Recorded { pid });
         }
         Attached::of(process, &head).map(Some)
     }
@@ -338,16 +354,15 @@ impl Attached {
         written.map_err(|source| self.process.unreadable(source))
     }
 
-    /// Ends the recording: functions are as they were, and the recorder has unmapped its memory. False where the process is
-    /// gone, or has become another program.
+    /// Ends the recording: functions are as they were, and the recorder has unmapped its memory, if no thread stays in it.
     ///
     /// # Errors
     /// Where threads cannot be stopped.
-    pub fn end(self, keeper: &mut (dyn Keeper + Send)) -> Result<bool, Refused> {
+    pub fn end(self, keeper: &mut (dyn Keeper + Send)) -> Result<Ended, Refused> {
         on_tracer_thread(|| self.end_traced(keeper))
     }
 
-    fn end_traced(self, keeper: &mut dyn Keeper) -> Result<bool, Refused> {
+    fn end_traced(self, keeper: &mut dyn Keeper) -> Result<Ended, Refused> {
         let process = &self.process;
         let unreadable = |source| process.unreadable(source);
         let Some(mut stopped) =
@@ -355,12 +370,15 @@ impl Attached {
         else {
             // Some thread does not come out: hooks are removed, and the recorder stays as it is.
             let stopped = process.stop_all(PAUSE_AT_LAST)?;
-            let there = self.unhook();
+            let is_there = self.unhook();
             drop(stopped);
-            return there.map_err(unreadable);
+            return match is_there.map_err(unreadable)? {
+                true => Ok(Ended::MemoryStays),
+                false => Ok(Ended::NotThere),
+            };
         };
         if stopped.is_empty() || !self.is_there() || !self.unhook().map_err(unreadable)? {
-            return Ok(false);
+            return Ok(Ended::NotThere);
         }
         let Some(mut thread) = process.ready_one(&mut stopped)? else {
             return Err(Refused::NeverSafe { pid: process.pid, waited: PATIENCE });
@@ -376,7 +394,7 @@ impl Attached {
     }
 
     /// Has the recorder unmap its memory: it records no more, and no thread is in it.
-    fn release(&self, keeper: &mut dyn Keeper) -> Result<bool, Refused> {
+    fn release(&self, keeper: &mut dyn Keeper) -> Result<Ended, Refused> {
         let process = &self.process;
         // A signal's handler may return into the moved code; words of old frames look alike.
         let may_return = |threads: &[Tracee]| {
@@ -393,22 +411,21 @@ impl Attached {
             None => (process.stop_all_outside(TO_END, &is_recording)?, 0),
         };
         let Some(mut stopped) = stopped else {
-            // Its memory stays until the next recording ends.
-            return Ok(true);
+            return Ok(Ended::MemoryStays);
         };
         if stopped.is_empty() || !self.is_there() {
-            return Ok(false);
+            return Ok(Ended::NotThere);
         }
         self.forget_threads(&stopped).map_err(|source| process.unreadable(source))?;
         let Some(mut thread) = process.ready_one(&mut stopped)? else {
-            return Ok(true);
+            return Ok(Ended::MemoryStays);
         };
         // The others need not wait for that.
         drop(stopped);
         let room = Room::make(process, &mut thread, keeper)?;
         let released = room.call(&mut thread, self.release, [with_moved, 0, 0], &mut || {});
         room.unmap(&mut thread, keeper);
-        released.map(|_| true).map_err(|source| process.not_called(source))
+        released.map(|_| Ended::Whole).map_err(|source| process.not_called(source))
     }
 
     /// The recorder is to know none of the threads, which are stopped.
@@ -673,7 +690,7 @@ impl Process {
         }
         match answer.map_err(|source| self.not_called(source))? {
             attached::YES => Ok(()),
-            attached::BUSY => Err(not("another recording of it runs".to_owned())),
+            attached::BUSY => Err(Refused::Recorded { pid: self.pid }),
             _ => Err(not(match collector.not_hooked().first() {
                 Some((_, why)) => why.to_string(),
                 None => "its recorder cannot begin: it has no memory, or may not open a socket"

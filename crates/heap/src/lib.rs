@@ -24,7 +24,7 @@ mod resolve;
 mod tables;
 
 pub use at::block_at;
-pub use attach::{Attached, Refused, is_visible};
+pub use attach::{Attached, Ended, Refused, is_visible};
 pub use blocks::Live;
 pub use collector::{Collector, Finished, Request};
 pub use error::Error;

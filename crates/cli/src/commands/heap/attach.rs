@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_heap::{Attached, Collector, Request};
+use pagewise_heap::{Attached, Collector, Ended, Request};
 use pagewise_heaplog::recording::Ending;
 use pagewise_model::Pid;
 use pagewise_proc::{Error, ProcRoot};
@@ -14,6 +14,7 @@ use pagewise_sys::interrupt::Interrupts;
 use super::record::{tell, tell_not_recorded, the_library, usual_name};
 use crate::args::heap::HeapAttach;
 use crate::keeper::{KeeperProcess, has_ended};
+use crate::output::note;
 use crate::pause;
 
 /// Between looks at whether it is to end.
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     let attached = match Attached::begin(&mut collector, pid, args.max_pause, &mut keeper) {
         Ok(attached) => attached,
         Err(error) => {
-            keeper.dismiss();
+            keeper.leave_the_rest();
             return Err(error.into());
         }
     };
@@ -72,19 +73,29 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     // Whatever happened, its functions are put back first.
     let children = collector.children().into_iter().map(|child| attached.child(child));
     let children: Vec<Attached> = children.filter_map(Result::ok).collect();
-    let there = attached.end(&mut keeper);
+    let ended = attached.end(&mut keeper);
+    let mut stays = matches!(ended, Ok(Ended::MemoryStays) | Err(_));
     for child in children {
         // One that has ended needs nothing.
-        let _ = child.end(&mut keeper);
+        stays |= matches!(child.end(&mut keeper), Ok(Ended::MemoryStays));
     }
-    keeper.dismiss();
-    let there = there?;
+    match stays {
+        true => keeper.leave_the_rest(),
+        false => keeper.dismiss(),
+    }
+    let ended = ended?;
     recorded?;
-    let how = match there {
-        true => Ending::Detached,
-        false if has_ended(&root, pid) => Ending::Gone,
-        false => Ending::Replaced,
+    let how = match ended {
+        Ended::Whole | Ended::MemoryStays => Ending::Detached,
+        Ended::NotThere if has_ended(&root, pid) => Ending::Gone,
+        Ended::NotThere => Ending::Replaced,
     };
+    if stays {
+        note(format_args!(
+            "a thread of process {pid} has not left the recorder yet: the recorder's memory stays mapped there until it does; a process \
+             of pagewise waits 90 s for that, and `pagewise keep` unmaps it later"
+        ));
+    }
     let (greeted, refused) = collector.greeted();
     tell_not_recorded(&collector);
     tell(&collector.finish(how)?, greeted, refused, &[], false);
