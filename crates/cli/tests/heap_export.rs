@@ -8,8 +8,8 @@ mod fixture;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 use pagewise_heaplog::Writer;
 use pagewise_heaplog::recording::{
@@ -191,27 +191,110 @@ fn the_page_of_a_report_has_what_can_be_looked_into() {
     assert!(!page.contains("src=") && !page.contains("<link"), "something is loaded");
 }
 
+/// Runs a viewer, which shows its window on no screen until it is ended; `None`, with a word, where it cannot.
+fn viewer(name: &str, words: &[&str], folder: &Path) -> Option<Output> {
+    let window = |words: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.args(["10", name]).args(words).env("QT_QPA_PLATFORM", "offscreen");
+        command.env("HOME", folder).env("XDG_RUNTIME_DIR", folder).output().unwrap()
+    };
+    let version = window(&["--version"]);
+    if version.status.code() == Some(127) {
+        skip(&Lack::Tool(name));
+        return None;
+    }
+    if !version.status.success() {
+        skip(&Lack::Ability { of: name, what: "cannot do without a screen" });
+        return None;
+    }
+    Some(window(words))
+}
+
+/// Records `course` and exports the heap in a format.
+fn exported(folder: &Path, format: &str, name: &str) -> PathBuf {
+    let (heap, file) = (folder.join("heap.pwh"), folder.join(name));
+    run(&heap, &program("course"));
+    let to = file.to_str().unwrap();
+    let output = pagewise(&["heap", "export", heap.to_str().unwrap(), format, to]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    file
+}
+
 /// It crashed on files whose kinds of allocations were not numbered in the order of their first use.
 #[test]
 fn heaptracks_own_window_opens_an_export() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
-    let window = |words: &[&str]| {
-        let mut command = Command::new("timeout");
-        command.args(["10", "heaptrack_gui"]).args(words).env("QT_QPA_PLATFORM", "offscreen");
-        command.env("HOME", folder.path()).env("XDG_RUNTIME_DIR", folder.path()).output().unwrap()
+    let file = exported(folder.path(), "--heaptrack", "ours.heaptrack");
+    let Some(shown) = viewer("heaptrack_gui", &[file.to_str().unwrap()], folder.path()) else {
+        return;
     };
-    if !window(&["--version"]).status.success() {
-        return skip(&Lack::Ability { of: "heaptrack_gui", what: "cannot do without a screen" });
-    }
-    let (heap, file) = (folder.path().join("heap.pwh"), folder.path().join("ours.heaptrack"));
-    run(&heap, &program("course"));
-    let to = file.to_str().unwrap();
-    let output = pagewise(&["heap", "export", heap.to_str().unwrap(), "--heaptrack", to]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     // It reads the file in a thread of its own and shows it until it is ended.
-    let shown = window(&[to]);
-    let said = String::from_utf8_lossy(&shown.stderr);
-    assert_eq!(shown.status.code(), Some(124), "{said}");
+    assert_eq!(shown.status.code(), Some(124), "{}", String::from_utf8_lossy(&shown.stderr));
+}
+
+#[test]
+fn massif_visualizer_reads_an_export() {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let file = exported(folder.path(), "--massif", "massif.out");
+    let Some(shown) = viewer("massif-visualizer", &[file.to_str().unwrap()], folder.path()) else {
+        return;
+    };
+    let printed = String::from_utf8_lossy(&shown.stderr);
+    assert_eq!(shown.status.code(), Some(124), "{printed}");
+    // It prints what it has read: the number of moments, and the peak.
+    let massif = fs::read_to_string(&file).unwrap();
+    let moments = massif.lines().filter(|line| line.starts_with("snapshot=")).count();
+    let line =
+        |begin: &str| printed.lines().find_map(|line| line.strip_prefix(begin)).map(str::trim);
+    assert_eq!(line("snapshots:"), Some(moments.to_string().as_str()), "{printed}");
+    assert!(line("loaded massif file:").is_some(), "{printed}");
+    let peak = massif.split("heap_tree=peak").next().unwrap();
+    let peak = peak.rsplit("mem_heap_B=").next().unwrap().lines().next().unwrap();
+    let kib = peak.parse::<f64>().unwrap() / 1024.0;
+    let cost = match kib < 1024.0 {
+        true => format!("\"{kib:.1} KiB\" heap"),
+        false => format!("\"{:.1} MiB\" heap", kib / 1024.0),
+    };
+    assert!(line("peak cost:").is_some_and(|it| it.starts_with(&cost)), "{cost}: {printed}");
+}
+
+/// The page of the installed speedscope; `None`, with a word, where it is not installed.
+fn speedscope() -> Option<PathBuf> {
+    let found =
+        Command::new("sh").args(["-c", "readlink -f \"$(command -v speedscope)\""]).output();
+    let command = PathBuf::from(String::from_utf8(found.unwrap().stdout).unwrap().trim_end());
+    let page = command.ancestors().nth(2).map(|it| it.join("dist/release/index.html"));
+    let page = page.filter(|page| page.exists());
+    if page.is_none() {
+        skip(&Lack::Machine("speedscope is not installed: `npm install --global speedscope`"));
+    }
+    page
+}
+
+/// Its page loads files as its command tells it to: as a script with the bytes in base64.
+#[test]
+fn speedscope_imports_collapsed_stacks_and_pprof() {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let Some(page) = speedscope() else { return };
+    for (format, name) in [("--collapsed", "ours.folded"), ("--pprof", "ours.pb.gz")] {
+        let file = exported(folder.path(), format, name);
+        let Some(bytes) = tool("base64", &["--wrap=0", file.to_str().unwrap()]) else { return };
+        let script = folder.path().join("load.js");
+        fs::write(&script, format!("speedscope.loadFileFromBase64('{name}', '{bytes}')")).unwrap();
+        let address = format!("file://{}#localProfilePath={}", page.display(), script.display());
+        let args = [
+            "--headless",
+            "--no-sandbox",
+            "--enable-unsafe-swiftshader",
+            "--allow-file-access-from-files",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+            &address,
+        ];
+        let Some(shown) = tool("chromium", &args) else { return };
+        // The title is the file's once it is imported.
+        assert!(shown.contains(&format!("<title>{name} - speedscope")), "{name}: {shown}");
+    }
 }
 
 /// Numbers by call stack from `main` on, as `heaptrack_print` has them of a file.
