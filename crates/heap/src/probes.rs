@@ -8,9 +8,11 @@ mod state;
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_heaplog::recording::{Begin, End, Ending, Moment};
@@ -25,7 +27,7 @@ use thiserror::Error;
 use crate::collector::{FIRST, Finished, MOMENTS, lives, nanoseconds, tree};
 use crate::memory;
 use crate::output::{Output, Then};
-use state::{Call, Role, State};
+use state::{Call, Probed, Role, State};
 
 /// Why a program that is linked statically is not recorded.
 #[derive(Debug, Error)]
@@ -77,12 +79,17 @@ const FUNCTIONS: &[(&str, Call)] = &[
     ("pvalloc", Call::Size(0)),
 ];
 
+/// Functions of glibc that pass the blocks of a thread's cache to `free` as the thread ends. The program has freed these before.
+const CACHE_FLUSHES: [&str; 2] = ["tcache_thread_shutdown", "__malloc_arena_thread_freeres"];
+
 /// A program whose functions can be watched.
 #[derive(Debug)]
 pub struct Plan {
     path: PathBuf,
     /// The functions, each with where in the file it begins.
     functions: Vec<(Call, u64)>,
+    /// The code of [`CACHE_FLUSHES`], as offsets in the file.
+    cache_flushes: Vec<Range<u64>>,
 }
 
 /// Whether a command's program is linked statically, and how it is then watched. None where it loads libraries, as most do.
@@ -108,7 +115,9 @@ pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
     }
     let has = |name: &str| found.iter().any(|function| function.name == name);
     if has("malloc") && has("free") {
-        return Ok(Some(Plan { path, functions }));
+        let code = |it: variables::Function| it.offset..it.offset.saturating_add(it.size);
+        let cache_flushes = variables::functions(&file, &CACHE_FLUSHES).into_iter().map(code);
+        return Ok(Some(Plan { path, functions, cache_flushes: cache_flushes.collect() }));
     }
     let is_go = !variables::functions(&file, &["runtime.mallocgc"]).is_empty() || is_of_go(&file);
     Err(if is_go { Unwatched::Go } else { Unwatched::NoSymbols })
@@ -310,7 +319,8 @@ impl Probes {
         };
         session.add_uprobes(roles.len(), &ends).map_err(Unwatched::NotPermitted)?;
         roles.push(Role::End);
-        let state = State::new(pid, roles.into(), request.every_bytes);
+        let probed = Probed { roles, cache_flushes: plan.cache_flushes.clone() };
+        let state = State::new(pid, Rc::new(probed), request.every_bytes);
         let first = One::of(state, pid, std::process::id());
         let watched =
             Watched { first: pid, follow: request.follow, running: vec![first], replaced: vec![] };

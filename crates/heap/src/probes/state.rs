@@ -1,6 +1,7 @@
 //! What calls that were watched come to: sites, what is live, and the peak.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 use pagewise_heaplog::recording::{
@@ -32,6 +33,15 @@ pub(super) enum Role {
     Nothing,
     Entry(Call),
     End,
+}
+
+/// What is known of the program that is watched.
+#[derive(Debug, Default)]
+pub(super) struct Probed {
+    /// What each event tells, by its number.
+    pub roles: Vec<Role>,
+    /// Code that passes blocks of a thread's cache to `free`, as offsets in the program's file.
+    pub cache_flushes: Vec<Range<u64>>,
 }
 
 /// A call that has not returned yet.
@@ -79,7 +89,7 @@ struct OneThread {
 #[derive(Debug)]
 pub(super) struct State {
     pid: u32,
-    roles: Rc<[Role]>,
+    probed: Rc<Probed>,
     /// The mean number of bytes between samples; none where every call is counted.
     every: Option<u64>,
     random: fastrand::Rng,
@@ -141,10 +151,10 @@ const DI: usize = 5;
 const SP: usize = 7;
 
 impl State {
-    pub(super) fn new(pid: u32, roles: Rc<[Role]>, every: Option<u64>) -> State {
+    pub(super) fn new(pid: u32, probed: Rc<Probed>, every: Option<u64>) -> State {
         State {
             pid,
-            roles,
+            probed,
             every,
             random: fastrand::Rng::new(),
             spaces: Spaces::default(),
@@ -178,14 +188,14 @@ impl State {
 
     /// A process that this one has forked: it has its code, and has counted nothing.
     pub(super) fn child(&self, pid: u32) -> State {
-        let mut child = State::new(pid, Rc::clone(&self.roles), self.every);
+        let mut child = State::new(pid, Rc::clone(&self.probed), self.every);
         child.spaces.clone_from(&self.spaces);
         child
     }
 
     /// Another program takes this one's place: it has none of its code, and has counted nothing.
     pub(super) fn next_program(&self) -> State {
-        State::new(self.pid, Rc::clone(&self.roles), self.every)
+        State::new(self.pid, Rc::clone(&self.probed), self.every)
     }
 
     /// Whether it has called anything that is watched.
@@ -213,10 +223,13 @@ impl State {
         for (register, value) in registers.iter_mut().zip(sample.registers()) {
             *register = value;
         }
-        match self.roles.get(sample.which).copied() {
+        match self.probed.roles.get(sample.which).copied() {
             Some(Role::Entry(Call::Free)) => {
                 let thread = self.thread(sample.tid, registers[SP]);
-                if thread.pending.is_empty() && registers[DI] != 0 {
+                if thread.pending.is_empty()
+                    && registers[DI] != 0
+                    && (self.blocks.contains_key(&registers[DI]) || !self.is_cache_flush(sample))
+                {
                     self.free(sample.tid, registers[DI], time);
                 }
             }
@@ -235,6 +248,21 @@ impl State {
             Some(Role::End) => self.end(sample, &registers, time),
             _ => {}
         }
+    }
+
+    /// Whether glibc calls `free` to empty the cache of a thread that ends.
+    fn is_cache_flush(&self, sample: &Sample<'_>) -> bool {
+        let Some(caller) = sample.stack.first_chunk().copied().map(u64::from_ne_bytes) else {
+            return false;
+        };
+        // The program is the file that `free` is of.
+        let free = self.spaces.find(self.pid, sample.ip);
+        let region = self.spaces.find(self.pid, caller);
+        let Some((_, region)) = free.zip(region).filter(|(free, it)| free.id() == it.id()) else {
+            return false;
+        };
+        let offset = caller - region.start + region.offset;
+        self.probed.cache_flushes.iter().any(|code| code.contains(&offset))
     }
 
     /// A thread, without calls that were left by other ways than their end: their frames are gone.
@@ -584,7 +612,7 @@ mod tests {
 
     #[test]
     fn blocks_and_threads_beyond_what_is_kept_are_counted_and_take_no_memory() {
-        let mut state = State::new(7, Rc::new([]), None);
+        let mut state = State::new(7, Rc::default(), None);
         let most = BLOCKS as u64;
         for at in 1..=most + 10 {
             state.allocate(7, 0, at * 16, 8, at);
