@@ -5,6 +5,7 @@
 //! is closed without a last word. If it is killed too, targets still work, and the next run of pagewise that changes a process, or
 //! `pagewise keep`, finds the file and acts.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -276,16 +277,18 @@ pub(crate) fn run(args: &Keep) -> ExitCode {
 fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
     let Ok(folder) = folder() else { return true };
     let Ok(entries) = fs::read_dir(folder) else { return true };
+    let root = ProcRoot::live();
     let mut is_done = true;
-    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+    for entry in entries.filter_map(Result::ok) {
+        // Who writes the notes undoes what they say, until it is killed.
+        if Writer::of_file(&entry.file_name()).is_some_and(|writer| writer.lives(&root)) {
+            continue;
+        }
+        let path = entry.path();
         let Ok(mut file) = open(&path) else { continue };
-        match lock(&file, wait) {
-            Lock::Taken => {}
-            Lock::OfItsProcess => continue,
-            Lock::OfAnother => {
-                is_done = false;
-                continue;
-            }
+        if !lock(&file, wait) {
+            is_done = false;
+            continue;
         }
         let mut text = String::new();
         let read = Read::by_ref(&mut file).take(MAX_NOTES).read_to_string(&mut text);
@@ -300,34 +303,51 @@ fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
     is_done
 }
 
-/// Who has a file of notes.
-enum Lock {
-    /// This process, alone.
-    Taken,
-    /// The process that writes the notes, or its keeper: they share the lock.
-    OfItsProcess,
-    /// Another process that undoes what is noted.
-    OfAnother,
+/// The process that writes a file of notes, as the file's name says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Writer {
+    pid: u32,
+    start_ticks: u64,
 }
 
-/// Locks a file of notes for this process, after another process has undone what it notes.
-fn lock(file: &File, patience: Duration) -> Lock {
+impl Writer {
+    /// This process.
+    fn this(root: &ProcRoot) -> io::Result<Writer> {
+        let pid = std::process::id();
+        let stat = stat_of(root, pid).ok_or(io::ErrorKind::NotFound)?;
+        Ok(Writer { pid, start_ticks: stat.start_ticks })
+    }
+
+    /// Of a file; `None` if its name is not one of [`Writer::name`].
+    fn of_file(name: &OsStr) -> Option<Writer> {
+        let mut words = name.to_str()?.split('-');
+        let (pid, start_ticks) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        words.next()?;
+        Some(Writer { pid, start_ticks })
+    }
+
+    /// The name of its file with a number.
+    fn name(self, number: u32) -> String {
+        format!("{}-{}-{number}", self.pid, self.start_ticks)
+    }
+
+    /// Whether it lives and will go on doing so: a process that was sent SIGKILL may take some time to end on a busy machine.
+    fn lives(self, root: &ProcRoot) -> bool {
+        stat_of(root, self.pid)
+            .is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.is_dying())
+    }
+}
+
+/// Locks a file of notes for this process. A keeper, or another run of pagewise, that has it locked undoes what it notes: false if that has
+/// not finished after `patience`.
+fn lock(file: &File, patience: Duration) -> bool {
     let begin = Instant::now();
-    let mut times_shared = 0;
     loop {
         if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            return Lock::Taken;
-        }
-        if flock(file, FlockOperation::NonBlockingLockShared).is_ok() {
-            let _ = flock(file, FlockOperation::NonBlockingUnlock);
-            times_shared += 1;
-        }
-        // Others that ask as this one does share it for a moment.
-        if times_shared > 3 {
-            return Lock::OfItsProcess;
+            return true;
         }
         if begin.elapsed() >= patience {
-            return Lock::OfAnother;
+            return false;
         }
         sleep(Duration::from_millis(5));
     }
@@ -356,9 +376,9 @@ fn folder() -> io::Result<PathBuf> {
 
 /// A new file in the folder, locked.
 fn new_file(folder: &Path) -> io::Result<(File, PathBuf)> {
-    let pid = std::process::id();
+    let writer = Writer::this(&ProcRoot::live())?;
     for number in 0..1000 {
-        let path = folder.join(format!("{pid}-{number}"));
+        let path = folder.join(writer.name(number));
         let mut options = OpenOptions::new();
         match options.append(true).create_new(true).mode(0o600).open(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -379,8 +399,11 @@ fn open(path: &Path) -> io::Result<File> {
 
 /// Whether a process has ended.
 pub(crate) fn has_ended(root: &ProcRoot, pid: u32) -> bool {
-    let stat = root.read(Pid(pid), "stat").ok().and_then(|text| stat::parse(&text).ok());
-    stat.is_none_or(|stat| stat.has_ended())
+    stat_of(root, pid).is_none_or(|stat| stat.has_ended())
+}
+
+fn stat_of(root: &ProcRoot, pid: u32) -> Option<stat::Stat> {
+    root.read(Pid(pid), "stat").ok().and_then(|text| stat::parse(&text).ok())
 }
 
 #[cfg(test)]
@@ -393,17 +416,38 @@ mod tests {
         let path = folder.path().join("notes");
         let [ours, theirs] = [(); 2]
             .map(|()| OpenOptions::new().create(true).append(true).read(true).open(&path).unwrap());
-        flock(&theirs, FlockOperation::LockShared).unwrap();
-        assert!(matches!(lock(&ours, PATIENCE), Lock::OfItsProcess));
-        flock(&theirs, FlockOperation::LockExclusive).unwrap();
-        assert!(matches!(lock(&ours, Duration::from_millis(20)), Lock::OfAnother));
+        for operation in [FlockOperation::LockShared, FlockOperation::LockExclusive] {
+            flock(&theirs, operation).unwrap();
+            assert!(!lock(&ours, Duration::from_millis(20)));
+        }
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 sleep(Duration::from_millis(20));
                 flock(&theirs, FlockOperation::Unlock).unwrap();
             });
-            assert!(matches!(lock(&ours, PATIENCE), Lock::Taken));
+            assert!(lock(&ours, PATIENCE));
         });
+    }
+
+    #[test]
+    fn the_writer_of_a_file_lives_until_it_is_killed() {
+        let root = ProcRoot::live();
+        let writer = Writer::this(&root).unwrap();
+        assert_eq!(Writer::of_file(writer.name(7).as_ref()), Some(writer));
+        assert!(writer.lives(&root));
+        assert!(!Writer { start_ticks: writer.start_ticks + 1, ..writer }.lives(&root));
+        for name in ["", "7", "7-0", "x-1-0", "7-x-0"] {
+            assert_eq!(Writer::of_file(name.as_ref()), None, "{name}");
+        }
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let start_ticks = stat_of(&root, child.id()).unwrap().start_ticks;
+        let writer = Writer { pid: child.id(), start_ticks };
+        assert!(writer.lives(&root));
+        child.kill().unwrap();
+        // At once, whether it has run since or not.
+        assert!(!writer.lives(&root));
+        child.wait().unwrap();
+        assert!(!writer.lives(&root));
     }
 
     #[test]

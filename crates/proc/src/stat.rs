@@ -22,12 +22,24 @@ pub struct Stat {
     pub threads: u64,
     /// When it was started, in clock ticks since boot.
     pub start_ticks: u64,
+    /// The signals that wait for the first thread, as bits, if the text has so many fields.
+    pub pending: Option<u64>,
 }
 
 impl Stat {
     /// Whether it is a zombie, or not even that any more.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
+    }
+
+    /// Whether it has ended, ends now, or was sent SIGKILL.
+    pub fn is_dying(&self) -> bool {
+        /// include/linux/sched.h.
+        const PF_EXITING: u64 = 4;
+        const SIGKILL: u64 = 1 << (9 - 1);
+        self.has_ended()
+            || self.flags & PF_EXITING != 0
+            || self.pending.is_some_and(|pending| pending & SIGKILL != 0)
     }
 
     /// Whether it is a kernel thread.
@@ -73,6 +85,7 @@ fn fields(text: &[u8]) -> Option<Stat> {
         flags: number(at(9)?)?,
         threads: number(at(20)?)?,
         start_ticks: number(at(22)?)?,
+        pending: at(31).and_then(number),
     })
 }
 
@@ -109,6 +122,21 @@ mod tests {
         assert_eq!(stat.name, Name::new(b"a) S (\n)"));
         assert_eq!((stat.state, stat.parent, stat.threads, stat.start_ticks), ('R', Pid(7), 3, 99));
         assert!(!stat.is_kernel_thread());
+    }
+
+    #[test]
+    fn a_process_that_ends_or_was_killed_is_dying() {
+        let stat = |state: &str, flags: u64, pending: u64| {
+            let text = format!(
+                "12 (bash) {state} 7 1 1 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0 0 0 0 0 0 0 {pending} 0 0 0"
+            );
+            parse(text.as_bytes()).unwrap()
+        };
+        assert_eq!(stat("S", 4_194_560, 2).pending, Some(2));
+        assert!(!stat("S", 4_194_560, 2).is_dying());
+        assert!(stat("S", 4_194_564, 0).is_dying(), "PF_EXITING");
+        assert!(stat("R", 4_194_560, 0x100).is_dying(), "SIGKILL");
+        assert!(stat("Z", 0, 0).is_dying());
     }
 
     #[test]
