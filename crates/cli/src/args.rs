@@ -193,7 +193,8 @@ pub(crate) enum Command {
     Guard(guard::Guard),
     /// Say who writes some bytes of a process: old and new value, thread, and call stack with source lines, for each access
     ///
-    /// The CPU watches them, on all threads, those that come later too; nothing is stopped.
+    /// The CPU watches them, on all threads, those that come later too; nothing is stopped. On a virtual machine a helper process traces the
+    /// process meanwhile, so that no debugger can.
     ///
     /// Examples:
     ///   pagewise watch 1234 counter --count 1
@@ -229,6 +230,12 @@ pub(crate) enum Command {
     /// Undo what killed runs of pagewise left in other processes; with PID, wait for that process's end first
     #[command(hide = true)]
     Keep(Keep),
+    /// Trace a process until standard input is closed, and keep from it the SIGTRAPs of watched memory that a hypervisor causes
+    #[command(hide = true)]
+    Shield {
+        /// The process
+        pid: u32,
+    },
     /// Say what a number means: `define SHR`, `define Pss_Dirty`
     Define(Define),
     /// Print a completion script for a shell

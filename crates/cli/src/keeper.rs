@@ -7,10 +7,10 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -18,15 +18,13 @@ use pagewise_heap::{Attached, Ended, Refused};
 use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, stat};
 use pagewise_remote::{Keeper, Undo, on_tracer_thread};
-use pagewise_sys::interrupt::ignore_requests_to_end;
 use rustix::fs::{FlockOperation, OFlags, flock};
 
 use crate::args::Keep;
+use crate::helper;
 
 /// The last word: nothing is left to undo but what is noted.
 const DONE: &str = "done";
-/// The keeper's first word: it ignores signals from now on.
-const READY: &str = "ready";
 /// The first words of notes: a mapping that is to be unmapped, one that is unmapped, a process whose heap is recorded.
 const NOTE: &str = "note ";
 const STRIKE: &str = "strike ";
@@ -216,24 +214,11 @@ impl Keeper for KeeperProcess {
 }
 
 fn start(notes: Option<&Path>) -> io::Result<(Child, ChildStdin)> {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["keep", &std::process::id().to_string()]);
+    let mut args = helper::words([&"keep", &std::process::id()]).to_vec();
     if let Some(path) = notes {
-        command.arg("--notes").arg(path);
+        args.extend(["--notes".into(), path.into()]);
     }
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.current_dir("/").spawn()?;
-    let pipes = child.stdin.take().zip(child.stdout.take());
-    let (input, output) = pipes.ok_or(io::ErrorKind::BrokenPipe)?;
-    let mut line = String::new();
-    BufReader::new(output).read_line(&mut line)?;
-    if line.trim_end() != READY {
-        // It ends as its input is closed.
-        drop(input);
-        let _ = child.wait();
-        return Err(io::ErrorKind::BrokenPipe.into());
-    }
-    Ok((child, input))
+    helper::start(&args)
 }
 
 /// Is the keeper of a process, or undoes what killed runs have left.
@@ -242,14 +227,11 @@ pub(crate) fn run(args: &Keep) -> ExitCode {
         let is_done = undo_left_behind(KEEP_PATIENCE, KEEP_PATIENCE);
         return if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     };
-    ignore_requests_to_end();
-    // Of its own session, it is no part of what the terminal or a shell ends together. It fails only where it is that already.
-    let _ = rustix::process::setsid();
+    helper::leave_session();
     // While either of us has the file locked, it is not for others.
     let file = args.notes.as_ref().and_then(|path| Some((open(path).ok()?, path)));
     let file = file.filter(|(file, _)| flock(file, FlockOperation::LockShared).is_ok());
-    let mut output = io::stdout();
-    if writeln!(output, "{READY}").and_then(|()| output.flush()).is_err() {
+    if helper::tell_ready().is_err() {
         return ExitCode::FAILURE;
     }
     let (mut notes, mut is_done) = (Notes::default(), false);
@@ -408,6 +390,8 @@ fn stat_of(root: &ProcRoot, pid: u32) -> Option<stat::Stat> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]

@@ -6,11 +6,13 @@
 
 mod args;
 mod commands;
+mod helper;
 mod keeper;
 mod look;
 mod output;
 mod pause;
 mod plan;
+mod shield;
 
 use std::io;
 use std::process::ExitCode;
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::LabRun(args) => commands::lab::run_once(args),
         Command::LabTouch { bytes } => commands::lab::touch(bytes),
         Command::Keep(args) => Ok(keeper::run(&args)),
+        Command::Shield { pid } => shield::run(pid),
         Command::HugePageSubject => commands::thp::be_the_subject(),
         Command::Completions { shell } => commands::shell::completions(shell),
         Command::Man { dir } => commands::shell::man(dir.as_deref()),

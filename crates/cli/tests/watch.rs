@@ -531,6 +531,54 @@ fn a_process_that_is_interrupted_or_out_of_time_is_told_of_as_far_as_it_was_seen
     assert_eq!(watching.report()["watched"]["ending"], "interrupted");
 }
 
+/// What the kernel says of the tracer of a process, and of its state.
+fn traced_and_stopped(pid: u32) -> (bool, bool) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+    (field("TracerPid:") != "0", field("State:").starts_with(['T', 't']))
+}
+
+#[test]
+fn where_a_hypervisor_may_cause_sigtraps_they_do_not_reach_the_process() {
+    if !pagewise_sys::cpuid::is_virtual() {
+        return skip(&Lack::Machine("no hypervisor runs it"));
+    }
+    let mut command = Command::new(program("trapped"));
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "ready");
+    let watching = Watching::begin(&[&child.id().to_string(), "watched"]);
+    assert_eq!(traced_and_stopped(child.id()).0, watching.is_some());
+    drop(child.stdin.take());
+    assert_eq!(lines.next().unwrap(), "stop");
+    let id = Pid::from_raw(child.id().cast_signed()).unwrap();
+    while !traced_and_stopped(child.id()).1 {
+        std::thread::yield_now();
+    }
+    // A stop by a signal stays one.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(traced_and_stopped(child.id()).1);
+    kill_process(id, Signal::CONT).unwrap();
+    let counts = lines.next().unwrap();
+    assert!(child.wait().unwrap().success());
+    let Some(watching) = watching else { return };
+    assert_eq!(counts, "main 0 thread 0 child 0 instructions 2 others 100");
+    // Those of both threads: the child writes its own copy.
+    assert_eq!(number(&watching.report(), "watched.count"), 200);
+}
+
+#[test]
+fn a_process_is_traced_no_more_after_it_was_watched() {
+    let held = Held::start(&program("trapped"), &[]);
+    let pid = held.pid();
+    let output = pagewise(&["watch", &pid, "watched", "--for", "10ms"]);
+    if !output.status.success() {
+        return cannot_watch(&String::from_utf8_lossy(&output.stderr));
+    }
+    assert!(!traced_and_stopped(pid.parse().unwrap()).0);
+}
+
 #[test]
 fn gdb_sees_the_same_values() {
     const WRITES: &str = "6";

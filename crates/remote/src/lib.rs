@@ -11,6 +11,7 @@
 //!  alone    calls while all other threads wait, whoever dies
 //!  code     instructions of the target that calls run by
 //!  memory   the target's memory
+//!  shield   a tracer that keeps wrong SIGTRAPs from the target
 //! ```
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod error;
 mod memory;
 mod process;
 mod scratch;
+mod shield;
 pub mod thread;
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -34,4 +36,5 @@ pub use error::Error;
 pub use memory::TargetMemory;
 pub use process::{Target, on_tracer_thread};
 pub use scratch::{Keeper, Returning, Scratch, Undo};
+pub use shield::Shield;
 pub use thread::{Function, Place, Tracee};

@@ -8,6 +8,11 @@ pub fn leaf(leaf: u32, subleaf: u32) -> Option<[u32; 4]> {
     (leaf <= last).then(|| ask(leaf, subleaf)).flatten()
 }
 
+/// Whether a hypervisor runs this machine: it says so by a bit that no CPU sets.
+pub fn is_virtual() -> bool {
+    leaf(1, 0).is_some_and(|[_, _, features, _]| features & 1 << 31 != 0)
+}
+
 /// Basic leaves begin at 0, extended ones at 0x8000_0000.
 const RANGE: u32 = 0x8000_0000;
 
@@ -36,6 +41,13 @@ mod tests {
         let [_, b, c, d] = leaf(0, 0).unwrap();
         let name = [b, d, c].map(u32::to_le_bytes).concat();
         assert_eq!(line.split(": ").nth(1).unwrap().as_bytes(), name);
+    }
+
+    #[test]
+    fn a_machine_is_virtual_if_the_kernel_says_so() {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap();
+        assert_eq!(is_virtual(), flags.split_whitespace().any(|flag| flag == "hypervisor"));
     }
 
     #[test]

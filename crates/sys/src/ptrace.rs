@@ -140,17 +140,36 @@ pub fn message(tid: Tid) -> io::Result<u64> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(message) }
 }
 
-/// Whether a thread that stopped at a SIGTRAP got it from a counter: [`crate::perf_event::Counter::trap_at`].
-pub fn is_from_counter(tid: Tid) -> bool {
-    /// `TRAP_PERF` of `asm-generic/siginfo.h`.
-    const TRAP_PERF: c_int = 6;
+/// What a signal says that a thread is about to receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalInfo {
+    /// `si_code`: why it was sent.
+    pub code: c_int,
+    /// `si_addr`: of a fault or a trap, the address.
+    pub address: u64,
+}
+
+/// Why a SIGTRAP was sent: at an instruction `int1`, or for a debug exception of which the CPU did not say why it came.
+pub const TRAP_BRKPT: c_int = 1;
+
+/// What the signal says that a stopped thread is about to receive; `None` where the thread is not at a signal.
+pub fn signal_info(tid: Tid) -> Option<SignalInfo> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let no_data = ptr::null_mut::<libc::c_void>();
     // SAFETY: this request writes one `siginfo_t` to its last argument, which points to one.
     let done = unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, tid, no_data, info.as_mut_ptr()) };
     // SAFETY: all its bytes are initialised, as zero or by the kernel, and any bytes are one.
     let info = unsafe { info.assume_init() };
-    done != -1 && info.si_code == TRAP_PERF
+    // SAFETY: any bytes are an address; signals without one have other numbers there.
+    let address = unsafe { info.si_addr() };
+    (done != -1).then(|| SignalInfo { code: info.si_code, address: address.addr() as u64 })
+}
+
+/// Whether a thread that stopped at a SIGTRAP got it from a counter: [`crate::perf_event::Counter::trap_at`].
+pub fn is_from_counter(tid: Tid) -> bool {
+    /// `TRAP_PERF` of `asm-generic/siginfo.h`.
+    const TRAP_PERF: c_int = 6;
+    signal_info(tid).is_some_and(|info| info.code == TRAP_PERF)
 }
 
 /// Where a stopped thread is, in a system call or outside of one; `None` before Linux 5.3.

@@ -30,8 +30,9 @@ use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 use crate::args;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::look::Look;
-use crate::output::{emit, emit_beside, to_stdout, write_stderr};
+use crate::output::{emit, emit_beside, note, to_stdout, write_stderr};
 use crate::plan::Usage;
+use crate::shield::Shield;
 
 /// Between looks at whether the process is still there.
 const LOOK: Duration = Duration::from_millis(20);
@@ -427,8 +428,10 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
     let ends = open_pid(pid)?;
     let block = block_at(&root, pid, found.address);
     let interrupts = Interrupts::note_all();
+    // Before there are breakpoints, and until there are none.
+    let shield = shield(pid);
     let mut watch = open(asked, &root, pid, &found)?;
-    // It was opened by its id.
+    // Both were opened by its id.
     root.check(pid)?;
     let name = Name::new(stat.name.as_bytes());
     let mapped = if found.mapping.is_none() { "; no memory is mapped there" } else { "" };
@@ -446,7 +449,21 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
             has_ended(&ends).then_some(Ended::Process(None))
         })
     })?;
-    Ok(Watched { block, ..made(watch, seen, found, pid, name, ended) })
+    let watched = Watched { block, ..made(watch, seen, found, pid, name, ended) };
+    drop(shield);
+    Ok(watched)
+}
+
+/// Shields a process from SIGTRAPs that a hypervisor causes, and says so if that is not possible.
+fn shield(pid: Pid) -> Option<Shield> {
+    let shield = Shield::of(pid.0);
+    if let Err(error) = &shield {
+        note(format_args!(
+            "process {pid} is not shielded ({error}): this machine is virtual, and if its hypervisor loses the reason of a debug exception, which \
+             few do on busy CPUs once in millions of accesses, the kernel sends SIGTRAP to the process"
+        ));
+    }
+    shield.ok()
 }
 
 /// Begins to watch what was found.
@@ -548,6 +565,7 @@ fn command(
         }
     };
     traced.let_go();
+    let shield = shield(pid);
     let (mut seen, mut end) = (Seen::new(asked, people), None);
     let ended = observe(&mut watch, &mut seen, people, || {
         if let Stopped::Ended(ending) = traced.run(Some(Instant::now()))? {
@@ -557,6 +575,7 @@ fn command(
     })?;
     let name = Name::new(program.as_bytes());
     let mut watched = made(watch, seen, found, pid, name, ended);
+    drop(shield);
     let words = std::iter::once(program).chain(arguments);
     watched.command = words.map(|word| Name::new(word.as_bytes())).collect();
     let end = match end {

@@ -212,7 +212,7 @@ fn look_at(
 ///
 /// # Errors
 /// `ECHILD` where there is none.
-pub(crate) fn any() -> io::Result<Option<(Tid, Change)>> {
+pub fn any() -> io::Result<Option<(Tid, Change)>> {
     look_at_any(0)
 }
 

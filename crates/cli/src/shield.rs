@@ -1,0 +1,58 @@
+//! The shield: a helper process that traces a process whose memory is watched, if a hypervisor runs this machine
+//! ([`pagewise_remote::Shield`]).
+
+use std::io::{self, Read};
+use std::process::{Child, ChildStdin, ExitCode};
+
+use pagewise_remote::{self as remote, Target};
+use pagewise_sys::cpuid;
+
+use crate::helper;
+use crate::output::to_stdout;
+
+/// The shield of a process. Dropping it ends the tracing.
+#[derive(Debug)]
+pub(crate) struct Shield(Option<(Child, ChildStdin)>);
+
+impl Shield {
+    /// Shields a process where a hypervisor may cause SIGTRAPs; elsewhere nothing is done.
+    ///
+    /// # Errors
+    /// Why the process cannot be traced.
+    pub(crate) fn of(pid: u32) -> io::Result<Shield> {
+        if !cpuid::is_virtual() {
+            return Ok(Shield(None));
+        }
+        helper::start(&helper::words([&"shield", &pid])).map(|started| Shield(Some(started)))
+    }
+}
+
+impl Drop for Shield {
+    fn drop(&mut self) {
+        if let Some((mut child, input)) = self.0.take() {
+            drop(input);
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Is the helper process, until its standard input is closed.
+pub(crate) fn run(pid: u32) -> anyhow::Result<ExitCode> {
+    helper::leave_session();
+    let shield = match Target::open(pid, None).and_then(|target| remote::Shield::seize(&target)) {
+        Ok(shield) => shield,
+        Err(error) => {
+            to_stdout(|out| writeln!(out, "{error}"))?;
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    helper::tell_ready()?;
+    // The kernel ends the tracing with this process.
+    std::thread::spawn(|| {
+        let mut nothing = Vec::new();
+        let _ = io::stdin().take(1).read_to_end(&mut nothing);
+        std::process::exit(0);
+    });
+    shield.run()?;
+    Ok(ExitCode::SUCCESS)
+}

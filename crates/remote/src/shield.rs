@@ -1,0 +1,113 @@
+//! A tracer that keeps from a process the SIGTRAPs of debug exceptions whose reason a hypervisor has lost.
+//!
+//! A breakpoint register makes the CPU raise a debug exception, and register DR6 says which breakpoint it was. A hypervisor may lose what DR6
+//! says: KVM before Linux 6.14 does if it is entered again between the exception and the reading. Linux then takes the exception for one of the
+//! instruction `int1` and sends SIGTRAP (`TRAP_BRKPT`), which ends a program that does not handle it. On one virtual machine with busy CPUs that
+//! happened once in about two million exceptions.
+//!
+//! The tracer seizes all threads of the process and stops none of them. A thread stops when it is about to receive a signal, and as it makes a
+//! thread or a process, and goes on at once: with the signal, unless it is such a SIGTRAP. If the tracer is killed, threads are untraced.
+
+use std::io;
+
+use pagewise_sys::ptrace::{self, TRAP_BRKPT, Tid};
+use pagewise_sys::remote::read_each;
+use pagewise_sys::trace::wait::{self, Change};
+
+use crate::Error;
+use crate::process::Target;
+
+/// Threads and processes that a thread makes are traced too: breakpoints are inherited.
+const OPTIONS: i32 =
+    libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
+/// How often new threads are looked for.
+const MAX_ROUNDS: u32 = 100;
+
+/// A process that this thread traces.
+#[derive(Debug)]
+pub struct Shield {
+    pid: u32,
+}
+
+impl Shield {
+    /// Seizes all threads of a process.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::NotPermitted`]: some other tracer may have it. None is traced then, once this thread ends.
+    pub fn seize(target: &Target) -> Result<Shield, Error> {
+        let mut seized: Vec<u32> = Vec::new();
+        for _ in 0..MAX_ROUNDS {
+            let before = seized.len();
+            for tid in target.threads()? {
+                let Ok(id) = Tid::try_from(tid) else { continue };
+                if seized.contains(&tid) {
+                    continue;
+                }
+                match ptrace::seize(id, OPTIONS) {
+                    Ok(()) => seized.push(tid),
+                    // It was made by a thread that is traced already, or has ended.
+                    Err(_) if is_ours(target.pid(), tid) => seized.push(tid),
+                    Err(error) => return Err(Error::of_tracing(error)),
+                }
+            }
+            if seized.len() == before {
+                return match seized.is_empty() {
+                    true => Err(Error::Gone),
+                    false => Ok(Shield { pid: target.pid() }),
+                };
+            }
+        }
+        Ok(Shield { pid: target.pid() })
+    }
+
+    /// Lets threads go on as they stop, until all have ended.
+    ///
+    /// # Errors
+    /// None that the kernel is known to give.
+    pub fn run(&self) -> io::Result<()> {
+        loop {
+            match wait::any() {
+                Ok(Some((tid, change))) => self.go_on(tid, change),
+                Ok(None) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn go_on(&self, tid: Tid, change: Change) {
+        match change {
+            Change::Ended(_) => {}
+            Change::Signal(libc::SIGTRAP) if self.is_lost_breakpoint(tid) => ptrace::resume(tid, 0),
+            Change::Signal(signal) => ptrace::resume(tid, signal),
+            Change::GroupStop => {
+                // Its stop would be seen again for ever.
+                let _ = wait::take(tid);
+                ptrace::listen(tid);
+            }
+            _ => ptrace::resume(tid, 0),
+        }
+    }
+
+    /// Whether a SIGTRAP is of a debug exception without a reason, and of no instruction `int1`.
+    fn is_lost_breakpoint(&self, tid: Tid) -> bool {
+        const INT1: u8 = 0xf1;
+        let Some(info) = ptrace::signal_info(tid).filter(|info| info.code == TRAP_BRKPT) else {
+            return false;
+        };
+        // The address is that of the next instruction. A child has the same code as its parent.
+        let before = [info.address.wrapping_sub(1)];
+        let byte = read_each::<1>(tid.unsigned_abs(), &before)
+            .or_else(|_| read_each::<1>(self.pid, &before));
+        !matches!(byte.as_deref(), Ok([Some([INT1])]))
+    }
+}
+
+/// Whether this process traces a thread already, or the thread is gone.
+fn is_ours(pid: u32, tid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"));
+    let Ok(status) = status else { return true };
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    field("TracerPid:") == Some(std::process::id().to_string().as_str())
+        || field("State:").is_some_and(|state| state.starts_with(['Z', 'X']))
+}
