@@ -1,6 +1,6 @@
 //! What recording a heap costs a program: pagewise's recorder with every call and with samples, heaptrack, and massif, against
-//! the program alone. sqlite3 sorts a table in memory, python3 builds and parses, cc1plus compiles templates, two threads
-//! allocate at the end of 18 calls.
+//! the program alone. sqlite3 sorts a table in memory, python3 builds and parses, cc1plus compiles templates, perl and node build and
+//! split, two threads replace blocks at random at the end of 18 calls.
 //!
 //! `cargo bench -p pagewise --bench heap [WORKLOAD...]`; with `PAGEWISE_BENCH_SLOW=1` valgrind's tools take part
 
@@ -49,6 +49,40 @@ for r in range(3):
     total += len(sorted((v[1], k) for k, v in d.items()))
 print(total)
 ";
+
+const PERL: &str = r#"
+use strict;
+sub tree { my $d = shift; return $d == 0 ? {k => 0} : {k => $d, l => tree($d - 1), r => tree($d - 1)} }
+sub count { my $n = shift; return 1 + ($n->{l} ? count($n->{l}) + count($n->{r}) : 0) }
+my $total = 0;
+for my $r (1 .. 3) {
+    $total += count(tree(14));
+    my %h = map { ("key$_" => [$_, "x$_", {x => $_ * 1.5}]) } 0 .. 40000;
+    my $s = join(",", map { "$_:$h{$_}[1]" } sort keys %h);
+    my %c;
+    $c{uc $_}++ for split /[,:]/, $s;
+    $total += keys %c;
+}
+print "$total\n";
+"#;
+
+const NODE: &str = r#"
+class Node { constructor(k, left, right) { this.k = k; this.left = left; this.right = right } }
+const tree = d => d === 0 ? new Node(0) : new Node(d, tree(d - 1), tree(d - 1));
+const count = n => 1 + (n.left ? count(n.left) + count(n.right) : 0);
+let total = 0;
+for (let r = 0; r < 6; r++) {
+    total += count(tree(16));
+    const d = {};
+    for (let i = 0; i < 80000; i++) d['key' + i] = [i, '' + i, {x: i * 1.5}];
+    const s = JSON.stringify(d);
+    total += Object.keys(JSON.parse(s)).length + new Set(s.match(/key\d+/g)).size;
+    const buffers = [];
+    for (let i = 0; i < 20000; i++) buffers.push(Buffer.alloc(5000 + i % 100));
+    total += buffers.length + require('zlib').gzipSync(s).length;
+}
+console.log(total);
+"#;
 
 const TEMPLATES: &str = r#"
 #include <algorithm>
@@ -160,7 +194,7 @@ fn workloads(folder: &Path) -> Vec<Workload> {
         path.display().to_string()
     };
     let (sql, python) = (write("race.sql", SQL), write("race.py", PYTHON));
-    let deep = compile("deep").display().to_string();
+    let slots = compile("slots").display().to_string();
     let mut all = Vec::new();
     if is_installed("sqlite3") {
         all.push(Workload {
@@ -176,7 +210,7 @@ fn workloads(folder: &Path) -> Vec<Workload> {
             name: "python",
             title: "python3 with PYTHONMALLOC=malloc: trees, JSON, regular expressions",
             line: format!("env PYTHONMALLOC=malloc {{}} {program} {python}"),
-            every: 1.6,
+            every: 1.3,
             sampled: 1.05,
         });
     }
@@ -191,17 +225,37 @@ fn workloads(folder: &Path) -> Vec<Workload> {
             sampled: 1.05,
         });
     }
+    if is_installed("perl") {
+        let script = write("race.pl", PERL);
+        all.push(Workload {
+            name: "perl",
+            title: "perl: trees, hashes, strings",
+            line: format!("{{}} perl {script}"),
+            every: 1.3,
+            sampled: 1.05,
+        });
+    }
+    if is_installed("node") {
+        let script = write("race.js", NODE);
+        all.push(Workload {
+            name: "node",
+            title: "node: trees, JSON, buffers",
+            line: format!("{{}} node {script}"),
+            every: 1.3,
+            sampled: 1.05,
+        });
+    }
     all.push(Workload {
         name: "threads",
-        title: "2 threads, 10M pairs of malloc and free each, 18 calls deep",
-        line: format!("{{}} {deep} 10000000"),
+        title: "2 threads, 10M blocks each, 4,096 live, replaced at random, 64 stacks of 18 calls",
+        line: format!("{{}} {slots} 10000000"),
         every: 2.5,
         sampled: 1.15,
     });
     all.push(Workload {
-        name: "chance",
-        title: "2 threads, 10M pairs each, 18 calls deep, by ways that hardly repeat",
-        line: format!("{{}} {deep} 10000000 18 chance"),
+        name: "stacks",
+        title: "the same from 32,768 stacks",
+        line: format!("{{}} {slots} 10000000 32768"),
         every: 4.0,
         sampled: 1.15,
     });
