@@ -8,7 +8,7 @@
 //!  enter   what the program calls: a few instructions, and on to where the mode of recording says
 //!  hooks   each function of malloc's family, recorded
 //!  threads what a thread has of its own, and how it counts
-//!  stacks  the call stack: remembered, or followed by rows
+//!  stacks  the call stack: known by a hash of its words, or followed by rows
 //!  map     a table that readers use without a lock
 //!  rows    how to leave a function, by return address; cfi reads it from .eh_frame
 //!  tree    calls by caller, and sites

@@ -358,9 +358,7 @@ mod tests {
 
     #[test]
     fn blocks_are_known_from_when_they_come_until_they_go() {
-        let length = pagewise_heaplog::tables::LENGTH;
-        let tables = kernel::File::unnamed(c"tables", length).unwrap();
-        shared::install(kernel::map(&tables, length).unwrap());
+        shared::install_for_tests();
         comes_and_goes(true, 32);
         comes_and_goes(false, 8);
     }

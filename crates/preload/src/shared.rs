@@ -17,6 +17,16 @@ pub(crate) fn install(base: *mut u8) {
     BASE.store(base, Release);
 }
 
+/// Makes tables, once for all tests of this program.
+#[cfg(test)]
+pub(crate) fn install_for_tests() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let tables = kernel::File::unnamed(c"tables", LENGTH).unwrap();
+        install(kernel::map(&tables, LENGTH).unwrap());
+    });
+}
+
 /// Unmaps the tables.
 ///
 /// # Safety
@@ -165,21 +175,6 @@ impl Record {
     #[inline(always)]
     pub(crate) fn add(self, number: usize, more: u64) {
         self.set(number, self.get(number).wrapping_add(more));
-    }
-
-    /// Where it is.
-    pub(crate) fn address(self) -> *const u8 {
-        std::ptr::from_ref(self.0).cast()
-    }
-
-    /// The record at an address that [`Record::address`] gave.
-    ///
-    /// # Safety
-    /// It did.
-    #[inline(always)]
-    pub(crate) unsafe fn at(address: *const u8) -> Record {
-        // SAFETY: the caller's promise.
-        Record(unsafe { &*address.cast() })
     }
 
     /// Copies what is live for peaks and moments that have passed since it was last changed.

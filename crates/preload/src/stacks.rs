@@ -1,50 +1,81 @@
-//! The call stack of an allocation: remembered where it was seen before, followed frame by frame where not.
+//! The call stack of an allocation: looked up by a hash of the words that determine it, followed frame by frame if it is new.
 //!
-//! Leaving a function is determined by its return address, its stack pointer, maybe its frame pointer, and the words of the
-//! stack that its row reads. A [`Memo`] keeps these words for some frames one above the other, so that a stack that is the
-//! same again is known by comparing them, at less than a nanosecond a frame. Stacks are cut into pieces at fixed addresses
-//! (every [`WINDOW`] bytes), so that the outer frames are remembered once for all that is called from them:
+//! The return address, the stack pointer, sometimes the frame pointer, and the words of the stack that its row reads determine how a
+//! function is left. So the first walk of a stack notes where these words lie. The next time that the stack pointer and the return
+//! address are the same, the words at the same addresses are hashed. If a stack with this hash was followed before, then the walk
+//! would read the same words again and end the same: the stack is the same one.
+//!
+//! Stacks are cut into pieces at fixed addresses (every [`WINDOW`] bytes), so that all stacks that share their outer frames share
+//! the pieces of these, too:
 //!
 //! ```text
 //!  stack pointer of the caller                                                       end of the stack
 //!  | frames in the first window   | frames in the next window | ...                              |
-//!  | memo: words, place of each --> memo: words, places      --> ...           --> nobody called  |
+//!  | layout: offsets of words       --> layout: offsets         --> ...           --> no caller    |
+//!  | hash of the piece              --> hash of the piece       --> ...                            |
+//!  \______________________ hash of the stack --> site ____________________________________________/
 //! ```
 //!
-//! A thread has few memos. Where it goes more ways than these, it *glances*: it takes a hash of the words that lie where the
-//! memos of other ways to the same depth have theirs. A stack is known by it if it was followed before, and its words were
-//! found at these very places: then it was left by them, and is again, since all that is read on the way is the same. Two
-//! stacks that are not the same are taken for each other with a probability of 2^-59.
+//! Several layouts may begin with the same stack pointer and return address, because the frames above differ in size. The hash
+//! is first taken by the layouts that were used last. If no stack has this hash, [`Stacks::follow`] chooses, piece by
+//! piece, the layout by which the piece has a known hash, and walks the frames of the piece if there is none.
+//!
+//! A lookup has no branch that depends on which of the known stacks it finds, and the products of the hash do not wait for each
+//! other: programs that use many stacks in random order pay neither for branch mispredictions nor for long chains of latencies. Two stacks
+//! that differ have the same hash with a probability of 2^-58.
 
 use std::cell::Cell;
+use std::sync::atomic::Ordering::Relaxed;
 
 use pagewise_heaplog::recording::ROOT;
 use pagewise_heaplog::tables::{INTERRUPTED, SITES, header};
 
-use crate::shared::{self, Record};
+use crate::shared;
 use crate::{kernel, real, tree};
 
+#[cfg(test)]
+mod tests;
 mod walk;
 
-/// Bytes of stack that one memo covers at most, a power of two.
-const WINDOW: u64 = 1 << 10;
-/// Words that a memo compares, and frames that it holds.
+/// Bytes of stack that one piece covers at most, a power of two: 512 words. With less, most stacks have several pieces, each of
+/// which costs as much as ten words; with more, fewer stacks share their outer pieces.
+const WINDOW: u64 = 512 * 8;
+/// Words by which a piece is known, and frames in it.
 const WORDS: usize = 32;
-/// Memos of a thread.
-const MEMOS: usize = 512;
-/// Memos in a row that make up one call stack; what is above is cut.
+/// Layouts of a thread: sets of those that are found at the same index.
+const SETS: usize = 1 << 10;
+const WAYS: usize = 4;
+/// Pieces that make up one call stack; the frames above are cut off.
 const PIECES: usize = 128;
-/// Stacks that a thread knows by glances, a power of two; the bits of a word that tell the site.
-const GLANCES: usize = 1 << 16;
+/// Pieces that a thread knows, in sets of [`PIECE_WAYS`], a cache line each.
+const PIECE_SETS: usize = 1 << 11;
+const PIECE_WAYS: usize = 4;
+/// Stacks that a thread knows, a power of two, in sets of a cache line; the bits of a word that hold the site.
+const STACKS: usize = 1 << 16;
+const STACK_WAYS: usize = 8;
 const SITE: u64 = SITES.room as u64 - 1;
 const _: () = assert!(SITES.room.is_power_of_two());
 /// In place of an offset: the frame pointer was not saved in this piece.
 const UNSAVED: u16 = u16::MAX;
-/// In place of a hash: that of no call, and none.
+/// Hash of no frames.
 const OUTSIDE: u64 = 2;
-const NOTHING: u64 = 0;
-/// In place of a number.
-const NONE: u32 = u32::MAX - 1;
+/// Keys of the hash: one for each word, random and fixed.
+const KEYS: [u64; WORDS] = keys();
+
+/// `splitmix64`.
+const fn keys() -> [u64; WORDS] {
+    let mut keys = [0; WORDS];
+    let mut state = 0_u64;
+    let mut index = 0;
+    while index < WORDS {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        keys[index] = mixed ^ mixed >> 31;
+        index += 1;
+    }
+    keys
+}
 
 /// Where a thread is in a function that has called.
 #[derive(Clone, Copy, Debug)]
@@ -57,161 +88,139 @@ pub(crate) struct At {
     pub frame: u64,
 }
 
-/// Some frames, one above the other, and the words that say that they are the same again.
-#[repr(C, align(64))]
-pub(crate) struct Memo {
-    code: Cell<u64>,
-    stack: Cell<u64>,
-    frame: Cell<u64>,
-    outer_code: Cell<u64>,
-    outer_stack: Cell<u64>,
-    record: Cell<*const u8>,
-    /// All places as one word.
-    calls: Cell<u64>,
-    /// What stands for the places of its words, and for what they were as well.
-    layout: Cell<u64>,
-    glance: Cell<u64>,
-    /// What stands for all calls of the pieces above, and for those and this one's.
-    outer_hash: Cell<u64>,
-    hash: Cell<u64>,
-    node: Cell<u32>,
-    site: Cell<u32>,
-    /// The memo that was the next piece last time.
-    next: Cell<u16>,
-    uses_frame: Cell<bool>,
-    is_cut: Cell<bool>,
-    words: Cell<u8>,
-    frames: Cell<u8>,
-    reach: Cell<u16>,
-    saved: Cell<u16>,
-    offsets: [Cell<u16>; WORDS],
-    values: [Cell<u64>; WORDS],
-    places: [Cell<u32>; WORDS],
+/// How a piece ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum End {
+    /// Its last frame has no caller.
+    #[default]
+    Outside,
+    /// Its last frame cannot be left.
+    Cut,
+    /// Its last frame was called from the next piece.
+    Call,
+    /// Its last frame is that of a signal's handler: the kernel wrote down where the next piece begins.
+    Signal,
 }
 
-impl Memo {
-    /// Whether its frames are there again.
+/// Offsets in words of what the kernel writes down for a signal's handler (`struct ucontext` of x86-64), from the frame pointer on.
+const SIGNAL_STACK: u64 = 5;
+const SIGNAL_CODE: u64 = 6;
+
+/// Addresses of the words that determine the frames of a piece, relative to its stack pointer.
+#[repr(C, align(128))]
+struct Layout {
+    code: Cell<u64>,
+    stack: Cell<u64>,
+    /// [`Stacks::epoch`] when it was noted.
+    epoch: Cell<u64>,
+    /// Hash of all that is here, and a key of the piece's hash.
+    key: Cell<u64>,
+    /// Bytes from the stack pointer to that of the next piece.
+    length: Cell<u32>,
+    words: Cell<u8>,
+    uses_frame: Cell<bool>,
+    end: Cell<End>,
+    /// Whether other layouts begin at the same address.
+    has_rivals: Cell<bool>,
+    /// Words from the stack pointer to the end of what is read.
+    reach: Cell<u16>,
+    /// Where the frame pointer is saved.
+    saved: Cell<u16>,
+    offsets: [Cell<u16>; WORDS],
+}
+
+impl Layout {
     #[inline(always)]
-    fn holds(&self, at: At, end: u64) -> bool {
-        if self.code.get() != at.code
-            || self.stack.get() != at.stack
-            || (self.uses_frame.get() && self.frame.get() != at.frame)
-            || at.stack + u64::from(self.reach.get()) * 8 > end
-        {
-            return false;
-        }
-        let count = usize::from(self.words.get()).min(WORDS);
-        let offsets = self.offsets[..count].as_chunks::<4>().0;
-        let values = self.values[..count].as_chunks::<4>().0;
-        let differs = |offset: &Cell<u16>, value: &Cell<u64>| {
-            word(at.stack + u64::from(offset.get()) * 8) ^ value.get()
-        };
-        // Two sums, so that one need not wait for the other.
-        let (mut even, mut odd) = (0, 0);
-        for ([o0, o1, o2, o3], [v0, v1, v2, v3]) in offsets.iter().zip(values) {
-            even |= differs(o0, v0) | differs(o2, v2);
-            odd |= differs(o1, v1) | differs(o3, v3);
-        }
-        even | odd == 0
+    fn begins(&self, at: At, epoch: u64) -> bool {
+        self.code.get() == at.code && self.stack.get() == at.stack && self.epoch.get() == epoch
     }
 
-    /// What stands for the frames from `at` on, if their words lie where its own do; none where the stack ends before.
+    /// Hash of the frames from `at` on, if their words lie where this layout has them; none if the stack ends before.
+    ///
+    /// NH of UMAC: a sum of products of pairs of words, each plus a key, none of which waits for another.
     #[inline(always)]
-    fn glance_at(&self, at: At, end: u64) -> Option<u64> {
+    fn hash(&self, at: At, end: u64) -> Option<u64> {
         if at.stack + u64::from(self.reach.get()) * 8 > end {
             return None;
         }
-        // Two, so that one need not wait for the other.
-        let (mut even, mut odd) = (at.code, at.stack);
-        let count = usize::from(self.words.get()).min(WORDS);
-        for [first, second] in self.offsets[..count].as_chunks::<2>().0 {
-            even = tree::mix(even, word(at.stack + u64::from(first.get()) * 8));
-            odd = tree::mix(odd, word(at.stack + u64::from(second.get()) * 8));
-        }
+        let key = self.key.get();
         let frame = if self.uses_frame.get() { at.frame } else { 0 };
-        Some([frame, odd, self.layout.get()].into_iter().fold(even, tree::mix))
-    }
-
-    /// Notes where its words lie, and what they are.
-    #[inline(always)]
-    fn keep_glance(&self, at: At, end: u64) {
-        let mut layout = u64::from(self.words.get()) << 1 | u64::from(self.uses_frame.get());
-        for four in self.offsets[..usize::from(self.words.get()).min(WORDS)].as_chunks::<4>().0 {
-            let [a, b, c, d] = four.each_ref().map(|offset| u64::from(offset.get()));
-            layout = tree::mix(layout, a | b << 16 | c << 32 | d << 48);
+        let mut sum = u128::from(frame) * u128::from(key);
+        let count = usize::from(self.words.get()).min(WORDS);
+        let product = |offsets: [&Cell<u16>; 2], keys: [u64; 2]| {
+            let [first, second] =
+                offsets.map(|offset| word(at.stack + u64::from(offset.get()) * 8));
+            let first = u128::from(first.wrapping_add(keys[0]));
+            first * u128::from(second.wrapping_add(keys[1]))
+        };
+        let offsets = self.offsets[..count].as_chunks::<4>().0;
+        for ([o0, o1, o2, o3], &[k0, k1, k2, k3]) in offsets.iter().zip(KEYS.as_chunks::<4>().0) {
+            sum = sum.wrapping_add(product([o0, o1], [k0, k1]));
+            sum = sum.wrapping_add(product([o2, o3], [k2, k3]));
         }
-        self.layout.set(layout);
-        self.glance.set(self.glance_at(at, end).unwrap_or(NOTHING));
+        Some(tree::mix(sum as u64 ^ key, (sum >> 64) as u64))
     }
 
-    /// The node of its innermost call below `outer`, found call by call.
-    #[cold]
-    #[inline(never)]
-    fn learn_run(&self, outer: u32) -> Option<u32> {
-        let mut node = outer;
-        for place in self.places[..usize::from(self.frames.get())].iter().rev() {
-            node = tree::child(node, place.get())?;
-        }
-        tree::keep_run(self.hash.get(), node);
-        Some(node)
-    }
-
-    /// The site that was found for it, and the thread's record of that.
+    /// Where the next piece begins, if the frames are those that this layout is of, or one with the same words up to there; none
+    /// if there is no next one.
     #[inline(always)]
-    pub(crate) fn record(&self) -> Option<(u32, Record)> {
-        let record = self.record.get();
-        if record.is_null() {
-            return None;
-        }
-        // SAFETY: only what `Record::address` gave is put there.
-        Some((self.site.get(), unsafe { Record::at(record) }))
-    }
-
-    /// The node of its innermost frame.
-    pub(crate) fn node(&self) -> u32 {
-        self.node.get()
-    }
-
-    /// The site of its innermost frame; none where there is no more room.
-    #[inline(always)]
-    pub(crate) fn site(&self, kind: u32) -> Option<u32> {
-        match self.site.get() {
-            NONE => self.new_site(kind),
-            site => Some(site),
+    fn outer(&self, at: At) -> Option<At> {
+        let frame = match self.saved.get() {
+            UNSAVED => at.frame,
+            offset => word(at.stack + u64::from(offset) * 8),
+        };
+        match self.end.get() {
+            End::Call => {
+                let stack = at.stack + u64::from(self.length.get());
+                Some(At { code: word(stack - 8), stack, frame })
+            }
+            End::Signal => Some(self.interrupted(at, frame)),
+            End::Outside | End::Cut => None,
         }
     }
 
     #[cold]
-    #[inline(never)]
-    fn new_site(&self, kind: u32) -> Option<u32> {
-        let site = tree::site(self.node.get(), kind)?;
-        tree::keep_site(self.hash.get(), self.node.get(), site);
-        Some(site)
+    fn interrupted(&self, at: At, frame: u64) -> At {
+        let saved = at.stack + u64::from(self.saved.get()) * 8;
+        let stack = word(saved + SIGNAL_STACK * 8);
+        At { code: word(saved + SIGNAL_CODE * 8) | INTERRUPTED, stack, frame }
     }
 
-    /// Notes what was found.
-    pub(crate) fn keep(&self, site: u32, record: Record) {
-        self.site.set(site);
-        self.record.set(record.address());
+    /// The set of the layouts that begin where this one does and have the same caller; none if the stack ends before.
+    #[inline(always)]
+    fn rivals(&self, at: At, end: u64) -> Option<usize> {
+        let place = at.stack + u64::from(self.offsets[0].get()) * 8;
+        let caller = if place < end { word(place) } else { return None };
+        Some(set(At { code: at.code ^ caller.rotate_left(13), ..at }))
     }
 
-    fn clear(&self, at: At) {
+    fn clear(&self, at: At, epoch: u64) {
         self.code.set(at.code);
         self.stack.set(at.stack);
-        self.frame.set(at.frame);
-        self.outer_code.set(0);
-        self.outer_stack.set(0);
-        self.outer_hash.set(NOTHING);
-        self.hash.set(NOTHING);
-        self.node.set(NONE);
-        self.site.set(NONE);
-        self.record.set(std::ptr::null());
-        self.uses_frame.set(false);
-        self.is_cut.set(false);
+        self.epoch.set(epoch);
+        self.length.set(0);
         self.words.set(0);
-        self.frames.set(0);
+        self.uses_frame.set(false);
+        self.end.set(End::Outside);
         self.reach.set(0);
         self.saved.set(UNSAVED);
+    }
+
+    fn set(&self, other: &Layout) {
+        self.code.set(other.code.get());
+        self.stack.set(other.stack.get());
+        self.epoch.set(other.epoch.get());
+        self.key.set(other.key.get());
+        self.length.set(other.length.get());
+        self.words.set(other.words.get());
+        self.uses_frame.set(other.uses_frame.get());
+        self.end.set(other.end.get());
+        self.reach.set(other.reach.get());
+        self.saved.set(other.saved.get());
+        self.has_rivals.set(false);
+        for (to, from) in self.offsets.iter().zip(&other.offsets) {
+            to.set(from.get());
+        }
     }
 
     #[inline(always)]
@@ -220,22 +229,30 @@ impl Memo {
         u16::try_from(words).ok().filter(|&words| words < UNSAVED - 1)
     }
 
-    /// Where its last frame returns to.
-    fn outer(&self, at: At) -> At {
-        let frame = match self.saved.get() {
-            UNSAVED => at.frame,
-            offset => word(at.stack + u64::from(offset) * 8),
-        };
-        At { code: self.outer_code.get(), stack: self.outer_stack.get(), frame }
+    /// Computes the key, when all else is noted.
+    fn seal(&self) {
+        let flags = u64::from(self.words.get()) << 8
+            | u64::from(self.uses_frame.get()) << 2
+            | self.end.get() as u64;
+        let sizes = u64::from(self.length.get()) | u64::from(self.saved.get()) << 32;
+        let begin = [self.code.get(), self.stack.get(), self.epoch.get(), flags, sizes];
+        let begin = begin.into_iter().fold(OUTSIDE, tree::mix);
+        let offsets = self.offsets[..usize::from(self.words.get()).min(WORDS)].as_chunks::<4>().0;
+        self.key.set(offsets.iter().fold(begin, |key, four| {
+            let [a, b, c, d] = four.each_ref().map(|offset| u64::from(offset.get()));
+            tree::mix(key, a | b << 16 | c << 32 | d << 48)
+        }));
     }
+}
 
-    /// Where its last frame would return to now, if it ended where it did; none where a signal or another stack is between.
-    #[inline(always)]
-    fn outer_now(&self, at: At, end: u64) -> Option<At> {
-        let outer = self.outer(at);
-        let is_call = outer.code & INTERRUPTED == 0 && outer.stack < end;
-        is_call.then(|| At { code: word(outer.stack - 8), ..outer })
-    }
+/// A piece that was followed.
+#[repr(C)]
+struct Piece {
+    layout: Layout,
+    /// Hash of the places of all frames.
+    calls: Cell<u64>,
+    frames: Cell<u8>,
+    places: [Cell<u32>; WORDS],
 }
 
 /// A word of the stack.
@@ -246,7 +263,7 @@ fn word(address: u64) -> u64 {
     unsafe { place.read_volatile() }
 }
 
-/// What a thread remembers of its stacks.
+/// Stacks that a thread has seen.
 #[repr(C)]
 pub(crate) struct Stacks {
     /// Where the stack in use begins at the lowest, and ends.
@@ -255,267 +272,352 @@ pub(crate) struct Stacks {
     others: [(Cell<u64>, Cell<u64>); 8],
     next_other: Cell<usize>,
     turn: Cell<usize>,
-    /// How often calls were forgotten, and with them all glances.
-    forgotten: Cell<u64>,
-    /// The last glance.
-    glance: Cell<u64>,
-    memos: [Memo; MEMOS],
-    /// Sites by glances, with as much of the glance as there is room for.
-    glanced: [Cell<u64>; GLANCES],
+    /// How often calls were forgotten: layouts of an earlier epoch are not used, and all hashes are others.
+    epoch: Cell<u64>,
+    layouts: [[Layout; WAYS]; SETS],
+    /// For each set, the layout that was used last.
+    last: [Cell<u8>; SETS],
+    /// Sites by hash of the stack, with as many bits of the hash as there is space for.
+    stacks: [[Cell<u64>; STACK_WAYS]; STACKS / STACK_WAYS],
+    /// Pieces that were followed: the hash, and the hash of the places of their frames.
+    pieces: [[(Cell<u64>, Cell<u64>); PIECE_WAYS]; PIECE_SETS],
+    /// The stack that is being followed: hashes of the places of each piece; where each piece's places begin, and all places.
+    calls: [Cell<u64>; PIECES],
+    begins: [Cell<u16>; PIECES],
+    places: [Cell<u32>; PIECES * WORDS],
+    piece: Piece,
 }
 
-/// What is known of a call stack.
-pub(crate) enum Found<'a> {
-    /// A memo, and its glance if that is new.
-    Memo(&'a Memo, Option<Glance>),
-    /// The site, which was known by a glance.
+/// A call stack.
+pub(crate) enum Found {
+    /// A known one, with this site.
     Site(u32),
+    /// One that is to be kept once it has a site ([`Stacks::keep`]).
+    New(New),
 }
 
-/// What stands for a whole call stack.
+/// A call stack that this thread has followed.
 #[derive(Clone, Copy)]
-pub(crate) struct Glance(u64);
+pub(crate) struct New {
+    hash: u64,
+    /// Hash of the places of all frames.
+    calls: u64,
+    node: u32,
+    site: Option<u32>,
+}
 
+impl New {
+    /// The site; none if there is no more space for one.
+    pub(crate) fn site(self, kind: u32) -> Option<u32> {
+        self.site.or_else(|| {
+            let site = tree::site(self.node, kind)?;
+            tree::keep_site(self.calls, self.node, site);
+            Some(site)
+        })
+    }
+}
+
+/// The set of the layouts that begin at an address.
 #[inline(always)]
-fn hash(at: At) -> usize {
-    // Two memos that lie side by side take turns.
+fn set(at: At) -> usize {
     let mixed = (at.code ^ at.stack.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((mixed >> 40) as usize % MEMOS) & !1
+    (mixed >> 40) as usize % SETS
+}
+
+#[cold]
+#[inline(never)]
+fn count_cut() {
+    shared::head(header::CUT_STACKS).fetch_add(1, Relaxed);
 }
 
 impl Stacks {
-    /// The memo of the innermost frames of a stack; none where it cannot be followed at all.
-    pub(crate) fn memo(&self, at: At) -> Option<&Memo> {
-        let end = self.end(at.stack)?;
-        let held = self.held(at, end);
-        self.whole(held, at, end)
-            .or_else(|| Some(self.follow(at, end, held.map(|(index, _)| index))?.0))
-    }
-
-    /// What is known of a stack; none where it cannot be followed at all.
+    /// The call stack from `at` on; none if it cannot be followed at all.
     #[inline(always)]
-    pub(crate) fn find(&self, at: At) -> Option<Found<'_>> {
-        let end = self.end(at.stack)?;
-        let held = self.held(at, end);
-        if let Some(memo) = self.whole(held, at, end) {
-            return Some(Found::Memo(memo, None));
-        }
-        self.glance_or_follow(at, end, held.map(|(index, _)| index))
-    }
-
-    /// The memo that holds, where all pieces above it do as well.
-    #[inline(always)]
-    fn whole<'a>(&'a self, held: Option<(usize, &'a Memo)>, at: At, end: u64) -> Option<&'a Memo> {
-        let (_, memo) = held?;
-        // One that was only the caller of others may have no node yet.
-        (self.outer_hold(memo, at, end) && memo.node.get() != NONE).then_some(memo)
-    }
-
-    #[inline(never)]
-    fn glance_or_follow(&self, at: At, end: u64, held: Option<usize>) -> Option<Found<'_>> {
-        if let Some(site) = self.glance(at, end, held) {
+    pub(crate) fn find(&self, at: At) -> Option<Found> {
+        if let Some((site, is_cut)) = self.known(at) {
+            if is_cut {
+                count_cut();
+            }
             return Some(Found::Site(site));
         }
-        self.follow(at, end, held).map(|(memo, glance)| Found::Memo(memo, glance))
+        self.follow(at, true)
     }
 
-    /// The site of a stack that is known by a glance, and is not the same as the last: that one shall have memos.
+    /// The node of the innermost frame; none if the stack cannot be followed at all.
+    pub(crate) fn node(&self, at: At) -> Option<u32> {
+        match self.follow(at, false)? {
+            Found::New(new) => Some(new.node),
+            Found::Site(_) => None,
+        }
+    }
+
+    /// The site of a stack that is known by the layouts that were used last, and whether it is cut.
     #[inline(always)]
-    fn glance(&self, mut at: At, mut end: u64, held: Option<usize>) -> Option<u32> {
-        let mut held = held.map(|index| &self.memos[index]);
-        let mut glance = self.forgotten.get();
+    fn known(&self, mut at: At) -> Option<(u32, bool)> {
+        let epoch = self.epoch.get();
+        let mut end = self.end(at.stack)?;
+        let mut hash = OUTSIDE;
         for _ in 0..PIECES {
-            let (memo, piece) = match held {
-                Some(memo) => (memo, memo.glance.get()),
-                None => {
-                    let memo = self.like(at)?;
-                    (memo, memo.glance_at(at, end)?)
-                }
-            };
-            glance = tree::mix(glance, piece);
-            if memo.outer_code.get() == 0 {
-                if memo.is_cut.get() || self.glance.replace(glance) == glance {
-                    return None;
-                }
-                let known = self.glanced[glance as usize % GLANCES].get();
-                let is_same = (known ^ glance) & !SITE == 0 && known != 0;
-                return is_same.then_some((known & SITE) as u32);
+            let layout = self.layout(at, end, epoch)?;
+            hash = tree::mix(hash, layout.hash(at, end)?);
+            match layout.outer(at) {
+                Some(outer) => at = outer,
+                None => return Some((self.site(hash)?, layout.end.get() == End::Cut)),
             }
-            at = match held {
-                Some(memo) => memo.outer(at),
-                None => memo.outer_now(at, end)?,
-            };
-            end = self.end(at.stack)?;
-            held = self.held(at, end).map(|(_, memo)| memo);
+            match self.end(at.stack) {
+                Some(known) => end = known,
+                None => break,
+            }
+        }
+        Some((self.site(hash)?, true))
+    }
+
+    /// The layout that a stack most likely has from here on.
+    #[inline(always)]
+    fn layout(&self, at: At, end: u64, epoch: u64) -> Option<&Layout> {
+        let layout = self.in_set(set(at), at, epoch)?;
+        if layout.has_rivals.get() {
+            return Some(self.rival(layout, at, end, epoch).unwrap_or(layout));
+        }
+        Some(layout)
+    }
+
+    /// The layout of the set that begins here and was used last.
+    #[inline(always)]
+    fn in_set(&self, set: usize, at: At, epoch: u64) -> Option<&Layout> {
+        let last = usize::from(self.last[set].get());
+        let layout = &self.layouts[set][last % WAYS];
+        if layout.begins(at, epoch) {
+            return Some(layout);
+        }
+        self.in_set_before(set, at, epoch)
+    }
+
+    /// The layout of the set that begins here, but is not the one that was used last.
+    #[inline(never)]
+    fn in_set_before(&self, set: usize, at: At, epoch: u64) -> Option<&Layout> {
+        let last = usize::from(self.last[set].get());
+        (1..WAYS)
+            .map(|way| &self.layouts[set][(last ^ way) % WAYS])
+            .find(|layout| layout.begins(at, epoch))
+    }
+
+    /// The layout of stacks that have the same caller, too.
+    fn rival(&self, layout: &Layout, at: At, end: u64, epoch: u64) -> Option<&Layout> {
+        self.in_set(layout.rivals(at, end)?, at, epoch)
+    }
+
+    /// The site of a stack by its hash.
+    #[inline(always)]
+    fn site(&self, hash: u64) -> Option<u32> {
+        let set = &self.stacks[hash as usize / STACK_WAYS % (STACKS / STACK_WAYS)];
+        let own = hash as usize % STACK_WAYS;
+        for way in 0..STACK_WAYS {
+            let known = set[own ^ way].get();
+            if (known ^ hash) & !SITE == 0 && known != 0 {
+                return Some((known & SITE) as u32);
+            }
         }
         None
     }
 
-    /// A memo of frames that began where these do.
-    #[inline(always)]
-    fn like(&self, at: At) -> Option<&Memo> {
-        let first = hash(at);
-        let begins = |memo: &&Memo| memo.code.get() == at.code && memo.stack.get() == at.stack;
-        self.memos[first..first + 2].iter().find(begins)
-    }
-
-    /// Notes the site of a stack that was followed.
-    pub(crate) fn keep(&self, glance: Glance, site: u32) {
-        let Glance(glance) = glance;
-        self.glanced[glance as usize % GLANCES].set(glance & !SITE | u64::from(site));
-    }
-
-    /// The memo whose frames are there again, and its number.
-    #[inline(always)]
-    fn held(&self, at: At, end: u64) -> Option<(usize, &Memo)> {
-        let first = hash(at);
-        let memo = &self.memos[first];
-        if memo.holds(at, end) {
-            return Some((first, memo));
-        }
-        let memo = &self.memos[first + 1];
-        memo.holds(at, end).then_some((first + 1, memo))
-    }
-
-    /// Whether all pieces above a memo that holds are as they were last time.
-    #[inline(always)]
-    fn outer_hold<'a>(&'a self, mut memo: &'a Memo, mut at: At, end: u64) -> bool {
-        loop {
-            if memo.outer_code.get() == 0 {
-                return memo.outer_hash.get() == OUTSIDE && !memo.is_cut.get();
-            }
-            let next = &self.memos[usize::from(memo.next.get()) % MEMOS];
-            if next.hash.get() != memo.outer_hash.get() {
-                return false;
-            }
-            at = memo.outer(at);
-            memo = next;
-            if !memo.holds(at, end) {
-                return false;
-            }
-        }
-    }
-
-    /// The memo of a stack of several pieces, or of one that was not seen before. `held` is the number of its first piece's,
-    /// where that is there again.
+    /// Notes the site of a stack.
+    #[cold]
     #[inline(never)]
-    fn follow(
-        &self,
-        mut at: At,
-        mut end: u64,
-        mut held: Option<usize>,
-    ) -> Option<(&Memo, Option<Glance>)> {
-        let mut pieces = [0_u16; PIECES];
+    pub(crate) fn keep(&self, New { hash, .. }: New, site: u32) {
+        let set = &self.stacks[hash as usize / STACK_WAYS % (STACKS / STACK_WAYS)];
+        let own = hash as usize % STACK_WAYS;
+        let free = (0..STACK_WAYS).map(|way| own ^ way).find(|way| set[*way].get() == 0);
+        set[free.unwrap_or(own)].set(hash & !SITE | u64::from(site));
+    }
+
+    /// The layout by which a piece is known, the hash of the piece, and that of its places.
+    fn held(&self, at: At, end: u64) -> Option<(&Layout, u64, u64)> {
+        let (first, epoch) = (set(at), self.epoch.get());
+        let layout = self.in_set(first, at, epoch)?;
+        let rivals = layout.rivals(at, end).filter(|_| layout.has_rivals.get());
+        if let Some(found) = rivals.and_then(|rivals| self.held_in(rivals, at, end)) {
+            return Some(found);
+        }
+        let found = self.held_in(first, at, end)?;
+        // Another layout with the same caller would be tried first.
+        if let Some(rivals) = rivals.filter(|rivals| self.in_set(*rivals, at, epoch).is_some()) {
+            self.keep_in(rivals, found.0);
+        }
+        Some(found)
+    }
+
+    /// The same, of the layouts in a set.
+    fn held_in(&self, set: usize, at: At, end: u64) -> Option<(&Layout, u64, u64)> {
+        let last = usize::from(self.last[set].get());
+        (0..WAYS).map(|way| (last ^ way) % WAYS).find_map(|way| {
+            let layout = &self.layouts[set][way];
+            let hash = layout.hash(at, end).filter(|_| layout.begins(at, self.epoch.get()))?;
+            let pieces = &self.pieces[hash as usize % PIECE_SETS];
+            let (_, calls) = pieces.iter().find(|(known, _)| known.get() == hash)?;
+            self.last[set].set(way as u8);
+            Some((layout, hash, calls.get()))
+        })
+    }
+
+    /// The call stack from `at` on, found piece by piece. None if the innermost frame cannot be followed. With `by_site` a known site
+    /// is enough.
+    #[inline(never)]
+    fn follow(&self, begin: At, by_site: bool) -> Option<Found> {
+        let mut at = begin;
+        let mut end = self.end(at.stack)?;
+        let mut hash = OUTSIDE;
         let mut count = 0;
-        let cut = loop {
-            let index = held.unwrap_or_else(|| self.learn(at, end, &pieces[..count]));
-            pieces[count] = index as u16;
+        // The last piece that was walked, which is still in `self.piece`.
+        let mut walked = None;
+        let is_cut = loop {
+            let held = self.held(at, end);
+            if held.is_none() {
+                walked = Some(count);
+            }
+            let (layout, piece, calls) = held.or_else(|| self.learn(at, end))?;
+            self.calls[count].set(calls);
             count += 1;
-            let memo = &self.memos[index];
-            if memo.outer_code.get() == 0 {
-                break memo.is_cut.get();
+            hash = tree::mix(hash, piece);
+            match layout.outer(at) {
+                Some(outer) => at = outer,
+                None => break layout.end.get() == End::Cut,
             }
             if count == PIECES {
                 break true;
             }
-            at = memo.outer(at);
             match self.end(at.stack) {
                 Some(known) => end = known,
                 None => break true,
             }
-            held = self.held(at, end).map(|(index, _)| index);
         };
-        if cut {
-            let count = shared::head(header::CUT_STACKS);
-            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if is_cut {
+            count_cut();
         }
-        let mut hash = OUTSIDE;
-        let mut next = 0;
-        for &index in pieces[..count].iter().rev() {
-            let memo = &self.memos[usize::from(index)];
-            memo.next.set(next);
-            next = index;
-            if memo.outer_hash.get() != hash {
-                memo.outer_hash.set(hash);
-                memo.hash.set(tree::mix(hash, memo.calls.get()));
-                memo.node.set(NONE);
-                memo.site.set(NONE);
-                memo.record.set(std::ptr::null());
-            }
-            hash = memo.hash.get();
+        if by_site && let Some(site) = self.site(hash) {
+            return Some(Found::Site(site));
         }
-        let first = &self.memos[usize::from(pieces[0])];
-        if first.node.get() == NONE {
-            match tree::find_run(hash) {
-                Some((node, site)) => {
-                    first.node.set(node);
-                    first.site.set(site.unwrap_or(NONE));
-                }
-                None => self.resolve(&pieces[..count])?,
-            }
+        // From here on each is the hash of all calls from the outermost one to this piece.
+        for number in (0..count).rev() {
+            let outer = self.calls.get(number + 1).filter(|_| number + 1 < count);
+            let calls = &self.calls[number];
+            calls.set(tree::mix(outer.map_or(OUTSIDE, Cell::get), calls.get()));
         }
-        if cut || !first.record.get().is_null() {
-            return Some((first, None));
-        }
-        let memos = pieces[..count].iter().map(|&index| &self.memos[usize::from(index)]);
-        let add = |before, memo: &Memo| tree::mix(before, memo.glance.get());
-        Some((first, Some(Glance(memos.fold(self.forgotten.get(), add)))))
+        let calls = self.calls[0].get();
+        let (node, site) = match tree::find_run(calls) {
+            Some(known) => known,
+            None => (self.resolve(begin, count, walked == Some(0))?, None),
+        };
+        Some(Found::New(New { hash, calls, node, site }))
     }
 
-    /// Finds the nodes of all pieces, from the outermost on.
+    /// Finds the node of a stack of `count` pieces that no thread has seen, by the hashes in [`Stacks::calls`]. The pieces up to the
+    /// first one that is called from known ones are followed again for their places, but not the innermost one if `is_walked`: it is
+    /// still in [`Stacks::piece`].
     #[cold]
     #[inline(never)]
-    fn resolve(&self, pieces: &[u16]) -> Option<()> {
-        let mut node = ROOT;
-        for &index in pieces.iter().rev() {
-            let memo = &self.memos[usize::from(index)];
-            node = match tree::find_run(memo.hash.get()) {
-                Some((node, _)) => node,
-                None => memo.learn_run(node)?,
-            };
-            memo.node.set(node);
-        }
-        Some(())
-    }
-
-    /// Follows the frames from `at` on and has a memo remember them: its number. `taken` are not to be changed.
-    #[inline(never)]
-    fn learn(&self, at: At, end: u64, taken: &[u16]) -> usize {
-        let turn = self.turn.get().wrapping_add(1);
-        self.turn.set(turn);
-        let mut index = hash(at) + (turn & 1);
-        for _ in 0..MEMOS {
-            if !taken.contains(&(index as u16)) {
-                break;
+    fn resolve(&self, begin: At, count: usize, is_walked: bool) -> Option<u32> {
+        let known = (1..count).find_map(|number| {
+            let (node, _) = tree::find_run(self.calls[number].get())?;
+            Some((number, node))
+        });
+        let (unknown, mut node) = known.unwrap_or((count, ROOT));
+        let mut at = begin;
+        let mut used = 0;
+        for number in 0..unknown {
+            if number > 0 || !is_walked {
+                self.walk(at, self.end(at.stack)?);
             }
-            index = (index + 1) % MEMOS;
+            self.begins[number].set(used as u16);
+            let frames = usize::from(self.piece.frames.get());
+            for (to, from) in self.places[used..].iter().zip(&self.piece.places[..frames]) {
+                to.set(from.get());
+            }
+            used += frames;
+            if number + 1 < unknown {
+                at = self.piece.layout.outer(at)?;
+            }
         }
-        let memo = &self.memos[index];
-        memo.clear(at);
-        walk::walk(memo, at, end);
-        memo.keep_glance(at, end);
-        index
+        for number in (0..unknown).rev() {
+            let begin = usize::from(self.begins[number].get());
+            for place in self.places[begin..used].iter().rev() {
+                node = tree::child(node, place.get())?;
+            }
+            used = begin;
+            tree::keep_run(self.calls[number].get(), node);
+        }
+        Some(node)
     }
 
-    /// Forgets what was called; the stack's bounds stay.
-    pub(crate) fn forget_calls(&self) {
-        self.forgotten.set(self.forgotten.get() + 1);
-        for memo in &self.memos {
-            // No call returns to the address 0.
-            memo.code.set(0);
-        }
+    /// Follows the frames from `at` on.
+    fn walk(&self, at: At, end: u64) {
+        self.piece.layout.clear(at, self.epoch.get());
+        let set = set(at);
+        let like = &self.layouts[set][usize::from(self.last[set].get()) % WAYS];
+        walk::walk(&self.piece, at, end, &like.offsets);
+        self.piece.layout.seal();
     }
 
-    /// Forgets all: records have moved.
+    /// Follows the frames from `at` on, and notes their layout and the piece.
+    #[inline(never)]
+    fn learn(&self, at: At, end: u64) -> Option<(&Layout, u64, u64)> {
+        self.walk(at, end);
+        let piece = &self.piece;
+        let layout = self.keep_layout(&piece.layout, at, end);
+        let hash = layout.hash(at, end)?;
+        let pieces = &self.pieces[hash as usize % PIECE_SETS];
+        let unused = pieces.iter().position(|(known, _)| known.get() == 0);
+        let (to_hash, to_calls) =
+            &pieces[unused.unwrap_or(hash as usize / PIECE_SETS % PIECE_WAYS)];
+        to_hash.set(hash);
+        to_calls.set(piece.calls.get());
+        Some((layout, hash, piece.calls.get()))
+    }
+
+    /// Notes a layout: if others begin at the same address, among those with the same caller.
+    fn keep_layout(&self, layout: &Layout, at: At, end: u64) -> &Layout {
+        let epoch = self.epoch.get();
+        let mut number = set(at);
+        if let Some(rival) = self.in_set(number, at, epoch)
+            && rival.key.get() != layout.key.get()
+            && let Some(rivals) = layout.rivals(at, end)
+        {
+            rival.has_rivals.set(true);
+            number = rivals;
+        }
+        self.keep_in(number, layout)
+    }
+
+    fn keep_in(&self, number: usize, layout: &Layout) -> &Layout {
+        let (set, epoch) = (&self.layouts[number], self.epoch.get());
+        let way = set.iter().position(|there| there.key.get() == layout.key.get());
+        let way = way.unwrap_or_else(|| {
+            let is_unused = |there: &Layout| there.epoch.get() != epoch || there.code.get() == 0;
+            let way = set.iter().position(is_unused).unwrap_or_else(|| {
+                self.turn.set(self.turn.get().wrapping_add(1));
+                self.turn.get() % WAYS
+            });
+            set[way].set(layout);
+            way
+        });
+        self.last[number].set(way as u8);
+        &set[way]
+    }
+
+    /// Forgets all: another thread is going to use this.
     pub(crate) fn forget(&self) {
         self.forget_calls();
-        // The next thread that uses this has another stack.
         for (low, end) in
             self.others.iter().map(|both| (&both.0, &both.1)).chain([(&self.low, &self.end)])
         {
             low.set(0);
             end.set(0);
         }
+    }
+
+    /// Forgets what was called; the stack's bounds stay.
+    pub(crate) fn forget_calls(&self) {
+        self.epoch.set(self.epoch.get() + 1);
     }
 
     /// Where the stack that `stack` points into ends.

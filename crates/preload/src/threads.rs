@@ -393,7 +393,6 @@ impl Thread {
             if let Some(late) = late() {
                 let _held = LOCK.hold();
                 self.hand_over(late);
-                self.stacks.forget();
             }
             // SAFETY: it was held above, and forgotten.
             unsafe { LATE_LOCK.open() };
@@ -505,24 +504,19 @@ impl Thread {
         if self.generation.get() != GENERATION.load(Relaxed) {
             self.catch_up();
         }
-        let (memo, glance) = match self.stacks.find(at) {
-            Some(Found::Memo(memo, glance)) => (memo, glance),
-            Some(Found::Site(site)) => return Some((site, self.record(site)?)),
+        let site = match self.stacks.find(at) {
+            Some(Found::Site(site)) => site,
+            Some(Found::New(new)) => {
+                let site = new.site(kind)?;
+                self.stacks.keep(new, site);
+                site
+            }
             None => {
                 head(header::CUT_STACKS).fetch_add(1, Relaxed);
-                return Some((0, self.record(0)?));
+                0
             }
         };
-        if let Some(known) = memo.record() {
-            return Some(known);
-        }
-        let site = memo.site(kind)?;
-        let record = self.record(site)?;
-        memo.keep(site, record);
-        if let Some(glance) = glance {
-            self.stacks.keep(glance, site);
-        }
-        Some((site, record))
+        Some((site, self.record(site)?))
     }
 
     /// The node of a call stack's innermost call; [`pagewise_heaplog::recording::ROOT`] where there is none.
@@ -530,7 +524,7 @@ impl Thread {
         if self.generation.get() != GENERATION.load(Relaxed) {
             self.catch_up();
         }
-        self.stacks.memo(at).map_or(pagewise_heaplog::recording::ROOT, |memo| memo.node())
+        self.stacks.node(at).unwrap_or(pagewise_heaplog::recording::ROOT)
     }
 
     /// Forgets stacks of code that has gone, or is going just now: other code may be in its place before who unloads it

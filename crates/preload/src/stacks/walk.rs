@@ -1,44 +1,45 @@
-//! Frames, followed one after the other from the innermost on, with the words by which they are known again.
+//! Frames, followed one after the other from the innermost on, and the addresses of the words that determine them.
 
-use pagewise_heaplog::tables::INTERRUPTED;
+use super::{At, End, Piece, SIGNAL_CODE, SIGNAL_STACK, WINDOW, WORDS, word};
+use std::cell::Cell;
 
-use super::{At, Memo, WINDOW, WORDS, word};
 use crate::cfi::{Row, SAVED_HERE};
 use crate::rows::{self, Rows};
 use crate::tree;
 
-/// What is followed, to be remembered by a memo.
+/// The frames that were followed so far.
 #[derive(Clone, Copy)]
 struct Walk<'a> {
-    memo: &'a Memo,
+    piece: &'a Piece,
+    /// Offsets of the words of a stack that this one may be like.
+    like: &'a [Cell<u16>; WORDS],
     words: usize,
     frames: usize,
     calls: u64,
-    /// How far it is followed. The word below, a return address, is compared.
+    /// The stack pointer of the frame that comes next. The word below, a return address, is one of those that determine the piece.
     stack: u64,
-    /// Words from the memo's stack pointer to behind what else is compared.
+    /// Words from the piece's stack pointer to the end of what else is read.
     reach: u16,
     /// Where the frame pointer was saved last; 0 while it is what it was.
     saved_at: u64,
-    /// Where it was when it was last compared.
-    compared_at: u64,
+    /// Where it was saved when that word was last noted.
+    noted_at: u64,
 }
 
 impl Walk<'_> {
-    /// Has a word compared from now on.
+    /// Notes a word that determines the frames.
     #[inline(always)]
-    fn compare(&mut self, address: u64, value: u64) -> Option<()> {
-        let offset = self.memo.offset(address)?;
-        self.put(offset, value)?;
+    fn note(&mut self, address: u64) -> Option<()> {
+        let offset = self.piece.layout.offset(address)?;
+        self.put(offset)?;
         self.reach = self.reach.max(offset + 1);
         Some(())
     }
 
-    /// Has a word compared from now on, which is in reach if the stack is followed to behind it.
+    /// Notes a word that is in reach if the stack is followed past it.
     #[inline(always)]
-    fn put(&mut self, offset: u16, value: u64) -> Option<()> {
-        self.memo.offsets.get(self.words)?.set(offset);
-        self.memo.values[self.words].set(value);
+    fn put(&mut self, offset: u16) -> Option<()> {
+        self.piece.layout.offsets.get(self.words)?.set(offset);
         self.words += 1;
         Some(())
     }
@@ -46,7 +47,7 @@ impl Walk<'_> {
     /// Goes through a frame.
     #[inline(always)]
     fn pass(&mut self, place: u32) -> Option<()> {
-        self.memo.places.get(self.frames)?.set(place);
+        self.piece.places.get(self.frames)?.set(place);
         self.frames += 1;
         self.calls = tree::mix(self.calls, place.into());
         Some(())
@@ -64,38 +65,41 @@ impl Walk<'_> {
         if self.saved_at == 0 { at.frame } else { word(self.saved_at) }
     }
 
-    /// Writes down how much there is. Words are made a multiple of four, by comparing the last one again.
+    /// Notes how much there is. The number of words is made a multiple of four, by noting the last one again.
     fn end(self) {
+        let (piece, layout) = (self.piece, &self.piece.layout);
         let mut words = self.words;
         while !words.is_multiple_of(4) {
-            self.memo.offsets[words].set(self.memo.offsets[words - 1].get());
-            self.memo.values[words].set(self.memo.values[words - 1].get());
+            layout.offsets[words].set(layout.offsets[words - 1].get());
             words += 1;
         }
-        self.memo.words.set(words as u8);
-        self.memo.frames.set(self.frames as u8);
-        let behind = (self.stack - self.memo.stack.get()) / 8;
-        self.memo.reach.set(self.reach.max(behind as u16));
-        self.memo.calls.set(self.calls);
+        layout.words.set(words as u8);
+        let length = self.stack - layout.stack.get();
+        layout.reach.set(self.reach.max((length / 8) as u16));
+        if layout.end.get() == End::Call {
+            layout.length.set(length as u32);
+        }
+        piece.frames.set(self.frames as u8);
+        piece.calls.set(self.calls);
     }
 }
 
-/// Follows frames from `at` on and has `memo` remember them.
-pub(super) fn walk(memo: &Memo, at: At, end: u64) {
+/// Follows frames from `at` on. The layout of `piece` is clear; the stack may be like one with words at these offsets.
+pub(super) fn walk(piece: &Piece, at: At, end: u64, like: &[Cell<u16>; WORDS]) {
     let mut walk = Walk {
-        memo,
+        piece,
+        like,
         words: 0,
         frames: 0,
         calls: 1,
         stack: at.stack,
         reach: 0,
         saved_at: 0,
-        compared_at: 0,
+        noted_at: 0,
     };
     if !at.stack.is_multiple_of(8) || follow(&mut walk, at, end).is_none() {
         // Something in it cannot be followed: this is where the stack ends.
-        memo.outer_code.set(0);
-        memo.is_cut.set(true);
+        piece.layout.end.set(End::Cut);
     }
     walk.end();
 }
@@ -117,10 +121,10 @@ fn follow(walk: &mut Walk<'_>, at: At, end: u64) -> Option<()> {
             if plain.saved != 0 {
                 walk.saved_at = top - plain.saved;
             }
-            let before = at.stack + u64::from(walk.memo.offsets.get(walk.words)?.get()) * 8;
+            let before = at.stack + u64::from(walk.like.get(walk.words)?.get()) * 8;
             code = word_as_expected(top - 8, before);
             // A frame is shorter than what an offset can say, and begins in the window.
-            walk.put(((top - 8 - at.stack) / 8) as u16, code)?;
+            walk.put(((top - 8 - at.stack) / 8) as u16)?;
             walk.stack = top;
         } else {
             // A copy, since only what nobody else may change stays in registers.
@@ -140,10 +144,11 @@ fn follow(walk: &mut Walk<'_>, at: At, end: u64) -> Option<()> {
         }
     }
     if walk.saved_at != 0 {
-        walk.memo.saved.set(walk.memo.offset(walk.saved_at)?);
+        let saved = walk.piece.layout.offset(walk.saved_at)?;
+        walk.piece.layout.saved.set(saved);
+        walk.reach = walk.reach.max(saved + 1);
     }
-    walk.memo.outer_code.set(code);
-    walk.memo.outer_stack.set(walk.stack);
+    walk.piece.layout.end.set(End::Call);
     Some(())
 }
 
@@ -167,11 +172,11 @@ fn leave(walk: &mut Walk<'_>, code: u64, at: At, end: u64) -> Option<Option<u64>
         Row::Signal => return interrupted(walk, now, end).map(|()| None),
         row => {
             if walk.saved_at == 0 {
-                walk.memo.uses_frame.set(true);
-            } else if walk.compared_at != walk.saved_at {
-                walk.compare(walk.saved_at, now.frame)?;
+                walk.piece.layout.uses_frame.set(true);
+            } else if walk.noted_at != walk.saved_at {
+                walk.note(walk.saved_at)?;
             }
-            walk.compared_at = walk.saved_at;
+            walk.noted_at = walk.saved_at;
             by_frame(walk, row, now, end)?
         }
     };
@@ -185,7 +190,7 @@ fn leave(walk: &mut Walk<'_>, code: u64, at: At, end: u64) -> Option<Option<u64>
         walk.saved_at = address;
     }
     let back = word(top - 8);
-    walk.compare(top - 8, back)?;
+    walk.note(top - 8)?;
     walk.stack = top;
     Some(Some(back))
 }
@@ -202,7 +207,7 @@ fn by_frame(walk: &mut Walk<'_>, row: Row, now: At, end: u64) -> Option<(u64, Op
                 return None;
             }
             let top = word(address);
-            walk.compare(address, top)?;
+            walk.note(address)?;
             (top, saved)
         }
         Row::Signal | Row::End | Row::Unknown => return None,
@@ -229,17 +234,15 @@ fn by_frame_pointer(now: At, end: u64) -> Option<Row> {
 /// A signal's handler: the kernel wrote down where the thread was (`struct ucontext` of x86-64).
 fn interrupted(walk: &mut Walk<'_>, now: At, end: u64) -> Option<()> {
     const FRAME: u64 = 120;
-    const STACK: u64 = 160;
-    const CODE: u64 = 168;
-    if !now.stack.is_multiple_of(8) || now.stack.checked_add(CODE + 8)? > end {
+    let saved = now.stack.checked_add(FRAME)?;
+    if !now.stack.is_multiple_of(8) || saved.checked_add(SIGNAL_CODE * 8 + 8)? > end {
         return None;
     }
-    for offset in [FRAME, STACK, CODE] {
-        walk.compare(now.stack + offset, word(now.stack + offset))?;
+    for word in [0, SIGNAL_STACK, SIGNAL_CODE] {
+        walk.note(saved + word * 8)?;
     }
-    walk.memo.saved.set(walk.memo.offset(now.stack + FRAME)?);
-    walk.memo.outer_stack.set(word(now.stack + STACK));
-    walk.memo.outer_code.set(word(now.stack + CODE) | INTERRUPTED);
+    walk.piece.layout.saved.set(walk.piece.layout.offset(saved)?);
+    walk.piece.layout.end.set(End::Signal);
     Some(())
 }
 

@@ -1,0 +1,126 @@
+//! Call stacks of a function that reaches itself on thousands of paths, looked up again in another order.
+
+#![expect(clippy::disallowed_types, reason = "tests run in a program of their own")]
+
+use std::collections::HashSet;
+use std::hint::black_box;
+
+use super::*;
+
+/// Calls on each path, each of one of two functions.
+const CALLS: u32 = 12;
+
+/// This place in the function that it is part of.
+#[inline(always)]
+fn here() -> At {
+    let (code, stack, frame);
+    // SAFETY: it reads registers.
+    unsafe {
+        std::arch::asm!("lea {code}, [rip]", "mov {stack}, rsp", "mov {frame}, rbp",
+            code = out(reg) code, stack = out(reg) stack, frame = out(reg) frame, options(nomem, nostack, preserves_flags));
+    }
+    At { code, stack, frame }
+}
+
+type Probe<'a> = &'a mut dyn FnMut(At);
+
+/// Calls `probe` at the end of a path: each bit is a call of one function or the other. `WORDS` is how much stack they need.
+#[inline(never)]
+fn path<const RIGHT: bool, const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
+    left: u32,
+    bits: u32,
+    probe: Probe<'_>,
+) {
+    let words: &[u32] = if RIGHT { &[bits; RIGHT_WORDS] } else { &[bits; LEFT_WORDS] };
+    black_box(words);
+    if left == 0 {
+        end(probe);
+    } else if bits & 1 == 0 {
+        path::<false, LEFT_WORDS, RIGHT_WORDS>(left - 1, bits >> 1, probe);
+    } else {
+        path::<true, LEFT_WORDS, RIGHT_WORDS>(left - 1, bits >> 1, probe);
+    }
+    // Used after the call, so that it is a call.
+    black_box(words);
+}
+
+#[inline(never)]
+fn end(probe: Probe<'_>) {
+    probe(here());
+    black_box(());
+}
+
+fn stacks() -> Box<Stacks> {
+    shared::install_for_tests();
+    // SAFETY: zeros are stacks of which none is known.
+    unsafe { Box::<Stacks>::new_zeroed().assume_init() }
+}
+
+/// Calls `probe` twice on all paths, with the round and the path, each time in another order. Callers are the same both times.
+fn all_paths<const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
+    mut probe: impl FnMut(u32, u32, At),
+) {
+    for number in 0..2 << CALLS {
+        let (round, number) = (number >> CALLS, number % (1 << CALLS));
+        let bits = if round == 0 { number } else { number * 2897 % (1 << CALLS) };
+        path::<false, LEFT_WORDS, RIGHT_WORDS>(CALLS, bits, &mut |at| probe(round, bits, at));
+    }
+}
+
+/// Keeps a path that is new, with its bits as the site: its node.
+fn learn(stacks: &Stacks, bits: u32, at: At) -> u32 {
+    match stacks.find(at) {
+        Some(Found::New(new)) => {
+            stacks.keep(new, bits);
+            new.node
+        }
+        Some(Found::Site(site)) => panic!("path {bits} is taken for {site}"),
+        None => panic!("path {bits} cannot be followed"),
+    }
+}
+
+#[test]
+fn each_known_stack_is_found_without_following_it() {
+    let stacks = stacks();
+    let mut nodes = HashSet::new();
+    all_paths::<4, 4>(|round, bits, at| {
+        if round == 0 {
+            nodes.insert(learn(&stacks, bits, at));
+        } else {
+            assert_eq!(stacks.known(at).map(|(site, _)| site), Some(bits));
+        }
+    });
+    assert_eq!(nodes.len(), 1 << CALLS, "one node for each path");
+}
+
+/// What lies at the same addresses may be other code.
+#[test]
+fn forgotten_stacks_are_not_known() {
+    let stacks = stacks();
+    let mut count = 0;
+    all_paths::<4, 4>(|round, bits, at| {
+        if (round, bits) == (1, 0) {
+            stacks.forget_calls();
+        }
+        assert_eq!(stacks.known(at), None);
+        learn(&stacks, bits, at);
+        count += 1;
+    });
+    assert_eq!(count, 2 << CALLS);
+}
+
+/// Many paths end at the same stack pointer, by frames of other sizes.
+#[test]
+fn stacks_of_the_same_depth_and_other_frames_are_told_apart() {
+    let stacks = stacks();
+    let mut nodes = HashSet::new();
+    all_paths::<4, 24>(|round, bits, at| {
+        if round == 0 {
+            nodes.insert(learn(&stacks, bits, at));
+        } else {
+            let found = stacks.find(at);
+            assert!(matches!(found, Some(Found::Site(site)) if site == bits), "path {bits}");
+        }
+    });
+    assert_eq!(nodes.len(), 1 << CALLS, "one node for each path");
+}
