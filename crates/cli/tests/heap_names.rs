@@ -7,12 +7,13 @@ mod fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use fixture::number;
-use fixture::recorder::{by_function, heap, report};
+use fixture::recorder::{
+    Waiting, attach_shortly, attached, begins_with_a_jump, by_function, heap, report,
+};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -286,56 +287,41 @@ fn tcmalloc_in_the_program_itself_is_recorded() {
     expect(&by_function(&report), OF_NEW);
 }
 
+/// How many mappings of code without a file a process has.
+fn pieces_of_code(pid: u32) -> usize {
+    let text = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    text.lines().filter(|line| line.contains(" r-xp 00000000 00:00 0 ")).count()
+}
+
+/// Attaches to a running program, and once more while it works. What the recording says of its functions.
+fn attached_twice(
+    folder: &TempDir,
+    command: &mut Command,
+    (file, function): (&str, &str),
+    ends: i32,
+) -> Value {
+    let mut program = Waiting::start(command);
+    let pid = program.pid();
+    let code = pieces_of_code(pid);
+    // Nothing happens meanwhile; its functions are as they were after it.
+    let output = attach_shortly(pid, &folder.path().join("first.pwh"));
+    assert!(output.status.success(), "{output:?}");
+    assert!(!begins_with_a_jump(pid, file, function));
+    assert_eq!(pieces_of_code(pid), code, "moved instructions stay mapped");
+    let second = folder.path().join("second.pwh");
+    let is_hooked = || begins_with_a_jump(pid, file, function);
+    let said = attached(pid, &second, is_hooked, || program.work());
+    assert!(!is_hooked(), "functions are as they were");
+    assert!(!said.contains("operator new"), "{said}");
+    assert_eq!(program.end().code(), Some(ends));
+    report(&second)
+}
+
 #[test]
 fn a_running_program_is_attached_to_twice() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = with_jemalloc(&folder) else { return };
     let mut command = Command::new(program);
-    let mut child =
-        command.arg("wait").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut input = child.stdin.take().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert_eq!(lines.next().unwrap().unwrap(), "ready");
-    let pid = child.id().to_string();
-    let first = folder.path().join("first.pwh");
-    let attach = |file: &Path, time: &str| -> Output {
-        heap(&["attach", &pid, "-o", file.to_str().unwrap(), "--for", time])
-    };
-    // Nothing happens meanwhile; its functions are as they were after it.
-    let output = attach(&first, "100ms");
-    assert!(output.status.success(), "{output:?}");
-    let second = folder.path().join("second.pwh");
-    let mut command = fixture::interruptible();
-    command.args(["heap", "attach", &pid, "-o"]).arg(&second).stderr(Stdio::piped());
-    let recorder = command.spawn().unwrap();
-    let is_there = || fs::metadata(&second).is_ok_and(|file| file.len() > 0);
-    let began = (0..3000).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        is_there() && begins_with_a_jump(child.id(), folder.path().join("program"))
-    });
-    assert!(began, "it is not hooked");
-    input.write_all(b"\n").unwrap();
-    assert_eq!(lines.next().unwrap().unwrap(), "done");
-    let whom = rustix::process::Pid::from_raw(recorder.id().cast_signed()).unwrap();
-    rustix::process::kill_process(whom, rustix::process::Signal::INT).unwrap();
-    let output = recorder.wait_with_output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    assert!(!begins_with_a_jump(child.id(), folder.path().join("program")));
-    input.write_all(b"\n").unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(7));
-    expect(&by_function(&report(&second)), OF_JEMALLOC);
-}
-
-/// Whether `_rjem_malloc` of a process begins with a jump.
-fn begins_with_a_jump(pid: u32, program: PathBuf) -> bool {
-    let text = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let first = text.lines().find(|line| line.ends_with("/program")).unwrap();
-    let start = u64::from_str_radix(first.split('-').next().unwrap(), 16).unwrap();
-    let symbols = fixture::tool("nm", &[program.to_str().unwrap()]).unwrap();
-    let line = symbols.lines().find(|line| line.ends_with(" _rjem_malloc")).unwrap();
-    let at = start + u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
-    let memory = fs::File::open(format!("/proc/{pid}/mem")).unwrap();
-    let mut byte = [0];
-    std::os::unix::fs::FileExt::read_exact_at(&memory, &mut byte, at).unwrap();
-    byte == [0xe9]
+    let report = attached_twice(&folder, command.arg("wait"), ("program", "_rjem_malloc"), 7);
+    expect(&by_function(&report), OF_JEMALLOC);
 }

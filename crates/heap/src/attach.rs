@@ -143,8 +143,8 @@ pub struct Attached {
     release: u64,
     /// The address of the number of threads that are to come.
     coming: u64,
-    /// The moved first instructions of functions; empty where there are none.
-    moved: Range<u64>,
+    /// The moved first instructions of functions, near these.
+    moved: Vec<Range<u64>>,
 }
 
 /// What the end of a recording has left of it.
@@ -263,9 +263,7 @@ impl Attached {
         let (own, detach) = (get(hooks::OWN)?, get(hooks::DETACH)?);
         let (release, coming) = (get(hooks::RELEASE)?, get(hooks::COMING)?);
         let recorder = process.recorder(detach)?;
-        let near = get(hooks::NEAR)?;
-        let moved = near..near.saturating_add((hooks::CODE_WORDS * 8) as u64);
-        let moved = if near == 0 { 0..0 } else { moved };
+        let moved = moved_code(&get)?;
         Ok(Attached { process, entries, own, recorder, detach, release, coming, moved })
     }
 
@@ -399,8 +397,8 @@ impl Attached {
         // A signal's handler may return into the moved code; words of old frames look alike.
         let may_return = |threads: &[Tracee]| {
             threads.iter().map(Tracee::place).any(|place| {
-                self.moved.contains(&place.instruction)
-                    || process.stack(place.stack).any(|word| self.moved.contains(&word))
+                let is_moved = |address: u64| self.moved.iter().any(|it| it.contains(&address));
+                is_moved(place.instruction) || process.stack(place.stack).any(is_moved)
             })
         };
         let is_in_the_way =
@@ -701,7 +699,7 @@ impl Process {
 
     /// What the functions begin with that are to be hooked, without and with jumps.
     fn entries(&self, head: &dyn Fn(usize) -> io::Result<u64>) -> io::Result<Vec<Entry>> {
-        let near = head(hooks::NEAR)?;
+        let (family, others) = (head(hooks::NEAR)?, head(hooks::NEAR_OTHERS)?);
         let wanted = head(hooks::WANTED)?;
         let mut entries = Vec::new();
         for index in 0..hooks::FUNCTIONS {
@@ -709,6 +707,7 @@ impl Process {
             if at == 0 || length == 0 || wanted >> index & 1 == 0 {
                 continue;
             }
+            let near = if index < hooks::FAMILY || others == 0 { family } else { others };
             let to = near.wrapping_add((index * hooks::STRIDE) as u64);
             match entry(at, length, head(hooks::BEFORE + index)?, to) {
                 Ok(entry) => entries.push(entry),
@@ -737,6 +736,17 @@ impl Process {
             why: "its recorder is nowhere".to_owned(),
         })
     }
+}
+
+/// Where a recorder has the moved first instructions of functions.
+fn moved_code(get: &dyn Fn(usize) -> Result<u64, Refused>) -> Result<Vec<Range<u64>>, Refused> {
+    let near = [get(hooks::NEAR)?, get(hooks::NEAR_OTHERS)?].into_iter().filter(|&at| at != 0);
+    let mut rooms: Vec<(u64, u64)> = near.map(|at| (at, (hooks::CODE_WORDS * 8) as u64)).collect();
+    let count = usize::try_from(get(named::ROOM_COUNT)?).unwrap_or(0).min(named::MOST_ROOMS);
+    for number in 0..count {
+        rooms.push((get(named::ROOMS + 2 * number)?, get(named::ROOMS + 2 * number + 1)?));
+    }
+    Ok(rooms.into_iter().map(|(at, length)| at..at.saturating_add(length)).collect())
 }
 
 /// A stack and code in the process for functions that it is made to call.

@@ -115,7 +115,7 @@ pub(crate) fn answer(
         return Ok(Err(why));
     }
     if tables.head(named::READY)? != 0 {
-        return ready(tables, pid, root).map(|()| Ok(Hooked::default()));
+        return ready(tables, pid, root).map(Ok);
     }
     let mut taken = Vec::new();
     for index in 0..hooks::FUNCTIONS {
@@ -161,19 +161,25 @@ pub(crate) fn answer(
 }
 
 /// Functions that are hooked already stay so, but for those whose files are gone.
-fn ready(tables: &Tables, pid: u32, root: &ProcRoot) -> io::Result<()> {
+fn ready(tables: &Tables, pid: u32, root: &ProcRoot) -> io::Result<Hooked> {
     let names = names::find(root, Pid(pid));
-    let is_there = |at: u64| {
-        names.allocators.iter().any(|it| it.functions.iter().any(|function| function.at == at))
-    };
+    let mut hooked = Hooked::default();
+    let mut is_hooked = vec![false; names.allocators.len()];
     let count = usize::try_from(tables.head(named::COUNT)?).unwrap_or(0).min(named::MOST);
     for number in 0..count {
-        let at = named::ROWS + number * row::WORDS + row::AT;
-        if !is_there(tables.head(at)?) {
-            tables.answer(at, &[0])?;
+        let word = named::ROWS + number * row::WORDS + row::AT;
+        let at = tables.head(word)?;
+        let has = |it: &Allocator| it.functions.iter().any(|function| function.at == at);
+        match names.allocators.iter().position(has) {
+            Some(allocator) => is_hooked[allocator] = true,
+            None => tables.answer(word, &[0])?,
         }
     }
-    Ok(())
+    for (allocator, _) in names.allocators.into_iter().zip(is_hooked).filter(|(_, it)| *it) {
+        hooked.has_new |= allocator.has_new;
+        hooked.allocators.push((allocator.name, allocator.file));
+    }
+    Ok(hooked)
 }
 
 /// The rows of an allocator's functions, or the function that cannot be hooked.
@@ -291,6 +297,7 @@ fn asked(tables: &Tables, pid: u32, has_threads: bool) -> io::Result<Result<(), 
     if has_threads {
         return Ok(Err(Why::Threads));
     }
+    let others = tables.head(hooks::NEAR_OTHERS)?;
     let mut lengths = [0; hooks::FUNCTIONS];
     let mut room = vec![0xcc; hooks::CODE_WORDS * 8];
     for (index, length) in lengths.iter_mut().enumerate() {
@@ -300,6 +307,7 @@ fn asked(tables: &Tables, pid: u32, has_threads: bool) -> io::Result<Result<(), 
         }
         let entry = tables.head(hooks::ENTRIES + index)?;
         let begin = index * hooks::STRIDE;
+        let near = if index < hooks::FAMILY || others == 0 { near } else { others };
         let place = near.wrapping_add((begin + hooks::MOVED) as u64);
         let moved = match read(pid, at).and_then(|code| moved(&code, at, place)) {
             Ok(moved) => moved,

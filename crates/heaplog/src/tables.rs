@@ -182,8 +182,10 @@ pub mod hooks {
     pub const FUNCTIONS: usize = 18;
     /// How many of these are of `malloc`'s family: without one of them nothing is recorded.
     pub const FAMILY: usize = 9;
-    /// Where the room near them is; 0 where nothing is asked for.
+    /// Where the room near `malloc`'s family is; 0 where nothing is asked for.
     pub const NEAR: usize = 1024;
+    /// Where the room near the other functions is, laid out as the first; 0 where that is the same one.
+    pub const NEAR_OTHERS: usize = 1031;
     /// Where each function is; 0 for those that are not to be hooked.
     pub const AT: usize = 1040;
     /// Where what takes its place is.

@@ -13,7 +13,7 @@ use pagewise_heaplog::tables::{attached, hooks};
 
 use crate::begin::{self, Stage};
 use crate::shared::{self, head};
-use crate::{inline, kernel, live, log, mappings, peak, pools, rows, threads, tree};
+use crate::{inline, kernel, live, log, mappings, named, peak, pools, rows, threads, tree};
 
 /// Begins to record; [`attached::YES`], or why not.
 ///
@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) ->
     let result = begin::attach(settings.to_bytes());
     if result == attached::FAILED {
         // SAFETY: calls are not recorded, so only this thread came to the recorder; moved instructions of an earlier recording stay.
-        unsafe { release(!inline::is_ready()) };
+        unsafe { release(!inline::is_ready() && !named::are_some()) };
     }
     result
 }
@@ -67,6 +67,11 @@ unsafe fn release(with_moved: bool) {
     if with_moved {
         // SAFETY: the caller's promise.
         unsafe { inline::forget() };
+        // A program that was begun with this library calls the functions behind by way of others that are set up once.
+        if begin::was_attached() {
+            // SAFETY: the caller's promise.
+            unsafe { named::forget() };
+        }
     }
     // SAFETY: the caller's promise.
     unsafe { kernel::unmap_all() };

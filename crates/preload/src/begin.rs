@@ -111,10 +111,15 @@ pub(crate) fn is_recording() -> bool {
     true
 }
 
+/// Whether functions were hooked by who looks on.
+pub(crate) fn was_attached() -> bool {
+    WAS_ATTACHED.load(Ordering::Relaxed) != 0
+}
+
 /// Records nothing in a child of `fork`, which is alone in it yet.
 fn leave_child() {
     turn_off();
-    if WAS_ATTACHED.load(Ordering::Relaxed) != 0 {
+    if was_attached() {
         // Where that is refused the jumps lead back.
         let _ = inline::unpatch();
         let _ = named::unpatch();

@@ -35,8 +35,9 @@ static KNOWN: [[AtomicU64; 3]; ALL] = [const { [const { AtomicU64::new(0) }; 3] 
 const AT: usize = 0;
 const LENGTH: usize = 1;
 const BEFORE: usize = 2;
-/// Room for a page near the functions; 0 while there is none.
-static NEAR: AtomicU64 = AtomicU64::new(0);
+/// Room for a page near `malloc`'s family, and for one near the others where the first is too far from these; 0 while there is
+/// none.
+static NEAR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// 1 once the moved code is there: threads may be within it.
 static READY: AtomicU64 = AtomicU64::new(0);
 
@@ -103,10 +104,18 @@ pub(crate) fn ask(
     mappings: bool,
 ) -> Option<()> {
     let address = |function: &*mut ()| function.addr() as u64;
-    if NEAR.load(Relaxed) == 0 {
-        NEAR.store(room_near(address(family.first()?))?, Relaxed);
-    }
     let is_ready = READY.load(Relaxed) != 0;
+    let [of_family, of_others] = &NEAR;
+    if of_family.load(Relaxed) == 0 {
+        of_family.store(room_near(address(family.first()?))?, Relaxed);
+    }
+    let far = others.into_iter().flatten().find(|other| {
+        !other.is_null() && address(other).abs_diff(of_family.load(Relaxed)) > FARTHEST
+    });
+    if let Some(far) = far.filter(|_| !is_ready && of_others.load(Relaxed) == 0) {
+        // Without the others less is known.
+        of_others.store(room_near(address(far)).unwrap_or(0), Relaxed);
+    }
     let none = [std::ptr::null_mut(); OTHERS];
     let functions: [*mut (); ALL] = std::array::from_fn(|index| {
         let others = others.unwrap_or(&none);
@@ -133,6 +142,18 @@ pub(crate) fn ask(
     Some(())
 }
 
+/// Where a function's part of the room near it is.
+fn part(index: usize) -> u64 {
+    let [of_family, of_others] = NEAR.each_ref().map(|near| near.load(Relaxed));
+    let near = if index < FUNCTIONS || of_others == 0 { of_family } else { of_others };
+    near + (index * hooks::STRIDE) as u64
+}
+
+/// Rooms that there are.
+fn rooms() -> impl Iterator<Item = u64> {
+    NEAR.iter().map(|near| near.load(Relaxed)).filter(|&near| near != 0)
+}
+
 /// Says what is known of the functions, in new tables.
 pub(crate) fn tell(wanted: u64) {
     let address = |function: &*mut ()| function.addr() as u64;
@@ -142,7 +163,8 @@ pub(crate) fn tell(wanted: u64) {
         asm!("mov {}, qword ptr [rip + pw_own@GOTTPOFF]", out(reg) own, options(nostack, readonly, preserves_flags));
     }
     head(hooks::OWN).store(own, Relaxed);
-    if NEAR.load(Relaxed) == 0 {
+    let [of_family, of_others] = NEAR.each_ref().map(|near| near.load(Relaxed));
+    if of_family == 0 {
         return;
     }
     for (index, known) in KNOWN.iter().enumerate() {
@@ -157,26 +179,30 @@ pub(crate) fn tell(wanted: u64) {
     }
     head(hooks::WANTED).store(wanted, Relaxed);
     head(hooks::READY).store(READY.load(Relaxed), Relaxed);
-    head(hooks::NEAR).store(NEAR.load(Relaxed), Relaxed);
+    head(hooks::NEAR_OTHERS).store(of_others, Relaxed);
+    head(hooks::NEAR).store(of_family, Relaxed);
 }
 
 /// Makes the moved code ready, as it was answered. The functions behind, in place of those that were asked for; none
 /// where one has to be hooked and cannot be.
 pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIONS]> {
-    let near = NEAR.load(Relaxed);
     if READY.load(Relaxed) != 0 {
         return Some(again(functions));
     }
-    for index in 0..hooks::CODE_WORDS {
-        let word = head(hooks::CODE + index).load(Relaxed);
-        let place = std::ptr::with_exposed_provenance_mut::<u64>(near as usize + index * 8);
-        // SAFETY: the page near the functions is ours, as long as this, and nobody runs it yet.
-        unsafe { place.write_volatile(word) };
+    // Of each room only the parts are used whose functions are near it.
+    for near in rooms() {
+        for index in 0..hooks::CODE_WORDS {
+            let word = head(hooks::CODE + index).load(Relaxed);
+            let place = std::ptr::with_exposed_provenance_mut::<u64>(near as usize + index * 8);
+            // SAFETY: the page near the functions is ours, as long as this, and nobody runs it yet.
+            unsafe { place.write_volatile(word) };
+        }
+        kernel::protect_code(near, hooks::CODE_WORDS * 8, libc::PROT_READ | libc::PROT_EXEC)
+            .ok()?;
     }
-    kernel::protect_code(near, hooks::CODE_WORDS * 8, libc::PROT_READ | libc::PROT_EXEC).ok()?;
     let length = |index: usize| head(hooks::LENGTHS + index).load(Relaxed);
     let moved = |index: usize| {
-        let at = near + ((index * hooks::STRIDE + hooks::MOVED) as u64);
+        let at = part(index) + hooks::MOVED as u64;
         std::ptr::with_exposed_provenance_mut::<()>(at as usize)
     };
     let mut all = *functions;
@@ -215,8 +241,8 @@ pub(crate) fn is_ready() -> bool {
 /// # Safety
 /// No thread is in that code or returns into it, and none is within the recorder.
 pub(crate) unsafe fn forget() {
-    let near = NEAR.swap(0, Relaxed);
-    if near == 0 {
+    let rooms = NEAR.each_ref().map(|near| near.swap(0, Relaxed));
+    if rooms[0] == 0 {
         return;
     }
     READY.store(0, Relaxed);
@@ -224,9 +250,11 @@ pub(crate) unsafe fn forget() {
         moved.store(std::ptr::null_mut(), Relaxed);
     }
     others::forget();
-    let at = std::ptr::with_exposed_provenance_mut(near as usize);
-    // SAFETY: the caller's promise; the page was mapped as long.
-    unsafe { kernel::unmap(at, hooks::CODE_WORDS * 8) };
+    for near in rooms.into_iter().filter(|&near| near != 0) {
+        let at = std::ptr::with_exposed_provenance_mut(near as usize);
+        // SAFETY: the caller's promise; the page was mapped as long.
+        unsafe { kernel::unmap(at, hooks::CODE_WORDS * 8) };
+    }
 }
 
 /// The same functions, so called that what they call is not the program's: they may be hooked under other names.
@@ -261,10 +289,9 @@ pub(crate) fn unpatch() -> Option<()> {
 
 /// Functions that are hooked: where they are, where they jump to, and what they begin with else.
 fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
-    let near = NEAR.load(Relaxed);
-    KNOWN.iter().enumerate().filter_map(move |(index, known)| {
+    KNOWN.iter().enumerate().filter_map(|(index, known)| {
         let [at, length, before] = [AT, LENGTH, BEFORE].map(|word| known[word].load(Relaxed));
-        let to = near + (index * hooks::STRIDE) as u64;
+        let to = part(index);
         // What is too far away for a jump begins as it did.
         (at != 0 && length != 0 && jump_to(at, to).is_some()).then_some((at, to, before))
     })
@@ -304,10 +331,12 @@ fn write(at: u64, bytes: [u8; JUMP]) -> Option<()> {
     kernel::protect_code(at, JUMP, libc::PROT_READ | libc::PROT_EXEC).ok()
 }
 
+/// No room is farther from the functions that jump there.
+const FARTHEST: u64 = 1 << 30;
+
 /// A page that jumps of 32 bits reach from `address`.
 fn room_near(address: u64) -> Option<u64> {
     const STEP: u64 = 1 << 20;
-    const FARTHEST: u64 = 1 << 30;
     (1..FARTHEST / STEP).find_map(|step| {
         let below = (address & !(STEP - 1)).checked_sub(step * STEP)?;
         let above = (address & !(STEP - 1)).checked_add(step * STEP)?;

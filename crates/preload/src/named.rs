@@ -29,8 +29,12 @@ static MOVED: [AtomicPtr<()>; MOST] = [const { AtomicPtr::new(std::ptr::null_mut
 /// The words of each row up to [`row::CODE`].
 static ROWS: [[AtomicU64; row::CODE]; MOST] =
     [const { [const { AtomicU64::new(0) }; row::CODE] }; MOST];
-/// How many there are. They stay: threads may be within moved code.
+/// How many there are. They stay as long as threads may be within moved code.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Where that code is: rooms, and how many bytes each has.
+static ROOMS: [[AtomicU64; 2]; named::MOST_ROOMS] =
+    [const { [const { AtomicU64::new(0) }; 2] }; named::MOST_ROOMS];
+static ROOM_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Where `malloc` and its family go on, in a call of the program's and within another.
 static HOOKS: [AtomicPtr<()>; FUNCTIONS] =
@@ -113,6 +117,13 @@ pub(crate) fn ask() {
     let count = COUNT.load(Relaxed);
     head(named::READY).store(u64::from(count != 0), Relaxed);
     head(named::COUNT).store(count as u64, Relaxed);
+    let rooms = ROOM_COUNT.load(Relaxed);
+    head(named::ROOM_COUNT).store(rooms as u64, Relaxed);
+    for (number, room) in ROOMS.iter().enumerate().take(rooms) {
+        for (word, value) in room.iter().enumerate() {
+            head(named::ROOMS + 2 * number + word).store(value.load(Relaxed), Relaxed);
+        }
+    }
     for (number, words) in ROWS.iter().enumerate().take(count) {
         for (word, value) in words.iter().enumerate() {
             self::word(number, word).store(value.load(Relaxed), Relaxed);
@@ -137,9 +148,13 @@ pub(crate) fn take() -> Option<()> {
         (word(0), word(1) as usize)
     };
     let rooms = rooms.min(named::MOST_ROOMS);
-    for number in 0..rooms {
+    for (number, known) in ROOMS.iter().enumerate().take(rooms) {
         let (at, length) = room(number);
         kernel::memory_at(at, length).ok()?;
+        for (to, word) in known.iter().zip([at, length as u64]) {
+            to.store(word, Relaxed);
+        }
+        ROOM_COUNT.store(number + 1, Relaxed);
     }
     for number in 0..count {
         let place = word(number, row::PLACE).load(Relaxed);
@@ -168,6 +183,23 @@ pub(crate) fn take() -> Option<()> {
     }
     COUNT.store(count, Relaxed);
     Some(())
+}
+
+/// Unmaps the moved code: the functions begin as they did before, and are looked for anew the next time.
+///
+/// # Safety
+/// No thread is in that code or returns into it, and none is within the recorder.
+pub(crate) unsafe fn forget() {
+    COUNT.store(0, Relaxed);
+    for moved in &MOVED {
+        moved.store(std::ptr::null_mut(), Relaxed);
+    }
+    let rooms = ROOM_COUNT.swap(0, Relaxed);
+    for room in ROOMS.iter().take(rooms) {
+        let [at, length] = room.each_ref().map(|word| word.load(Relaxed) as usize);
+        // SAFETY: the caller's promise; the room was mapped as long.
+        unsafe { kernel::unmap(std::ptr::with_exposed_provenance_mut(at), length) };
+    }
 }
 
 /// Has the functions begin with jumps. Nobody else may run.
