@@ -325,3 +325,82 @@ fn a_running_program_is_attached_to_twice() {
     let report = attached_twice(&folder, command.arg("wait"), ("program", "_rjem_malloc"), 7);
     expect(&by_function(&report), OF_JEMALLOC);
 }
+
+/// A running C++ program under an allocator that was loaded before all others.
+fn attached_under(library: Option<String>) {
+    let Some(library) = library else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&folder, "c++", &["-std=c++17", &source("new.cpp")]);
+    let file = fs::canonicalize(&library).unwrap();
+    let file = file.file_name().unwrap().to_str().unwrap();
+    let mut command = Command::new(program);
+    command.arg("wait").env("LD_PRELOAD", &library);
+    let report = attached_twice(&folder, &mut command, (file, "malloc"), 8);
+    expect(&by_function(&report), OF_NEW);
+    assert_eq!((leaked(&report, "plain"), leaked(&report, "mixed")), (4000, 10));
+    let allocator = report["recording"]["allocator"].as_str().unwrap();
+    assert!(allocator.contains(library.split('/').next_back().unwrap()), "{allocator}");
+}
+
+#[test]
+fn a_program_under_jemalloc_is_attached_to() {
+    attached_under(library("libjemalloc.so.2"));
+}
+
+#[test]
+fn a_program_under_mimalloc_is_attached_to() {
+    attached_under(library("libmimalloc.so"));
+}
+
+#[test]
+fn a_program_under_tcmalloc_is_attached_to() {
+    attached_under(library("libtcmalloc_minimal.so.4"));
+}
+
+#[test]
+fn functions_of_jemallocs_own_are_recorded_in_a_running_program() {
+    let Some(library) = library("libjemalloc.so.2") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let names = "malloc calloc realloc free posix_memalign aligned_alloc memalign valloc mallocx rallocx xallocx sallocx nallocx \
+                 dallocx sdallocx";
+    let names: Vec<String> =
+        names.split_whitespace().map(|name| format!("-D_rjem_{name}={name}")).collect();
+    let (source, mut words) = (source("jemalloc.c"), Vec::new());
+    words.extend(names.iter().map(String::as_str));
+    words.extend([source.as_str(), &library]);
+    let program = compile(&folder, "cc", &words);
+    let file = fs::canonicalize(&library).unwrap();
+    let file = file.file_name().unwrap().to_str().unwrap();
+    let mut command = Command::new(program);
+    let report = attached_twice(&folder, command.arg("wait"), (file, "mallocx"), 7);
+    expect(&by_function(&report), OF_JEMALLOC);
+}
+
+#[test]
+fn a_running_program_with_tcmalloc_in_it_is_attached_to() {
+    let Some(library) = library("libtcmalloc_minimal.a") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&folder, "c++", &["-std=c++17", &source("new.cpp"), &library]);
+    let mut command = Command::new(program);
+    let report = attached_twice(&folder, command.arg("wait"), ("program", "malloc"), 8);
+    expect(&by_function(&report), OF_NEW);
+}
+
+#[test]
+fn a_program_under_a_sanitizer_is_not_attached_to() {
+    let at = fixture::tool("c++", &["-print-file-name=libasan.so"]).unwrap();
+    if !at.contains('/') {
+        return skip(&Lack::Ability { of: "c++", what: "it has no AddressSanitizer" });
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["-std=c++17", "-fsanitize=address", &source("new.cpp")];
+    let mut command = Command::new(compile(&folder, "c++", &words));
+    command.arg("wait").env("ASAN_OPTIONS", "detect_leaks=0:alloc_dealloc_mismatch=0");
+    let mut program = Waiting::start(&mut command);
+    let output = attach_shortly(program.pid(), &folder.path().join("heap.pwh"));
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("sanitizer"), "{said}");
+    program.work();
+    assert_eq!(program.end().code(), Some(8));
+}

@@ -48,18 +48,21 @@ struct Case {
     /// `PID` is the process, `FILE` a file to write.
     arguments: &'static str,
     needs_swap: bool,
+    /// A library that the program is started with; empty for none.
+    preload: &'static str,
 }
 
 const READS: Case = Case {
     name: "",
     memory: Memory::AsItIs,
-    allowed: Allowed { forbids_huge_pages: false, library: false },
+    allowed: Allowed { forbids_huge_pages: false, library: false, allocator: false },
     arguments: "",
     needs_swap: false,
+    preload: "",
 };
 const HOLDS: Case = Case {
     memory: Memory::Sparse,
-    allowed: Allowed { forbids_huge_pages: true, library: false },
+    allowed: Allowed { forbids_huge_pages: true, library: false, allocator: false },
     ..READS
 };
 
@@ -69,9 +72,16 @@ const DROP: Case =
     Case { name: "thp drop", arguments: "thp PID --fix --hold --yes --method drop", ..HOLDS };
 const ATTACH: Case = Case {
     name: "heap attach",
-    allowed: Allowed { forbids_huge_pages: false, library: true },
+    allowed: Allowed { forbids_huge_pages: false, library: true, allocator: false },
     arguments: "heap attach PID --for 20ms -o FILE",
     ..READS
+};
+/// The same of a program whose `malloc` is another.
+const ATTACH_JEMALLOC: Case = Case {
+    name: "heap attach, jemalloc",
+    allowed: Allowed { forbids_huge_pages: false, library: true, allocator: true },
+    preload: "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2",
+    ..ATTACH
 };
 const SYSCALLS: Case =
     Case { name: "syscalls", arguments: "syscalls PID --for 20ms -o FILE", ..READS };
@@ -80,7 +90,7 @@ const WATCH: Case =
 const POOLS: Case = Case { name: "pools", arguments: "pools PID", ..READS };
 
 /// Those that change their target, and those that stop it.
-const CASES: [Case; 11] = [
+const CASES: [Case; 12] = [
     SPLIT,
     DROP,
     Case {
@@ -102,6 +112,7 @@ const CASES: [Case; 11] = [
         ..READS
     },
     ATTACH,
+    ATTACH_JEMALLOC,
     SYSCALLS,
     WATCH,
     POOLS,
@@ -128,6 +139,10 @@ impl Case {
             skip_part(&Lack::Machine(&why));
             return false;
         }
+        if !self.preload.is_empty() && !Path::new(self.preload).exists() {
+            skip_part(&Lack::Tool(self.preload));
+            return false;
+        }
         chosen.split(',').any(|part| self.name.contains(part))
     }
 }
@@ -140,7 +155,11 @@ struct Target {
 
 impl Target {
     fn start(random: &mut Random) -> Target {
-        let mut victim = Victim::start(1, MIB, random);
+        Target::start_with(random, "")
+    }
+
+    fn start_with(random: &mut Random, preload: &str) -> Target {
+        let mut victim = Victim::start(1, MIB, random, preload);
         victim.ask().expect("the program is well before anything happens to it");
         let before = Before::of(&victim);
         Target { victim, before }
@@ -219,7 +238,7 @@ fn number_of_environment(name: &str, otherwise: usize) -> usize {
 
 /// All steps of a command to its end: of each, which processes are killed. None where it cannot be tried at all.
 fn steps(case: &Case, random: &mut Random, calls: Calls, signals: &[i32]) -> Option<Vec<Step>> {
-    let mut target = Target::start(random);
+    let mut target = Target::start_with(random, case.preload);
     let folder = tempfile::tempdir_in(disk()).unwrap();
     if let Err(why) = target.prepare(case.memory) {
         skip_part(&Lack::Chance(&format!("{}: {why}", case.name)));
@@ -263,7 +282,7 @@ fn try_step(
     folder: &Path,
     harm: &Harm,
 ) {
-    let there = target.get_or_insert_with(|| Target::start(random));
+    let there = target.get_or_insert_with(|| Target::start_with(random, case.preload));
     if let Err(why) = there.prepare(case.memory) {
         skip_part(&Lack::Chance(&format!("a step of {}: {why}", case.name)));
         *target = None;
@@ -371,7 +390,12 @@ fn harm_is_noticed() {
 
 #[test]
 fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
-    kill_at_steps(&[SPLIT, DROP, ATTACH], 90, &[Calls::Target, Calls::Outward], &[KILL]);
+    kill_at_steps(
+        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC],
+        90,
+        &[Calls::Target, Calls::Outward],
+        &[KILL],
+    );
 }
 
 #[test]
@@ -382,7 +406,12 @@ fn killed_at_any_step_of_any_command_it_leaves_no_process_harmed() {
 #[test]
 fn interrupted_at_any_step_it_leaves_no_process_harmed() {
     const SIGNALS: [i32; 3] = [1, 2, 15];
-    kill_at_steps(&[SPLIT, DROP, ATTACH, SYSCALLS], 20, &[Calls::Target, Calls::All], &SIGNALS);
+    kill_at_steps(
+        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SYSCALLS],
+        20,
+        &[Calls::Target, Calls::All],
+        &SIGNALS,
+    );
 }
 
 /// A command with a signal at a time by chance.
@@ -398,7 +427,7 @@ struct Round {
 
 /// How long a command takes that nothing interrupts.
 fn duration(case: &Case, random: &mut Random) -> Option<Duration> {
-    let mut target = Target::start(random);
+    let mut target = Target::start_with(random, case.preload);
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let mut all = Vec::new();
     for _ in 0..3 {
@@ -446,7 +475,8 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
     let mut random = Random::of_environment();
     let rounds = number_of_environment("PAGEWISE_ROUNDS", 20);
     let harm = Harm::default();
-    for case in [SPLIT, DROP, ATTACH, SYSCALLS, WATCH, POOLS].iter().filter(|it| it.is_chosen()) {
+    let cases = [SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SYSCALLS, WATCH, POOLS];
+    for case in cases.iter().filter(|it| it.is_chosen()) {
         let Some(whole) = duration(case, &mut random) else { continue };
         let all: Vec<Round> = (0..rounds)
             .map(|_| Round {
@@ -458,7 +488,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
             .collect();
         let began = Instant::now();
         each(&all, &mut random, |round, target, random, folder| {
-            let there = target.get_or_insert_with(|| Target::start(random));
+            let there = target.get_or_insert_with(|| Target::start_with(random, case.preload));
             let file = folder.join("file");
             let mut found = Vec::new();
             match there.prepare(case.memory) {

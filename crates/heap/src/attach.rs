@@ -8,6 +8,7 @@
 //! by single writes within a page, each of which leaves a program that works; and a keeper outside of the target ends the rest
 //! ([`Attached::left_behind`]).
 
+mod mallocs;
 mod safe;
 
 use std::ffi::OsStr;
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 use pagewise_heaplog::tables::named::{self, row};
 use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
 use pagewise_model::{AddrRange, Mapping, Name, Pid};
-use pagewise_proc::target_file::{self, FileId, Refusal, TargetRoot};
+use pagewise_proc::target_file::{self, Refusal, TargetRoot};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_remote::{
     self as remote, Function, Keeper, Scratch, TargetMemory, Tracee, on_tracer_thread,
@@ -33,6 +34,7 @@ use thiserror::Error;
 
 use crate::collector::{Collector, Identity};
 use crate::probes;
+use mallocs::Mallocs;
 use safe::Judge;
 
 /// Why a running program is not recorded.
@@ -71,6 +73,21 @@ pub enum Refused {
     Recorded {
         /// The process.
         pid: u32,
+    },
+    /// The same of a process with an allocator in the place of the C library's.
+    #[error(
+        "in {} s no thread of process {pid} was where it could load the recorder: {files} has a malloc of its own, and {why}",
+        waited.as_secs()
+    )]
+    InMalloc {
+        /// The process.
+        pid: u32,
+        /// For how long it was tried.
+        waited: Duration,
+        /// The allocators' files.
+        files: String,
+        /// Why no thread was.
+        why: &'static str,
     },
     /// Its threads could not be stopped, or made no call.
     #[error("cannot stop process {pid} for a moment")]
@@ -217,7 +234,7 @@ impl Attached {
         let not = |why: &str| Refused::Not { pid, why: why.to_owned() };
         let root = ProcRoot::live();
         let before = mappings(&root, pid)?;
-        can_be_attached(&root, pid, &before)?;
+        let mallocs = can_be_attached(&root, pid, &before)?;
         let process = Process::open(pid, max_pause)?;
         process.target.permits_calls().map_err(|error| not(&error.to_string()))?;
         process.target.permits_pause(max_pause).map_err(|error| process.not_stopped(error))?;
@@ -237,7 +254,7 @@ impl Attached {
         };
         collector.open_to(&root, pid)?;
         let loader = Loader::find(&root, pid, &mappings)?;
-        let mut judge = Judge::new(&process.root, pid);
+        let mut judge = Judge::new(&process.root, pid, mallocs);
         let mut thread = process.safe_thread(&mut judge)?;
         let loaded = process.load(&mut thread, &loader, &library, collector, keeper);
         thread.release();
@@ -549,7 +566,23 @@ impl Process {
             sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(2));
         }
-        Err(Refused::NeverSafe { pid: self.pid, waited: PATIENCE })
+        Err(self.never_safe(judge.mallocs()))
+    }
+
+    fn never_safe(&self, mallocs: &Mallocs) -> Refused {
+        let (pid, waited) = (self.pid, PATIENCE);
+        let files: Vec<String> = mallocs.names().map(|name| name.escaped().to_string()).collect();
+        if files.is_empty() {
+            return Refused::NeverSafe { pid, waited };
+        }
+        let why = match mallocs.scattered() {
+            Some(_) => {
+                "only a thread that waits for input, a connection, a child or a signal is known not to be within it: try again while \
+                 one does, or use `pagewise heap run`"
+            }
+            None => "they are within that or the C library",
+        };
+        Refused::InMalloc { pid, waited, files: files.join(" and "), why }
     }
 
     /// Makes a stopped thread ready for calls; false where it has no room on its stack.
@@ -867,8 +900,8 @@ fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, Refused> {
     Ok(maps::parse(&text).mappings)
 }
 
-/// Whether the process can be recorded, as far as it can be told from outside.
-fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<(), Refused> {
+/// Whether the process can be recorded, as far as it can be told from outside, and its allocators besides the C library's.
+fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Mallocs, Refused> {
     let not = |why: String| Err(Refused::Not { pid, why });
     if pid == std::process::id() {
         return not("it is this one".to_owned());
@@ -891,23 +924,7 @@ fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<()
     if executable(root, pid).is_some_and(|file| is_of_32_bits(&file)) {
         return not("it is a program of 32 bits".to_owned());
     }
-    let mut seen: Vec<FileId> = Vec::new();
-    for mapping in mappings.iter().filter(|it| it.inode != 0 && it.prot.exec) {
-        let id = FileId::of(mapping);
-        if seen.contains(&id) || is_libc(&mapping.name) || safe::is_loader(&mapping.name) {
-            continue;
-        }
-        seen.push(id);
-        let is_ours = is_recorder(&mapping.name);
-        let Ok(file) = target_file::open_mapped(root, Pid(pid), mapping) else { continue };
-        if !is_ours && !variables::functions(&file, &["malloc"]).is_empty() {
-            let name = mapping.name.escaped();
-            return not(format!(
-                "{name} has a malloc of its own, within which its threads may be: `pagewise heap run` records it"
-            ));
-        }
-    }
-    Ok(())
+    Mallocs::find(root, pid, mappings).or_else(not)
 }
 
 /// Why a process has no C library that could load the recorder.

@@ -304,7 +304,7 @@ const SEARCHED: u64 = 256 << 20;
 const PIECE: usize = 1 << 20;
 
 /// Whether a name may be of interest.
-fn is_wanted(name: &[u8]) -> bool {
+pub(crate) fn is_wanted(name: &[u8]) -> bool {
     // Most begin otherwise, and there may be a million.
     if !matches!(name.first(), Some(b'_' | b'a'..=b'x')) || name.len() > 64 {
         return false;

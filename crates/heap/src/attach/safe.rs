@@ -3,13 +3,22 @@
 //! Loading takes locks of the loader and of `malloc`. Who holds one is within the C library or the loader: so the whole call
 //! stack is followed, and but for where threads begin, no call of these may be on it. A thread that waits in the kernel on behalf
 //! of such a function, as most do most of the time, is let off where it waits for what is no lock of theirs.
+//!
+//! An allocator in the place of the C library's ([`Mallocs`]) has locks of its own. No function of it may be on the call stack at
+//! all, from the first caller on. Where its code cannot be told from the program's, only a thread is taken that waits for what no
+//! allocator waits for: a connection, a child, a signal. It is in none then, since no allocator calls the program back.
 
+use std::fs;
 use std::ops::Range;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use pagewise_model::{Name, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_remote::Place;
-use pagewise_trace::{Spaces, Unwinder};
+
+use pagewise_trace::{Region, Spaces, Unwinder};
+
+use super::mallocs::Mallocs;
 
 /// Judges places.
 #[derive(Debug)]
@@ -18,6 +27,8 @@ pub(super) struct Judge {
     unwinder: Unwinder,
     /// Where the program begins.
     entry: Range<u64>,
+    /// Allocators in the place of the C library's.
+    mallocs: Mallocs,
 }
 
 /// Numbers of system calls.
@@ -31,6 +42,15 @@ mod call {
         0, 1, 7, 23, 34, 35, 43, 45, 47, 61, 65, 70, 128, 130, 208, 219, 230, 232, 247, 270, 271,
         281, 288, 299,
     ];
+    pub(super) const READ: u64 = 0;
+    pub(super) const RESTART: u64 = 219;
+    /// `poll select pause accept recvfrom recvmsg wait4 rt_sigtimedwait rt_sigsuspend io_getevents epoll_wait waitid pselect6 ppoll
+    /// epoll_pwait accept4 recvmmsg`: allocators may sleep between attempts to take a lock, and read files of `/proc`, but wait for
+    /// none of these.
+    pub(super) const WAITS_FOR_EVENTS: &[u64] =
+        &[7, 23, 34, 43, 45, 47, 61, 128, 130, 208, 232, 247, 270, 271, 281, 288, 299];
+    /// `poll select pselect6 ppoll restart_syscall`: without files, which are the first argument or their number, they only sleep.
+    pub(super) const SLEEPS_WITHOUT_FILES: &[u64] = &[7, 23, 270, 271, 219];
 }
 
 /// The code with which programs begin is no longer than this.
@@ -41,11 +61,17 @@ const ARENA: u64 = 64 << 20;
 const HEAD: u64 = 1 << 10;
 
 impl Judge {
-    pub(super) fn new(root: &ProcRoot, pid: u32) -> Judge {
+    pub(super) fn new(root: &ProcRoot, pid: u32, mallocs: Mallocs) -> Judge {
         let mut spaces = Spaces::default();
         spaces.read(root, pid);
         let entry = entry(root, pid).unwrap_or(0);
-        Judge { spaces, unwinder: Unwinder::default(), entry: entry..entry + BEGINNING }
+        let entry = entry..entry.saturating_add(BEGINNING);
+        Judge { spaces, unwinder: Unwinder::default(), entry, mallocs }
+    }
+
+    /// Allocators in the place of the C library's.
+    pub(super) fn mallocs(&self) -> &Mallocs {
+        &self.mallocs
     }
 
     /// Whether a thread may load a library where it is.
@@ -63,6 +89,14 @@ impl Judge {
         let calls = self.unwinder.unwind_stopped(spaces, pid, &place.registers, stack);
         let Some(calls) = calls else { return false };
         let name = |address: u64| spaces.find(pid, address).map(|region| &region.name);
+        // The instruction that comes next is in its function; a return address may lie behind it.
+        let is_in_malloc = |address: u64| {
+            let file = spaces.find(pid, address).filter(|region| region.is_file());
+            file.is_some_and(|region| self.mallocs.contain(address, region.id()))
+        };
+        if calls.iter().any(|&call| is_in_malloc(call) || is_in_malloc(call.wrapping_sub(1))) {
+            return false;
+        }
         // A return address may lie behind its function, but not behind its file.
         let is_system = |address: &u64| name(address.wrapping_sub(1)).is_none_or(is_of_system);
         // Where the first thread begins is the program's own: the C library comes above it.
@@ -76,31 +110,57 @@ impl Judge {
         if theirs == 0 || calls[inner..theirs].iter().any(is_system) {
             return false;
         }
+        let may_be_in_malloc = self.mallocs.scattered().is_some();
         if inner == 0 {
-            return true;
+            return !may_be_in_malloc;
         }
         // The loader may be waiting for a file.
         let in_loader =
             calls[..inner].iter().any(|call| name(call.wrapping_sub(1)).is_none_or(is_loader));
-        match place.call {
-            Some((call::FUTEX, word)) if !in_loader => is_nobodys_lock(spaces, pid, word),
-            Some((number, _)) => !in_loader && call::WAITS.contains(&number),
-            None => false,
+        if in_loader {
+            return false;
         }
+        let is_in_poll = || calls[..inner].iter().any(|call| self.mallocs.poll.contains(call));
+        match place.call {
+            None => false,
+            Some((call::READ, file)) if may_be_in_malloc => is_stream(root, pid, file),
+            Some((number, 0))
+                if may_be_in_malloc && call::SLEEPS_WITHOUT_FILES.contains(&number) =>
+            {
+                false
+            }
+            Some((call::RESTART, _)) if may_be_in_malloc => is_in_poll(),
+            Some((number, _)) if may_be_in_malloc => call::WAITS_FOR_EVENTS.contains(&number),
+            Some((call::FUTEX, word)) => self.is_nobodys_lock(pid, word),
+            Some((number, _)) => call::WAITS.contains(&number),
+        }
+    }
+
+    /// Whether a word may be waited for that is in no lock of the C library's or an allocator's.
+    fn is_nobodys_lock(&self, pid: u32, word: u64) -> bool {
+        let Some(region) = self.spaces.find(pid, word) else { return false };
+        let has_locks =
+            |it: &Region| is_of_system(&it.name) || it.is_file() && self.mallocs.has_file(it.id());
+        // Variables without a value lie behind the file's.
+        let before = self.spaces.find(pid, region.start.wrapping_sub(1));
+        let is_behind = region.inode == 0 && before.is_some_and(has_locks);
+        !has_locks(region) && !is_behind && word % ARENA > HEAD
     }
 }
 
-/// Whether a word may be waited for that is in none of the C library's locks.
-fn is_nobodys_lock(spaces: &Spaces, pid: u32, word: u64) -> bool {
-    let Some(region) = spaces.find(pid, word) else { return false };
-    // Variables without a value lie behind the file's.
-    let before = spaces.find(pid, region.start.wrapping_sub(1));
-    let is_behind = region.inode == 0 && before.is_some_and(|it| is_of_system(&it.name));
-    !is_of_system(&region.name) && !is_behind && word % ARENA > HEAD
+/// Whether an open file is one that others write to: a pipe, a socket, a terminal. Allocators read files and devices.
+fn is_stream(root: &ProcRoot, pid: u32, file: u64) -> bool {
+    /// Terminals, and those of other programs (Documentation/admin-guide/devices.txt).
+    const TERMINALS: &[u32] = &[4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
+    // What the link leads to is not opened.
+    let Ok(file) = fs::metadata(root.file(Pid(pid), &format!("fd/{file}"))) else { return false };
+    let kind = file.file_type();
+    let is_terminal = || TERMINALS.contains(&rustix::fs::major(file.rdev()));
+    kind.is_fifo() || kind.is_socket() || kind.is_char_device() && is_terminal()
 }
 
 /// Where the program begins, as the kernel told it.
-fn entry(root: &ProcRoot, pid: u32) -> Option<u64> {
+pub(super) fn entry(root: &ProcRoot, pid: u32) -> Option<u64> {
     const ENTRY: u64 = 9;
     let vector = root.read(Pid(pid), "auxv").ok()?;
     let words = vector.as_chunks::<8>().0;

@@ -1,0 +1,181 @@
+//! Files of a process with a `malloc` that other files see. The loader of libraries may call it, so a thread that is made to load one
+//! must be in no function of it. Decides nothing about threads: that is in [`super::safe`].
+
+use std::fs::File;
+use std::ops::Range;
+
+use pagewise_model::{Mapping, Name, Pid};
+use pagewise_proc::ProcRoot;
+use pagewise_proc::target_file::{self, FileId};
+use pagewise_proc::variables::{self, Functions};
+
+use super::{is_libc, is_recorder, safe};
+use crate::names;
+
+/// A file with a `malloc`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Malloc {
+    id: FileId,
+    name: Name,
+    extent: Extent,
+    /// Where functions of it are that allocate and free.
+    functions: Vec<Range<u64>>,
+}
+
+/// Where an allocator's code is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    /// In its file: a library of jemalloc's, tcmalloc's or mimalloc's, none of which calls on into other libraries but the C library.
+    File,
+    /// In its file, and perhaps in others that it goes on to without returning.
+    FileAndMore,
+    /// Anywhere in the program, among code that is not the allocator's.
+    Program,
+}
+
+/// All of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mallocs {
+    all: Vec<Malloc>,
+    /// The C library's `poll`, where that has to be told from other calls that are restarted.
+    pub(super) poll: Range<u64>,
+}
+
+/// Functions by which allocators are known, each of them exported.
+const KNOWN: &[&[&str]] =
+    &[&["mallocx", "mallctl"], &["tc_malloc", "tc_free"], &["mi_malloc", "mi_free"]];
+
+/// Functions of the runtimes of sanitizers. These keep their own state of each block and each thread's stack.
+const SANITIZERS: &[&str] = &[
+    "__asan_init",
+    "__hwasan_init",
+    "__lsan_do_leak_check",
+    "__msan_init",
+    "__sanitizer_set_death_callback",
+    "__tsan_init",
+];
+
+impl Mallocs {
+    /// Finds them.
+    ///
+    /// # Errors
+    /// Why no thread of such a process may be made to call anything.
+    pub(super) fn find(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Mallocs, String> {
+        let entry = safe::entry(root, pid);
+        let mut mallocs = Mallocs::default();
+        let mut seen: Vec<FileId> = Vec::new();
+        for mapping in mappings.iter().filter(|it| it.inode != 0 && it.prot.exec) {
+            let id = FileId::of(mapping);
+            let is_passed = is_libc(&mapping.name)
+                || safe::is_loader(&mapping.name)
+                || is_recorder(&mapping.name);
+            if seen.contains(&id) || is_passed {
+                continue;
+            }
+            seen.push(id);
+            let pieces: Vec<&Mapping> =
+                mappings.iter().filter(|it| it.prot.exec && FileId::of(it) == id).collect();
+            let has_entry =
+                entry.is_some_and(|entry| pieces.iter().any(|it| it.range.contains(entry)));
+            let file = target_file::open_mapped(root, Pid(pid), mapping).ok();
+            let Some(malloc) = of_file(file.as_ref(), &pieces, entry.is_none() || has_entry)?
+            else {
+                continue;
+            };
+            mallocs.all.push(malloc);
+        }
+        if mallocs.scattered().is_some() {
+            let libc = mappings.iter().filter(|it| it.prot.exec && is_libc(&it.name));
+            mallocs.poll = poll(root, pid, &libc.collect::<Vec<_>>()).unwrap_or(0..0);
+        }
+        Ok(mallocs)
+    }
+
+    /// Whether an address is known to be in one of them.
+    pub(super) fn contain(&self, address: u64, file: FileId) -> bool {
+        self.all.iter().any(|malloc| {
+            let is_in_file = malloc.extent != Extent::Program && malloc.id == file;
+            is_in_file || malloc.functions.iter().any(|function| function.contains(&address))
+        })
+    }
+
+    /// Whether a file is one of them, and nothing else.
+    pub(super) fn has_file(&self, file: FileId) -> bool {
+        self.all.iter().any(|malloc| malloc.id == file)
+    }
+
+    /// A file with a `malloc` that may have code which cannot be told from the program's.
+    pub(super) fn scattered(&self) -> Option<&Name> {
+        let found = self.all.iter().find(|malloc| malloc.extent != Extent::File);
+        found.map(|malloc| &malloc.name)
+    }
+
+    /// Their files.
+    pub(super) fn names(&self) -> impl Iterator<Item = &Name> {
+        self.all.iter().map(|malloc| &malloc.name)
+    }
+}
+
+/// The `malloc` of a file, if it has one; the file is none where it cannot be read.
+fn of_file(
+    file: Option<&File>,
+    pieces: &[&Mapping],
+    is_program: bool,
+) -> Result<Option<Malloc>, String> {
+    let Some(first) = pieces.first() else { return Ok(None) };
+    let (id, name) = (FileId::of(first), first.name.clone());
+    if name.base().starts_with(b"vgpreload_") {
+        return Err("valgrind runs it, which translates its code before it runs".to_owned());
+    }
+    let Some(file) = file else {
+        // A library that was replaced since it was loaded has its name left.
+        let is_allocator = memchr::memmem::find(name.base(), b"malloc").is_some();
+        let malloc = Malloc { id, name, extent: Extent::FileAndMore, functions: Vec::new() };
+        return Ok(is_allocator.then_some(malloc));
+    };
+    let wanted = |name: &[u8]| {
+        let is_of = |names: &[&str]| names.iter().any(|it| it.as_bytes() == name);
+        names::is_wanted(name) || is_of(SANITIZERS) || KNOWN.iter().any(|names| is_of(names))
+    };
+    let functions = variables::functions_where(file, &wanted);
+    if !exports(&functions, "malloc") {
+        return Ok(None);
+    }
+    if SANITIZERS.iter().any(|name| exports(&functions, name)) {
+        let name = name.escaped();
+        return Err(format!(
+            "its malloc is a sanitizer's ({name}), which keeps the state of each block itself"
+        ));
+    }
+    let is_known = KNOWN.iter().any(|names| names.iter().all(|name| exports(&functions, name)));
+    let extent = match (is_program, is_known) {
+        (true, _) => Extent::Program,
+        (false, true) => Extent::File,
+        (false, false) => Extent::FileAndMore,
+    };
+    let ranges = functions.seen.iter().filter_map(|seen| {
+        let start = address(pieces, seen.function.offset)?;
+        Some(start..start.saturating_add(seen.function.size.max(1)))
+    });
+    Ok(Some(Malloc { id, name, extent, functions: ranges.collect() }))
+}
+
+fn exports(functions: &Functions, name: &str) -> bool {
+    functions.seen.iter().any(|seen| seen.exported && seen.function.name == name)
+}
+
+/// Where a part of a file is mapped.
+fn address(pieces: &[&Mapping], offset: u64) -> Option<u64> {
+    pieces.iter().find_map(|piece| {
+        let into = offset.checked_sub(piece.offset)?;
+        let address = piece.range.start.checked_add(into)?;
+        piece.range.contains(address).then_some(address)
+    })
+}
+
+fn poll(root: &ProcRoot, pid: u32, libc: &[&Mapping]) -> Option<Range<u64>> {
+    let file = target_file::open_mapped(root, Pid(pid), libc.first()?).ok()?;
+    let function = variables::functions(&file, &["poll"]).into_iter().next()?;
+    let start = address(libc, function.offset)?;
+    Some(start..start.saturating_add(function.size))
+}
