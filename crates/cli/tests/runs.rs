@@ -114,8 +114,8 @@ struct Run {
     stderr: Sink,
 }
 
-/// A command ends within this on any machine.
-const MAX_END: Duration = Duration::from_secs(20);
+/// A command ends within this on any machine: with all CPUs busy, letting go of tracepoints took 40 s.
+const MAX_END: Duration = Duration::from_secs(120);
 /// A command that has a CPU for itself ends within its own time, and this.
 const MAX_BEYOND: Duration = Duration::from_secs(2);
 /// A run that took longer is repeated alone so often at most.

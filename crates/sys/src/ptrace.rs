@@ -9,6 +9,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+pub(crate) mod seized;
+
 /// A thread id, or a process id: that of its main thread.
 pub type Tid = libc::pid_t;
 
@@ -84,10 +86,20 @@ pub struct At {
 
 /// Becomes the tracer of a running thread, without stopping it. `options` are `PTRACE_O_*`.
 ///
+/// A process that executes a program waits until its other threads have ended, and those that are traced have ended only once their tracer has
+/// waited for them. The kernel keeps a tracer waiting that seizes one more of its threads meanwhile. So while a call takes long, another thread
+/// of ours waits for threads that were seized before.
+///
 /// # Errors
 /// `EPERM` where a security module, a container or Yama forbids tracing.
 pub fn seize(tid: Tid, options: c_int) -> io::Result<()> {
-    plain(libc::PTRACE_SEIZE, tid, options)
+    let attempt = seized::Attempt::begin();
+    let done = plain(libc::PTRACE_SEIZE, tid, options);
+    drop(attempt);
+    if done.is_ok() {
+        seized::note(tid);
+    }
+    done
 }
 
 /// Asks a running thread to stop, and one in a group stop to report itself.
@@ -114,7 +126,11 @@ pub fn listen(tid: Tid) {
 /// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0. False where the thread refuses since it was
 /// killed: its end is to be waited for.
 pub fn detach(tid: Tid, signal: i32) -> bool {
-    plain(libc::PTRACE_DETACH, tid, signal).is_ok()
+    let is_done = plain(libc::PTRACE_DETACH, tid, signal).is_ok();
+    if is_done {
+        seized::forget(tid);
+    }
+    is_done
 }
 
 /// The time for which stopping all threads pauses a process, estimated by their number.

@@ -14,7 +14,7 @@ use std::time::Instant;
 use rustix::thread::{Timespec, futex};
 
 use super::{Ending, signals};
-use crate::ptrace::Tid;
+use crate::ptrace::{Tid, seized};
 
 /// `PTRACE_EVENT_STOP` of `linux/ptrace.h`.
 const EVENT_STOP: c_int = 128;
@@ -148,7 +148,13 @@ pub fn take(tid: Tid) -> io::Result<Option<Change>> {
             error if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
             error => Err(error),
         },
-        _ => Ok(Some(Change::from_status(status))),
+        _ => {
+            let change = Change::from_status(status);
+            if matches!(change, Change::Ended(_)) {
+                seized::forget(tid);
+            }
+            Ok(Some(change))
+        }
     }
 }
 
