@@ -6,7 +6,7 @@
 mod fixture;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -753,5 +753,56 @@ fn callers_are_found_by_unwind_tables_in_a_program_without_frame_pointers() {
     for call in calls {
         let stack = call["stack"].as_array().unwrap();
         assert!(stack.iter().any(|frame| frame["function"] == "main"), "{call}");
+    }
+}
+
+/// The code of a process's C library, as the process has it.
+fn code_of_libc(pid: u32) -> Vec<u8> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let is_code = |line: &&str| line.contains(" r-xp ") && line.ends_with("/libc.so.6");
+    let range = maps.lines().find(is_code).and_then(|line| line.split(' ').next()).unwrap();
+    let (start, end) = range.split_once('-').unwrap();
+    let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).unwrap());
+    let mut code = vec![0; usize::try_from(end - start).unwrap()];
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&memory, &mut code, start).unwrap();
+    code
+}
+
+#[test]
+fn uprobes_of_a_process_change_the_code_of_no_other() {
+    if !is_root() {
+        return;
+    }
+    let mut both = [(); 2].map(|()| {
+        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    });
+    // It answers once the C library is mapped.
+    for child in &mut both {
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    }
+    let [watched, other] = [both[0].id(), both[1].id()];
+    let before = code_of_libc(other);
+    assert!(before == code_of_libc(watched));
+    let mut recording = interruptible();
+    recording.args(["shootdowns", "--user-wait", &watched.to_string()]);
+    let mut recording = recording.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut is_changed = false;
+    while !is_changed && recording.try_wait().unwrap().is_none() {
+        is_changed = code_of_libc(watched) != before;
+    }
+    let is_same = code_of_libc(other) == before;
+    let _ = kill_process(Pid::from_child(&recording), Signal::INT);
+    recording.wait().unwrap();
+    for mut child in both {
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+    if !is_changed {
+        return skip_without_events("/sys/bus/event_source/devices/uprobe/type");
+    }
+    if !is_same {
+        skip(&Lack::Kernel(6, 10));
     }
 }

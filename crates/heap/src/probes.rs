@@ -303,6 +303,7 @@ impl Probes {
                 path,
                 offsets: &[*offset],
                 at_return: false,
+                pid: None,
                 carries: whole,
             };
             session.add_uprobes(roles.len(), &entry).map_err(Unwatched::NotPermitted)?;
@@ -315,6 +316,7 @@ impl Probes {
             path,
             offsets: &allocating.map(|(_, offset)| *offset).collect::<Vec<u64>>(),
             at_return: true,
+            pid: None,
             carries: Carries { stack: NEAR, ..Unwinder::carries(STACK) },
         };
         session.add_uprobes(roles.len(), &ends).map_err(Unwatched::NotPermitted)?;

@@ -169,11 +169,18 @@ impl UprobeSamples {
         set_output(&self.outputs, cpu, output)
     }
 
-    /// Places uprobes at these offsets of a file, or at the return of the functions that begin there.
+    /// Places uprobes at these offsets of a file, or at the return of the functions that begin there: in one process (Linux 6.10; before, only
+    /// its first thread runs the program), or in every process that executes the file.
     ///
     /// # Errors
-    /// `EINVAL` before Linux 6.6; `EBADF`, `ENOENT` if the path does not lead to a file.
-    pub fn link(&mut self, path: &CStr, offsets: &[u64], at_return: bool) -> io::Result<()> {
+    /// `EINVAL` before Linux 6.6; `EBADF`, `ENOENT` if the path does not lead to a file; `ESRCH` if there is no such process.
+    pub fn link(
+        &mut self,
+        path: &CStr,
+        offsets: &[u64],
+        at_return: bool,
+        pid: Option<u32>,
+    ) -> io::Result<()> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         let link = MultiLink {
             program: self.program.as_raw_fd().unsigned_abs(),
@@ -186,7 +193,7 @@ impl UprobeSamples {
             cookies: 0,
             count: u32::try_from(offsets.len()).map_err(|_| invalid())?,
             probe_flags: if at_return { MULTI_RETURN } else { 0 },
-            pid: 0,
+            pid: pid.unwrap_or(0),
             pad: 0,
         };
         // SAFETY: `path` is a string and `offsets` has `count` numbers; the kernel copies both.

@@ -37,7 +37,7 @@ pub struct Wanted {
     pub sampling: Sampling,
 }
 
-/// Uprobes of a file, in whichever process executes it.
+/// Uprobes of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Uprobes<'u> {
     /// The name of the functions in errors.
@@ -50,8 +50,18 @@ pub struct Uprobes<'u> {
     pub offsets: &'u [u64],
     /// Whether the uprobes report the return of the functions that begin at `offsets`, not the instructions.
     pub at_return: bool,
+    /// The process that they are wanted of: where the kernel can, they are placed in it alone, and else in every process that executes the file.
+    pub pid: Option<u32>,
     /// The fields of each sample.
     pub carries: Carries,
+}
+
+/// Whether a link of uprobes can be of one process: since Linux 6.10; before, it was of one thread.
+fn links_choose_processes() -> bool {
+    let release = system::kernel_release();
+    let release = String::from_utf8_lossy(&release);
+    let mut numbers = release.split(|it: char| !it.is_ascii_digit()).map(str::parse::<u32>);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6, 10))
 }
 
 /// A record that was read and not handed on. There are many of them: each takes 32 bytes.
@@ -329,7 +339,7 @@ impl Session {
         Ok(())
     }
 
-    /// Places uprobes whose samples have the number `which`. They count at once, in every process that executes the file.
+    /// Places uprobes whose samples have the number `which`. They count at once.
     ///
     /// To remove a uprobe event, the kernel waits for several RCU grace periods: about 0.1 s for each event, and those of all
     /// processes one after another. So all uprobes of a call are one link (Linux 6.6, CAP_BPF), or one event for each offset
@@ -383,7 +393,10 @@ impl Session {
             outputs.push((perf_ring::id(&output)?, output));
         }
         match attachment {
-            Attachment::Link => samples.link(uprobes.path, uprobes.offsets, uprobes.at_return)?,
+            Attachment::Link => {
+                let pid = uprobes.pid.filter(|_| links_choose_processes());
+                samples.link(uprobes.path, uprobes.offsets, uprobes.at_return, pid)?;
+            }
             Attachment::Events => {
                 // The program runs at each hit, on whichever CPU.
                 let cpu = cpus.first().copied().unwrap_or(0);

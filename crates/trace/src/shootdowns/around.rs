@@ -108,7 +108,12 @@ impl Around {
             ));
         }
         let cost_ns = cost(kind, wanted, roles, ours);
-        add(&found, kind, session, roles).map_err(|error| failed(&error.to_string()))?;
+        // Others that execute the files would pay for them, and a program under valgrind takes their `int3` for its own.
+        let pid = match target {
+            Target::Process(pid) => Some(pid),
+            Target::Command(_) | Target::Machine => None,
+        };
+        add(&found, kind, pid, session, roles).map_err(|error| failed(&error.to_string()))?;
         let functions = found.iter().map(|it| (it.name.clone(), it.code.name.clone()));
         Ok(shootdowns::Around { functions: functions.collect(), cost_ns })
     }
@@ -188,6 +193,7 @@ fn returns(code: &[u8]) -> Option<Vec<u64>> {
 fn add(
     wrappers: &[Wrapper],
     kind: Kind,
+    pid: Option<u32>,
     session: &mut Session,
     roles: &mut Vec<Role>,
 ) -> Result<(), Error> {
@@ -203,6 +209,7 @@ fn add(
                 offsets: &offsets,
                 // A uprobe at each return instruction leaves the call stack of the program as it is.
                 at_return: false,
+                pid,
                 carries: Carries::default(),
             };
             session.add_uprobes(roles.len(), &uprobes)?;
@@ -232,7 +239,8 @@ fn cost(kind: Kind, wanted: &[Wanted], roles: &[Role], ours: u32) -> Reading<u64
     let mut roles = roles.to_vec();
     let mut session = Session::open(Target::Process(ours), wanted, RING)
         .map_err(|error| failed(&error.to_string()))?;
-    add(&[own], kind, &mut session, &mut roles).map_err(|error| failed(&error.to_string()))?;
+    add(&[own], kind, Some(ours), &mut session, &mut roles)
+        .map_err(|error| failed(&error.to_string()))?;
     session.enable().map_err(|error| failed(&error.to_string()))?;
     (0..TURNS).for_each(|_| madvise::nothing());
     let (mut since, mut watched) = (HashMap::new(), Vec::new());
@@ -298,6 +306,7 @@ mod tests {
             path: own.path,
             offsets: &[own.entry],
             at_return: false,
+            pid: None,
             carries: Carries::default(),
         };
         let attachments = [Some(Attachment::Link), Some(Attachment::Events), None];
