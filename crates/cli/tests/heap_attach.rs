@@ -354,6 +354,33 @@ fn memory_of_the_recorder_is_unmapped_once_a_stopped_thread_has_left_it() {
     busy.end();
 }
 
+/// glibc's setuid holds a lock that the loader needs, until each thread has received a signal.
+#[test]
+fn a_program_that_changes_its_user_id_all_the_time_goes_on() {
+    use std::io::{BufRead, BufReader, Write};
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(fixture::program("setuids"));
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "ready");
+    let mut input = child.stdin.take().unwrap();
+    let mut times = || -> u64 {
+        input.write_all(b"x").unwrap();
+        lines.next().unwrap().parse().unwrap()
+    };
+    let pid = child.id().to_string();
+    for number in 0..3 {
+        let file = folder.path().join(format!("{number}.pwh"));
+        let words = ["attach", &pid, "--for", "10ms", "--max-pause", "10s", "-o"];
+        let output = heap(&[&words[..], &[file.to_str().unwrap()]].concat());
+        assert!(output.status.success(), "{output:?}");
+        let before = times();
+        wait_until(|| times() > before);
+    }
+    drop(input);
+    assert!(child.wait().unwrap().success());
+}
+
 /// `plugged`, which loads and unloads two libraries that are built here.
 fn plugged(folder: &Path, more: &[&str]) -> Busy {
     let library = |name: &str, size: u32| {

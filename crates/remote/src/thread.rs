@@ -32,6 +32,8 @@ use crate::code::Code;
 use crate::memory::TargetMemory;
 use crate::scratch::Returning;
 
+/// The bit of the signal by which glibc has all threads change their user and group IDs.
+const SIGSETXID: u64 = 1 << (33 - 1);
 /// How long a system call of ours may take until its thread is left to itself.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
 /// How long a stopped thread may take from one stop to the next.
@@ -385,6 +387,8 @@ impl Tracee {
         self.vectors_changed = true;
         self.phase = Phase::Ran;
         self.mask()?;
+        // A thread that calls `setuid` and its kin holds a lock of the C library, for which the loader waits, until each thread has received this.
+        arch::set_signal_mask(self.tid, !SIGSETXID)?;
         let end = function.code + Function::END;
         let mut deadline = Instant::now() + FUNCTION_LIMIT;
         let (mut signal, mut ends) = (0, 0);
@@ -417,6 +421,7 @@ impl Tracee {
                 _ => 0,
             };
             if ends == 2 {
+                arch::set_signal_mask(self.tid, u64::MAX)?;
                 return Ok(Registers::of(self.tid)?.place().returned);
             }
         }
