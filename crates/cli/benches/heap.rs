@@ -225,25 +225,13 @@ fn workloads(folder: &Path) -> Vec<Workload> {
             sampled: 1.05,
         });
     }
-    if is_installed("perl") {
-        let script = write("race.pl", PERL);
-        all.push(Workload {
-            name: "perl",
-            title: "perl: trees, hashes, strings",
-            line: format!("{{}} perl {script}"),
-            every: 1.3,
-            sampled: 1.05,
-        });
-    }
-    if is_installed("node") {
-        let script = write("race.js", NODE);
-        all.push(Workload {
-            name: "node",
-            title: "node: trees, JSON, buffers",
-            line: format!("{{}} node {script}"),
-            every: 1.3,
-            sampled: 1.05,
-        });
+    let scripts = [
+        ("perl", "perl: trees, hashes, strings", "race.pl", PERL),
+        ("node", "node: trees, JSON, buffers", "race.js", NODE),
+    ];
+    for (name, title, file, text) in scripts.into_iter().filter(|(name, ..)| is_installed(name)) {
+        let line = format!("{{}} {name} {}", write(file, text));
+        all.push(Workload { name, title, line, every: 1.3, sampled: 1.05 });
     }
     all.push(Workload {
         name: "threads",

@@ -1,6 +1,6 @@
 //! Helper processes: this program again, which works until its standard input is closed, or with what comes there.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
@@ -41,14 +41,9 @@ pub(crate) fn leave_session() {
 /// Tells who has started this helper that it works.
 ///
 /// # Errors
-/// That nobody reads it any more.
+/// A broken pipe if that process has ended.
 pub(crate) fn tell_ready() -> io::Result<()> {
     let mut output = io::stdout();
     writeln!(output, "{READY}")?;
     output.flush()
-}
-
-/// Words of a command line.
-pub(crate) fn words<const N: usize>(words: [&dyn ToString; N]) -> [OsString; N] {
-    words.map(|word| word.to_string().into())
 }

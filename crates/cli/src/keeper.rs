@@ -5,7 +5,7 @@
 //! is closed without a last word. If it is killed too, targets still work, and the next run of pagewise that changes a process, or
 //! `pagewise keep`, finds the file and acts.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -214,7 +214,7 @@ impl Keeper for KeeperProcess {
 }
 
 fn start(notes: Option<&Path>) -> io::Result<(Child, ChildStdin)> {
-    let mut args = helper::words([&"keep", &std::process::id()]).to_vec();
+    let mut args: Vec<OsString> = vec!["keep".into(), std::process::id().to_string().into()];
     if let Some(path) = notes {
         args.extend(["--notes".into(), path.into()]);
     }
@@ -262,7 +262,7 @@ fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
     let root = ProcRoot::live();
     let mut is_done = true;
     for entry in entries.filter_map(Result::ok) {
-        // Who writes the notes undoes what they say, until it is killed.
+        // The process that writes the notes undoes what they list, unless it is killed.
         if Writer::of_file(&entry.file_name()).is_some_and(|writer| writer.lives(&root)) {
             continue;
         }
@@ -300,7 +300,7 @@ impl Writer {
         Ok(Writer { pid, start_ticks: stat.start_ticks })
     }
 
-    /// Of a file; `None` if its name is not one of [`Writer::name`].
+    /// The writer of a file of this name; `None` if [`Writer::name`] does not make such names.
     fn of_file(name: &OsStr) -> Option<Writer> {
         let mut words = name.to_str()?.split('-');
         let (pid, start_ticks) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
@@ -313,7 +313,7 @@ impl Writer {
         format!("{}-{}-{number}", self.pid, self.start_ticks)
     }
 
-    /// Whether it lives and will go on doing so: a process that was sent SIGKILL may take some time to end on a busy machine.
+    /// Whether it runs and was not sent SIGKILL: on a busy machine a killed process may take some time to end.
     fn lives(self, root: &ProcRoot) -> bool {
         stat_of(root, self.pid)
             .is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.is_dying())

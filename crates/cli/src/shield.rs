@@ -23,7 +23,7 @@ impl Shield {
         if !cpuid::is_virtual() {
             return Ok(Shield(None));
         }
-        helper::start(&helper::words([&"shield", &pid])).map(|started| Shield(Some(started)))
+        helper::start(&["shield", &pid.to_string()]).map(|started| Shield(Some(started)))
     }
 }
 

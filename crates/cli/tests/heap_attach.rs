@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
 use fixture::number;
-use fixture::recorder::{by_function, heap, report};
+use fixture::recorder::{begins_with_a_jump, by_function, heap, report};
 use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -102,21 +102,7 @@ fn begin_with(busy: &Busy, file: &Path, more: &[&str]) -> Child {
 
 /// Whether `malloc` of the process's C library begins with a jump, as a debugger would see it.
 fn is_hooked(pid: u32) -> bool {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let libc = text.lines().find(|line| line.ends_with("/libc.so.6")).unwrap();
-    let words: Vec<&str> = libc.split_whitespace().collect();
-    let start = u64::from_str_radix(words[0].split('-').next().unwrap(), 16).unwrap();
-    let symbols = fixture::tool("nm", &["-D", words[5]]).unwrap_or_default();
-    let malloc = symbols.lines().find_map(|line| {
-        let (address, name) = line.split_once(" T ")?;
-        let name = name.split('@').next()?;
-        (name == "malloc").then(|| u64::from_str_radix(address, 16).unwrap())
-    });
-    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
-    let mut byte = [0];
-    let at = start + malloc.expect("the C library has malloc");
-    std::os::unix::fs::FileExt::read_exact_at(&memory, &mut byte, at).unwrap();
-    byte == [0xe9]
+    begins_with_a_jump(pid, "libc.so.6", "malloc")
 }
 
 fn wait_until(mut is_true: impl FnMut() -> bool) {
@@ -332,7 +318,7 @@ fn memory_of_the_recorder_is_unmapped_once_a_stopped_thread_has_left_it() {
     let mut busy = Busy::start(2);
     let pid = Pid::from_raw(busy.child.id().cast_signed()).unwrap();
     let mut stayed = false;
-    // Whether a thread is in the recorder when it is stopped is chance.
+    // SIGSTOP stops threads wherever they are: in the recorder in some of the rounds.
     for number in 0..200 {
         let recording = begin(&busy, &folder.path().join(format!("{number}.pwh")));
         kill_process(pid, Signal::STOP).unwrap();

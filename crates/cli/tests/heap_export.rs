@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use pagewise_heaplog::Writer;
 use pagewise_heaplog::recording::{
@@ -191,11 +191,12 @@ fn the_page_of_a_report_has_what_can_be_looked_into() {
     assert!(!page.contains("src=") && !page.contains("<link"), "something is loaded");
 }
 
-/// Runs a viewer, which shows its window on no screen until it is ended; `None`, with a word, where it cannot.
-fn viewer(name: &str, words: &[&str], folder: &Path) -> Option<Output> {
+/// Has a viewer open a file without a screen. It shows the file until it is ended; what it has printed. `None`, with a word, where it cannot.
+fn viewed(name: &str, file: &Path) -> Option<String> {
     let window = |words: &[&str]| {
         let mut command = Command::new("timeout");
         command.args(["10", name]).args(words).env("QT_QPA_PLATFORM", "offscreen");
+        let folder = file.parent().unwrap();
         command.env("HOME", folder).env("XDG_RUNTIME_DIR", folder).output().unwrap()
     };
     let version = window(&["--version"]);
@@ -207,7 +208,10 @@ fn viewer(name: &str, words: &[&str], folder: &Path) -> Option<Output> {
         skip(&Lack::Ability { of: name, what: "cannot do without a screen" });
         return None;
     }
-    Some(window(words))
+    let shown = window(&[file.to_str().unwrap()]);
+    let printed = String::from_utf8_lossy(&shown.stderr).into_owned();
+    assert_eq!(shown.status.code(), Some(124), "{printed}");
+    Some(printed)
 }
 
 /// Records `course` and exports the heap in a format.
@@ -225,22 +229,14 @@ fn exported(folder: &Path, format: &str, name: &str) -> PathBuf {
 fn heaptracks_own_window_opens_an_export() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let file = exported(folder.path(), "--heaptrack", "ours.heaptrack");
-    let Some(shown) = viewer("heaptrack_gui", &[file.to_str().unwrap()], folder.path()) else {
-        return;
-    };
-    // It reads the file in a thread of its own and shows it until it is ended.
-    assert_eq!(shown.status.code(), Some(124), "{}", String::from_utf8_lossy(&shown.stderr));
+    viewed("heaptrack_gui", &file);
 }
 
 #[test]
 fn massif_visualizer_reads_an_export() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let file = exported(folder.path(), "--massif", "massif.out");
-    let Some(shown) = viewer("massif-visualizer", &[file.to_str().unwrap()], folder.path()) else {
-        return;
-    };
-    let printed = String::from_utf8_lossy(&shown.stderr);
-    assert_eq!(shown.status.code(), Some(124), "{printed}");
+    let Some(printed) = viewed("massif-visualizer", &file) else { return };
     // It prints what it has read: the number of moments, and the peak.
     let massif = fs::read_to_string(&file).unwrap();
     let moments = massif.lines().filter(|line| line.starts_with("snapshot=")).count();

@@ -287,7 +287,7 @@ fn tcmalloc_in_the_program_itself_is_recorded() {
     expect(&by_function(&report), OF_NEW);
 }
 
-/// How many mappings of code without a file a process has.
+/// The number of anonymous executable mappings of a process.
 fn pieces_of_code(pid: u32) -> usize {
     let text = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     text.lines().filter(|line| line.contains(" r-xp 00000000 00:00 0 ")).count()

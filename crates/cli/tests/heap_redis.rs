@@ -138,7 +138,7 @@ fn what_a_server_keeps_is_what_its_allocator_counts() {
         let output = client.arg("--pipe").stdin(input).output().unwrap();
         assert!(output.status.success(), "{output:?}");
     };
-    // What it makes for its first keys and clients only.
+    // The server allocates some tables once, for its first keys and clients.
     write(100, "first");
     let mut grew = 0;
     attached(server.pid(), &file, is_hooked, || {

@@ -35,7 +35,7 @@ fn is_counted_by_function(program: &Path) {
     assert_eq!(functions["grow"], [100, 400_000, 100]);
     assert_eq!(functions["align"], [50, 25_000, 50]);
     assert_eq!(functions["in_thread"], [400, 51_200, 400]);
-    // What glibc frees again as it empties the caches of the two threads is none of the program's frees.
+    // glibc frees the blocks in the caches of the two threads again as they end. These frees are not the program's.
     assert_eq!(number(&report, "totals.unknown_frees"), 0);
     // All of `once`, `zeros` and `grow` are live then; the C library has a few blocks of its own.
     let peak = number(&report, "totals.peak_bytes") - (48 * 900 + 9000 + 400_000);

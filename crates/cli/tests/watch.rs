@@ -531,7 +531,7 @@ fn a_process_that_is_interrupted_or_out_of_time_is_told_of_as_far_as_it_was_seen
     assert_eq!(watching.report()["watched"]["ending"], "interrupted");
 }
 
-/// What the kernel says of the tracer of a process, and of its state.
+/// Whether a process has a tracer, and whether it is stopped.
 fn traced_and_stopped(pid: u32) -> (bool, bool) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field =

@@ -164,10 +164,10 @@ pub struct Attached {
     moved: Vec<Range<u64>>,
 }
 
-/// What the end of a recording has left of it.
+/// Which parts of a recorder are left in a process after its recording has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Nothing but the library, which no function calls.
+    /// Nothing but the library, which no function calls, and perhaps a page of moved instructions to which a signal handler may return.
     Whole,
     /// The recorder's memory too: some thread did not leave the recorder. Functions are as they were.
     MemoryStays,
@@ -771,7 +771,7 @@ impl Process {
     }
 }
 
-/// Where a recorder has the moved first instructions of functions.
+/// Address ranges to which a recorder has moved the first instructions of functions.
 fn moved_code(get: &dyn Fn(usize) -> Result<u64, Refused>) -> Result<Vec<Range<u64>>, Refused> {
     let near = [get(hooks::NEAR)?, get(hooks::NEAR_OTHERS)?].into_iter().filter(|&at| at != 0);
     let mut rooms: Vec<(u64, u64)> = near.map(|at| (at, (hooks::CODE_WORDS * 8) as u64)).collect();
@@ -900,7 +900,7 @@ fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, Refused> {
     Ok(maps::parse(&text).mappings)
 }
 
-/// Whether the process can be recorded, as far as it can be told from outside, and its allocators besides the C library's.
+/// Refuses a process that cannot be recorded, as far as that shows from outside. Returns its allocators other than the C library's.
 fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Mallocs, Refused> {
     let not = |why: String| Err(Refused::Not { pid, why });
     if pid == std::process::id() {

@@ -102,7 +102,7 @@ pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
     if !is_static(&file).unwrap_or(false) {
         return Ok(None);
     }
-    let names: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
+    let names: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).chain(CACHE_FLUSHES).collect();
     let found = variables::functions(&file, &names);
     let mut functions: Vec<(Call, u64)> = Vec::new();
     for (name, call) in FUNCTIONS {
@@ -115,8 +115,8 @@ pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
     }
     let has = |name: &str| found.iter().any(|function| function.name == name);
     if has("malloc") && has("free") {
-        let code = |it: variables::Function| it.offset..it.offset.saturating_add(it.size);
-        let cache_flushes = variables::functions(&file, &CACHE_FLUSHES).into_iter().map(code);
+        let flushes = found.iter().filter(|it| CACHE_FLUSHES.contains(&it.name.as_str()));
+        let cache_flushes = flushes.map(|it| it.offset..it.offset.saturating_add(it.size));
         return Ok(Some(Plan { path, functions, cache_flushes: cache_flushes.collect() }));
     }
     let is_go = !variables::functions(&file, &["runtime.mallocgc"]).is_empty() || is_of_go(&file);

@@ -22,7 +22,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// How often a thread is stopped that is within a restartable sequence each time.
 const ATTEMPTS: u32 = 20;
 /// How often new threads are looked for before the first is stopped: a process may begin threads faster than they are found.
-const MAX_ROUNDS: usize = 100;
+pub(crate) const MAX_ROUNDS: usize = 100;
 /// `PTRACE_O_TRACESYSGOOD` only: the kernel reports no event of the target but stops that were asked for.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
 /// Stack that stays free below a saved context: a signal handler may run there.
@@ -304,6 +304,34 @@ impl Target {
         Ok(all.stopped)
     }
 
+    /// Seizes the threads that are not among those seized before, and adds them to these. False where none is.
+    pub(crate) fn seize_more(&self, seized: &mut Vec<Tid>, options: i32) -> Result<bool, Error> {
+        let mut known = seized.clone();
+        known.sort_unstable();
+        let before = seized.len();
+        // With that option a thread is traced from its beginning if the one that makes it is.
+        let is_inherited = options & libc::PTRACE_O_TRACECLONE != 0;
+        for tid in self.threads()? {
+            let Some(id) = number(tid).filter(|id| known.binary_search(id).is_err()) else {
+                continue;
+            };
+            match ptrace::seize(id, options) {
+                Ok(()) => seized.push(id),
+                // The first thread may have ended before the others: it cannot be traced.
+                Err(_) if self.has_ended(tid) => {}
+                Err(_) if is_inherited && self.is_traced_by_us(tid) => {}
+                Err(error) => return Err(Error::of_tracing(error)),
+            }
+        }
+        Ok(seized.len() > before)
+    }
+
+    fn is_traced_by_us(&self, tid: u32) -> bool {
+        let status = self.root.read(Pid(self.pid), &format!("task/{tid}/status"));
+        let tracer = format!("TracerPid:\t{}", std::process::id());
+        status.is_ok_and(|it| it.split(|&byte| byte == b'\n').any(|line| line == tracer.as_bytes()))
+    }
+
     /// Whether the process still has its number: a thread of it that is stopped keeps it so.
     fn is_still_here(&self) -> Result<(), Error> {
         match start_of(&self.root, self.pid)? == self.start_ticks {
@@ -331,24 +359,11 @@ struct Stopping<'a> {
 impl Stopping<'_> {
     /// Seizes the threads that are new. False where none is.
     fn seize_more(&mut self) -> Result<bool, Error> {
-        let mut known = self.seized.clone();
-        known.sort_unstable();
-        let before = self.seized.len();
-        for tid in self.target.threads()? {
-            let Some(id) = number(tid).filter(|id| known.binary_search(id).is_err()) else {
-                continue;
-            };
-            match ptrace::seize(id, OPTIONS) {
-                Ok(()) => self.seized.push(id),
-                // The first thread may have ended before the others: it cannot be traced.
-                Err(_) if self.target.has_ended(tid) => {}
-                Err(error) => {
-                    self.let_go(0);
-                    return Err(Error::of_tracing(error));
-                }
-            }
+        let more = self.target.seize_more(&mut self.seized, OPTIONS);
+        if more.is_err() {
+            self.let_go(0);
         }
-        Ok(self.seized.len() > before)
+        more
     }
 
     /// Stops the threads that were seized, from one on.

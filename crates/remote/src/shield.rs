@@ -15,13 +15,11 @@ use pagewise_sys::remote::read_each;
 use pagewise_sys::trace::wait::{self, Change};
 
 use crate::Error;
-use crate::process::Target;
+use crate::process::{MAX_ROUNDS, Target};
 
 /// Threads and processes that a thread makes are traced too: breakpoints are inherited.
 const OPTIONS: i32 =
     libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
-/// How often new threads are looked for.
-const MAX_ROUNDS: u32 = 100;
 
 /// A process that this thread traces.
 #[derive(Debug)]
@@ -35,29 +33,16 @@ impl Shield {
     /// # Errors
     /// [`Error::Gone`], [`Error::NotPermitted`]: some other tracer may have it. None is traced then, once this thread ends.
     pub fn seize(target: &Target) -> Result<Shield, Error> {
-        let mut seized: Vec<u32> = Vec::new();
+        let mut seized = Vec::new();
         for _ in 0..MAX_ROUNDS {
-            let before = seized.len();
-            for tid in target.threads()? {
-                let Ok(id) = Tid::try_from(tid) else { continue };
-                if seized.contains(&tid) {
-                    continue;
-                }
-                match ptrace::seize(id, OPTIONS) {
-                    Ok(()) => seized.push(tid),
-                    // It was made by a thread that is traced already, or has ended.
-                    Err(_) if is_ours(target.pid(), tid) => seized.push(tid),
-                    Err(error) => return Err(Error::of_tracing(error)),
-                }
-            }
-            if seized.len() == before {
-                return match seized.is_empty() {
-                    true => Err(Error::Gone),
-                    false => Ok(Shield { pid: target.pid() }),
-                };
+            if !target.seize_more(&mut seized, OPTIONS)? {
+                break;
             }
         }
-        Ok(Shield { pid: target.pid() })
+        match seized.is_empty() {
+            true => Err(Error::Gone),
+            false => Ok(Shield { pid: target.pid() }),
+        }
     }
 
     /// Lets threads go on as they stop, until all have ended.
@@ -101,13 +86,4 @@ impl Shield {
             .or_else(|_| read_each::<1>(self.pid, &before));
         !matches!(byte.as_deref(), Ok([Some([INT1])]))
     }
-}
-
-/// Whether this process traces a thread already, or the thread is gone.
-fn is_ours(pid: u32, tid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"));
-    let Ok(status) = status else { return true };
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    field("TracerPid:") == Some(std::process::id().to_string().as_str())
-        || field("State:").is_some_and(|state| state.starts_with(['Z', 'X']))
 }

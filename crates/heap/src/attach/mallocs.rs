@@ -18,11 +18,11 @@ struct Malloc {
     id: FileId,
     name: Name,
     extent: Extent,
-    /// Where functions of it are that allocate and free.
+    /// Address ranges of its functions that allocate and free.
     functions: Vec<Range<u64>>,
 }
 
-/// Where an allocator's code is.
+/// How far an allocator's code reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent {
     /// In its file: a library of jemalloc's, tcmalloc's or mimalloc's, none of which calls on into other libraries but the C library.
@@ -91,7 +91,7 @@ impl Mallocs {
         Ok(mallocs)
     }
 
-    /// Whether an address is known to be in one of them.
+    /// Whether an address of a file is in the code of one of these allocators, as far as that is known.
     pub(super) fn contain(&self, address: u64, file: FileId) -> bool {
         self.all.iter().any(|malloc| {
             let is_in_file = malloc.extent != Extent::Program && malloc.id == file;
@@ -99,7 +99,7 @@ impl Mallocs {
         })
     }
 
-    /// Whether a file is one of them, and nothing else.
+    /// Whether a file has one of these allocators.
     pub(super) fn has_file(&self, file: FileId) -> bool {
         self.all.iter().any(|malloc| malloc.id == file)
     }
@@ -116,7 +116,7 @@ impl Mallocs {
     }
 }
 
-/// The `malloc` of a file, if it has one; the file is none where it cannot be read.
+/// The allocator of a file that exports `malloc`. `file` is `None` if it cannot be opened: then its name alone tells.
 fn of_file(
     file: Option<&File>,
     pieces: &[&Mapping],
@@ -164,7 +164,7 @@ fn exports(functions: &Functions, name: &str) -> bool {
     functions.seen.iter().any(|seen| seen.exported && seen.function.name == name)
 }
 
-/// Where a part of a file is mapped.
+/// The address at which an offset of a file is mapped.
 fn address(pieces: &[&Mapping], offset: u64) -> Option<u64> {
     pieces.iter().find_map(|piece| {
         let into = offset.checked_sub(piece.offset)?;

@@ -136,7 +136,7 @@ impl Judge {
         }
     }
 
-    /// Whether a word may be waited for that is in no lock of the C library's or an allocator's.
+    /// Whether a futex word is of no lock of the C library's or of an allocator's.
     fn is_nobodys_lock(&self, pid: u32, word: u64) -> bool {
         let Some(region) = self.spaces.find(pid, word) else { return false };
         let has_locks =
@@ -148,7 +148,7 @@ impl Judge {
     }
 }
 
-/// Whether an open file is one that others write to: a pipe, a socket, a terminal. Allocators read files and devices.
+/// Whether a file descriptor is of a pipe, a socket or a terminal. Allocators read regular files and other devices only.
 fn is_stream(root: &ProcRoot, pid: u32, file: u64) -> bool {
     /// Terminals, and those of other programs (Documentation/admin-guide/devices.txt).
     const TERMINALS: &[u32] = &[4, 5, 136, 137, 138, 139, 140, 141, 142, 143];

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     };
     if stays {
         note(format_args!(
-            "a thread of process {pid} has not left the recorder yet: the recorder's memory stays mapped there until it does; a process \
+            "a thread of process {pid}, or of a child of it, has not left the recorder yet: the recorder's memory stays mapped until it does; a process \
              of pagewise waits 90 s for that, and `pagewise keep` unmaps it later"
         ));
     }
