@@ -102,6 +102,8 @@ impl Segment {
 
 #[cfg(test)]
 mod tests {
+    use pagewise_skip::{Lack, skip};
+
     use super::*;
 
     /// What is resident of these segments, and what of that are copies, in KiB.
@@ -129,13 +131,11 @@ mod tests {
     fn what_is_copied_is_mapped_no_more() {
         let segments = segments();
         if segments.is_empty() {
-            println!("skipped: this program is linked statically");
-            return;
+            return skip(&Lack::Machine("the test program is linked statically"));
         }
         let before = resident(&segments);
         if !copy_libraries() {
-            println!("skipped: code may not be copied here");
-            return;
+            return skip(&Lack::Machine("code pages may not be made writable"));
         }
         // What was written before, as by relocations, is in both.
         let after = resident(&segments);
