@@ -8,7 +8,7 @@ pub(crate) mod who;
 use pagewise_model::report::{
     Audience, Block, Fact, Facts, Findings, Label, Paragraph, Report, Shape, Value,
 };
-use pagewise_model::{Absent, Mapping, Reading, Snapshot};
+use pagewise_model::{Absent, Mapping, Reading, Snapshot, parallel};
 
 use crate::invariants::{self, Invariants};
 use crate::pools::{self, Pools, Sums};
@@ -55,10 +55,14 @@ impl<'a> Subject<'a> {
     pub(crate) fn of(snapshot: &'a Snapshot) -> Reading<Subject<'a>> {
         let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
         let pss = pss::shares(snapshot, mappings);
-        let pools = pools::classify(snapshot);
-        let sums = pools::sums(&pools, mappings, &pss);
+        let by_quadrant = || quadrants::of(snapshot, mappings, &pss);
+        let by_pool = || {
+            let pools = pools::classify(snapshot);
+            let sums = pools::sums(&pools, mappings, &pss);
+            (pools, sums)
+        };
+        let (quadrants, (pools, sums)) = parallel::both(mappings.len(), by_quadrant, by_pool);
         let total = pools::total(&sums);
-        let quadrants = quadrants::of(snapshot, mappings, &pss);
         let invariants = invariants::check(snapshot, mappings, &pss, &total);
         Ok(Subject { snapshot, mappings, pss, pools, sums, total, quadrants, invariants })
     }

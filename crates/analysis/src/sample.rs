@@ -1,5 +1,7 @@
 //! Small snapshots for tests, written as lines of `maps`.
 
+use std::sync::Arc;
+
 use pagewise_model::machine::{Machine, Method, Moment, Provenance};
 use pagewise_model::process::{Process, Statm};
 use pagewise_model::report::{Block, Table, Value};
@@ -47,7 +49,7 @@ pub(crate) fn with_smaps(mapping: Mapping, counters: &[(Counter, u64)], flags: &
         set.insert(code.as_bytes().try_into().expect("two letters"));
     }
     smaps.flags = Some(set);
-    Mapping { smaps: Ok(Box::new(smaps)), ..mapping }
+    Mapping { smaps: Ok(Arc::new(smaps)), ..mapping }
 }
 
 /// The mapping with so many resident bytes, all exclusive, and nothing in swap.

@@ -22,6 +22,7 @@ pub mod measured;
 pub mod name;
 pub mod object;
 pub mod page_map;
+pub mod parallel;
 pub mod process;
 pub mod reading;
 pub mod registry;

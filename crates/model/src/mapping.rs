@@ -221,11 +221,11 @@ pub struct Mapping {
     pub name: Name,
     /// Whether the file lives on tmpfs, from `mountinfo`.
     pub on_tmpfs: bool,
-    /// The entry of `smaps`, where it was read.
-    #[serde(with = "plain")]
-    pub smaps: Reading<Box<Smaps>>,
-    /// What the page tables say, where they were read. Mappings whose pages are alike share one value:
+    /// The entry of `smaps`, where it was read. Mappings whose entries are alike share one value:
     /// most of 65,000 small mappings are.
+    #[serde(with = "plain")]
+    pub smaps: Reading<Arc<Smaps>>,
+    /// The contents of the page tables, where they were read, shared in the same way.
     #[serde(with = "plain")]
     pub pages: Reading<Arc<Pages>>,
 }
@@ -289,31 +289,37 @@ impl Mapping {
     }
 
     /// A counter of smaps.
+    #[inline]
     pub fn counter(&self, counter: Counter) -> Reading<Bytes> {
         self.smaps.as_ref().map_err(Clone::clone)?.bytes(counter)
     }
 
     /// Resident bytes.
+    #[inline]
     pub fn rss(&self) -> Reading<Bytes> {
         self.either(Counter::Rss, |pages| Ok(pages.breakdown.resident()))
     }
 
     /// The proportional share: each page divided by how many map it.
+    #[inline]
     pub fn pss(&self) -> Reading<Bytes> {
         self.either(Counter::Pss, |pages| pages.pss.clone())
     }
 
     /// Bytes in swap.
+    #[inline]
     pub fn swap(&self) -> Reading<Bytes> {
         self.either(Counter::Swap, |pages| pages.swap.clone())
     }
 
     /// Anonymous memory in huge pages.
+    #[inline]
     pub fn anon_huge(&self) -> Reading<Bytes> {
         self.either(Counter::AnonHugePages, |pages| pages.anon_huge.clone())
     }
 
     /// Bytes that only this process maps.
+    #[inline]
     pub fn uss(&self) -> Reading<Bytes> {
         match &self.smaps {
             Ok(smaps) => {
@@ -332,6 +338,7 @@ impl Mapping {
     }
 
     /// The smaps counter, else what the page reading says, else why the smaps entry is missing.
+    #[inline]
     fn either(&self, counter: Counter, pages: impl Fn(&Pages) -> Reading<Bytes>) -> Reading<Bytes> {
         match (&self.smaps, &self.pages) {
             (Ok(smaps), _) => smaps.bytes(counter),

@@ -4,12 +4,17 @@
 //! in the same order for each mapping. So the parser keeps the lines of the entry before and first
 //! tries whether the next line starts like its counterpart there: then a line costs two comparisons and
 //! eight bytes of arithmetic. Anything else (a wider number, a new line, another kernel) goes the
-//! general way, with the same result.
+//! general way, with the same result. Many neighbours have the same lines: an entry whose text is that of a
+//! recent one is not parsed at all.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use pagewise_model::{Absent, Counter, Mapping, Name, Smaps, VmFlags};
 
 use crate::Error;
 use crate::maps::{Builder, Parsed, whole_lines};
+use crate::recent::Recent;
 use crate::text::{field, kilobytes, lines, number};
 
 /// Reads a whole `smaps`.
@@ -38,7 +43,7 @@ pub fn parse_rollup(text: &[u8]) -> Option<Smaps> {
 pub struct Parser {
     builder: Builder,
     parsed: Parsed,
-    open: Option<(Mapping, Smaps)>,
+    open: Option<(Mapping, Entry)>,
     layout: Vec<Shape>,
     /// Which line of the layout comes next.
     next: usize,
@@ -49,7 +54,44 @@ pub struct Parser {
     lines: usize,
     lines_before: usize,
     last_flags: (Vec<u8>, VmFlags),
+    /// Entries of earlier mappings: a mapping with an equal entry shares it.
+    recent: Recent<Smaps>,
+    /// The text of recent entries, the latest first.
+    texts: VecDeque<Text>,
 }
+
+/// The entry of one mapping.
+#[derive(Debug, Default)]
+struct Entry {
+    /// The lines so far.
+    own: Smaps,
+    /// The entry of an earlier mapping, if all lines so far are the same.
+    shared: Option<Arc<Smaps>>,
+}
+
+impl Entry {
+    /// The counters, to add another line.
+    #[inline]
+    fn own(&mut self) -> &mut Smaps {
+        if let Some(shared) = self.shared.take() {
+            self.own.clone_from(&shared);
+        }
+        &mut self.own
+    }
+}
+
+/// The lines of an entry below its header.
+#[derive(Debug)]
+struct Text {
+    bytes: Vec<u8>,
+    lines: usize,
+    entry: Arc<Smaps>,
+}
+
+/// Texts that the next entry is compared with. Stacks and their guard pages alternate.
+const MAX_TEXTS: usize = 4;
+/// Bytes of a text at most; an entry has some 700.
+const MAX_TEXT: usize = 4000;
 
 /// A line that an earlier entry had: how it starts and ends, and what its number is.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +127,8 @@ impl Parser {
             lines: 0,
             lines_before: 0,
             last_flags: (Vec::new(), VmFlags::default()),
+            recent: Recent::default(),
+            texts: VecDeque::with_capacity(MAX_TEXTS),
         }
     }
 
@@ -104,7 +148,7 @@ impl Parser {
         if field_begun || self.is_cut() {
             self.tear("the rest of the entry", &carry);
         }
-        self.close();
+        self.close(None);
         if !carry.is_empty() {
             self.tear("a whole line", &carry);
         }
@@ -116,24 +160,61 @@ impl Parser {
     /// process had a single mapping.
     fn is_cut(&self) -> bool {
         match &self.open {
-            Some((_, smaps)) if self.lines_before == 0 => smaps.flags.is_none(),
+            Some((_, entry)) if self.lines_before == 0 => entry.own.flags.is_none(),
             Some(_) => self.lines < self.lines_before,
             None => false,
         }
     }
 
-    fn whole_lines(&mut self, mut text: &[u8]) {
+    fn whole_lines(&mut self, all: &[u8]) {
+        let mut text = all;
+        // The lines of the open entry, if all of them are in this piece.
+        let mut below: Option<&[u8]> = None;
         while !text.is_empty() && self.parsed.torn.is_none() {
-            text = match self.known_line(text) {
-                Some(rest) => rest,
-                None => {
-                    let end = memchr::memchr(b'\n', text).unwrap_or(text.len() - 1);
-                    self.any_line(&text[..end]);
-                    &text[end + 1..]
-                }
-            };
-            self.line += 1;
-            self.lines += 1;
+            if let Some(rest) = self.known_line(text) {
+                text = rest;
+                self.count_lines(1);
+                continue;
+            }
+            let end = memchr::memchr(b'\n', text).unwrap_or(text.len() - 1);
+            let (line, rest) = (&text[..end], &text[end + 1..]);
+            if is_header(line) {
+                let own = below.map(|below| &below[..below.len() - text.len()]);
+                self.close(own);
+                self.header(line);
+                self.count_lines(1);
+                below = Some(rest);
+                text = self.known_entry(rest).unwrap_or(rest);
+            } else {
+                self.any_line(line);
+                self.count_lines(1);
+                text = rest;
+            }
+        }
+    }
+
+    fn count_lines(&mut self, lines: usize) {
+        self.line += lines;
+        self.lines += lines;
+    }
+
+    /// Gives the open mapping the entry of an earlier one, if its lines are next in the text. Returns the text behind them.
+    fn known_entry<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
+        let (_, entry) = self.open.as_mut()?;
+        let known = self.texts.iter().find(|known| text.starts_with(&known.bytes))?;
+        entry.shared = Some(Arc::clone(&known.entry));
+        let lines = known.lines;
+        let rest = &text[known.bytes.len()..];
+        self.count_lines(lines);
+        // Lines that follow all the same are none of the layout.
+        self.next = self.layout.len();
+        Some(rest)
+    }
+
+    fn header(&mut self, line: &[u8]) {
+        match self.builder.mapping(line) {
+            Some(mapping) => self.open = Some((mapping, Entry::default())),
+            None => self.tear("a mapping", line),
         }
     }
 
@@ -147,27 +228,19 @@ impl Parser {
             return None;
         }
         let rest = rest.strip_prefix(shape.end)?;
-        let (_, smaps) = self.open.as_mut()?;
-        smaps.set(shape.counter, padded_number(*digits)? << shape.shift);
+        let (_, entry) = self.open.as_mut()?;
+        entry.own().set(shape.counter, padded_number(*digits)? << shape.shift);
         self.next += 1;
         Some(rest)
     }
 
-    /// The general way: any line at all, without its newline.
+    /// The general way: any line below a header, without its newline.
     fn any_line(&mut self, line: &[u8]) {
-        if is_header(line) {
-            self.close();
-            match self.builder.mapping(line) {
-                Some(mapping) => self.open = Some((mapping, Smaps::default())),
-                None => self.tear("a mapping", line),
-            }
-            return;
-        }
         if let Some(flags) = line.strip_prefix(b"VmFlags:") {
             return self.flags(flags);
         }
-        let Some((_, smaps)) = &mut self.open else { return self.tear("a mapping", line) };
-        match general(smaps, line) {
+        let Some((_, entry)) = &mut self.open else { return self.tear("a mapping", line) };
+        match general(entry.own(), line) {
             None => self.tear("a field and its value", line),
             Some(None) => {}
             Some(Some(counter)) => self.learn(counter, line),
@@ -192,19 +265,41 @@ impl Parser {
             self.last_flags = (codes.to_vec(), vm_flags(codes));
         }
         match &mut self.open {
-            Some((_, smaps)) => smaps.flags = Some(self.last_flags.1.clone()),
+            Some((_, entry)) => entry.own().flags = Some(self.last_flags.1.clone()),
             None => self.tear("a mapping", codes),
         }
     }
 
-    fn close(&mut self) {
-        if let Some((mut mapping, smaps)) = self.open.take() {
-            mapping.smaps = Ok(Box::new(smaps));
+    /// Adds the open mapping. `text` is what stands below its header, where that is in one piece.
+    fn close(&mut self, text: Option<&[u8]>) {
+        if let Some((mut mapping, entry)) = self.open.take() {
+            let entry = match entry.shared {
+                Some(shared) => shared,
+                None => {
+                    let entry = self.recent.share(entry.own);
+                    if let Some(text) = text.filter(|text| (1..=MAX_TEXT).contains(&text.len())) {
+                        self.keep_text(text, &entry);
+                    }
+                    entry
+                }
+            };
+            mapping.smaps = Ok(entry);
             self.parsed.add(mapping);
             self.lines_before = self.lines;
         }
         self.next = 0;
         self.lines = 0;
+    }
+
+    /// Keeps the text of an entry, in place of the oldest.
+    fn keep_text(&mut self, text: &[u8], entry: &Arc<Smaps>) {
+        let mut kept = if self.texts.len() == MAX_TEXTS { self.texts.pop_back() } else { None }
+            .unwrap_or_else(|| Text { bytes: Vec::new(), lines: 0, entry: Arc::clone(entry) });
+        kept.bytes.clear();
+        kept.bytes.extend_from_slice(text);
+        kept.lines = self.lines - 1;
+        kept.entry = Arc::clone(entry);
+        self.texts.push_front(kept);
     }
 
     /// Gives up the entry that is open, and all that follows.

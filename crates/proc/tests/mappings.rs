@@ -1,5 +1,7 @@
 //! `maps` and `smaps` as text: what a kernel prints is read back as it was, cut or not, and nothing makes us panic.
 
+use std::sync::Arc;
+
 use pagewise_model::mapping::{AddrRange, Device, Mapping, Prot, Sharing};
 use pagewise_model::{Absent, Counter, Name, Smaps, VmFlags};
 use pagewise_proc::maps::Parsed;
@@ -152,10 +154,12 @@ fn kernels() -> impl Strategy<Value = (Vec<Counter>, bool, bool)> {
     (some, any::<bool>(), any::<bool>())
 }
 
-/// Mappings with the counters of one kernel.
+/// Mappings with the counters of one kernel; half of them have the entry of an earlier one.
 fn smaps_of_a_kernel() -> impl Strategy<Value = Vec<Mapping>> {
-    (address_space(), kernels(), vec((any::<u64>(), 0_u32..64), 12 * 27)).prop_map(
-        |(mut mappings, (counters, has_extra, has_flags), numbers)| {
+    let numbers = vec((any::<u64>(), 0_u32..64), 12 * 27);
+    let earlier = vec(prop::option::of(any::<prop::sample::Index>()), 12);
+    (address_space(), kernels(), numbers, earlier).prop_map(
+        |(mut mappings, (counters, has_extra, has_flags), numbers, earlier)| {
             let mut numbers = numbers.into_iter().map(|(number, shift)| number >> shift);
             for mapping in &mut mappings {
                 let mut smaps = Smaps::default();
@@ -172,7 +176,12 @@ fn smaps_of_a_kernel() -> impl Strategy<Value = Vec<Mapping>> {
                     [*b"rd", *b"mr", *b"qq"].into_iter().for_each(|code| flags.insert(code));
                     smaps.flags = Some(flags);
                 }
-                mapping.smaps = Ok(Box::new(smaps));
+                mapping.smaps = Ok(Arc::new(smaps));
+            }
+            for (at, earlier) in (0..mappings.len()).zip(earlier) {
+                if let Some(earlier) = earlier.filter(|_| at > 0) {
+                    mappings[at].smaps = mappings[earlier.index(at)].smaps.clone();
+                }
             }
             mappings
         },
@@ -301,6 +310,27 @@ fn an_old_kernel_has_fewer_lines_and_they_are_absent() {
     let [first, _] = parsed.mappings.as_slice() else { panic!("{parsed:?}") };
     assert_eq!(first.rss().map(|rss| rss.0), Ok(4096));
     assert_eq!(first.pss(), Err(Absent::NotInThisKernel("2.6.25".into())));
+}
+
+#[test]
+fn an_entry_that_begins_like_an_earlier_one_keeps_its_other_lines() {
+    let entry =
+        |page: u32, lines: &str| format!("{page}000-{page}800 rw-p 00000000 00:00 0 \n{lines}");
+    let (rss, swap) = ("Rss:                  4 kB\n", "Swap:                 8 kB\n");
+    let locked = "Locked:              12 kB\n";
+    let both = format!("{rss}{swap}");
+    let lines = [rss, rss, &both, rss, &both, &format!("{both}{locked}"), swap, rss, swap];
+    let text: String = (1..).zip(lines).map(|(page, lines)| entry(page, lines)).collect();
+    let read = |text: &str| -> Vec<Mapping> { smaps::parse(text.as_bytes()).mappings };
+    let all = read(&text);
+    assert_eq!(all.len(), lines.len());
+    for ((page, lines), mapping) in (1..).zip(lines).zip(&all) {
+        // The flags say that an entry alone is whole.
+        let alone = read(&entry(page, &format!("{lines}VmFlags: rd \n")));
+        let mut expected = alone[0].smaps.clone().unwrap();
+        Arc::make_mut(&mut expected).flags = None;
+        assert_eq!(mapping.smaps.as_ref().unwrap(), &expected, "{lines}");
+    }
 }
 
 #[test]

@@ -346,3 +346,53 @@ fn an_unlimited_width_cuts_nothing() {
     let text = as_text(&common::sample(), &style);
     assert!(!text.contains('…') && !text.contains("Not shown"));
 }
+
+#[test]
+fn the_rows_of_a_long_table_stand_in_order_with_their_gaps() {
+    const ROWS: usize = 2 * pagewise_model::parallel::MIN_ROWS + 77;
+    let is_missing = |row: usize| row % 3 == 1 || row / 600 == 4;
+    let missing = (0..ROWS).filter(|&row| is_missing(row));
+    let gaps = missing.map(|row| (row, pagewise_model::Absent::Vanished)).collect();
+    let cells = Cells::Bytes((0..ROWS as u64).map(|row| row << 10).collect());
+    let names = (0..ROWS).map(|row| format!("name {row}").as_str().into()).collect();
+    let table = Table {
+        key: "t".into(),
+        title: "".into(),
+        audience: Audience::Everyone,
+        columns: vec![
+            Column { gaps: Gaps::Some(gaps), ..Column::new("rss", "RSS", cells) },
+            Column::new("name", "Name", Cells::Names(names)),
+        ],
+        row_keys: None,
+        total: None,
+        note: "".into(),
+    };
+    let report =
+        Report { schema: "pagewise.test/1", title: vec![], blocks: vec![Block::Table(table)] };
+    let text = as_text(&report, &Style { units: Units::KiB, ..Style::default() });
+    let expected = (0..ROWS).map(|row| {
+        let size = if is_missing(row) { "?".to_owned() } else { row.to_string() };
+        format!("{size:>4}  name {row}")
+    });
+    let lines: Vec<&str> = text.lines().collect();
+    let header = lines.iter().position(|line| line.ends_with("Name")).unwrap();
+    for (line, expected) in lines[header + 1..].iter().zip(expected.collect::<Vec<_>>()) {
+        assert_eq!(*line, expected);
+    }
+    assert_eq!(lines.len(), header + 1 + ROWS + 1, "and the footnote");
+
+    // The output fails in the middle: the error is returned, and nothing waits for ever.
+    struct Full(usize);
+    impl std::io::Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::StorageFull)?;
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let style = Style { units: Units::KiB, ..Style::default() };
+    let error = pagewise_view::text::write(&report, &style, &mut Full(20_000)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+}

@@ -204,9 +204,9 @@ const MOSTLY_HUGE: f64 = 0.5;
 /// that show it.
 pub(super) fn huge_page_bloat(subject: &Subject<'_>) -> Option<Finding> {
     let is_huge = |m: &&Mapping| m.anon_huge().is_ok_and(|huge| !huge.is_zero());
-    let is_known =
-        subject.mappings.iter().filter(is_huge).all(|m| asked_for_huge_pages(m).is_some());
-    let huge = subject.mappings.iter().filter(|m| asked_for_huge_pages(m) != Some(true));
+    let all_huge = || subject.mappings.iter().filter(is_huge);
+    let is_known = all_huge().all(|m| asked_for_huge_pages(m).is_some());
+    let huge = all_huge().filter(|m| asked_for_huge_pages(m) != Some(true));
     let huge: Bytes = huge.map(|m| m.anon_huge().unwrap_or_default()).sum();
     let resident = resident(subject)?;
     let share = huge.fraction_of(resident)?;

@@ -33,7 +33,7 @@ pub(crate) fn map(start: u64, kib: u64, mode: &str, name: &str) -> Mapping {
         inode: if file { inode } else { 0 },
         name: name.into(),
         on_tmpfs: false,
-        smaps: Ok(Box::new(usage(&[]))),
+        smaps: Ok(Arc::new(usage(&[]))),
         pages: absent(),
     }
 }
@@ -80,7 +80,7 @@ impl Change for Mapping {
     }
 
     fn using(self, counters: &[(Counter, u64)]) -> Mapping {
-        Mapping { smaps: Ok(Box::new(usage(counters))), ..self }
+        Mapping { smaps: Ok(Arc::new(usage(counters))), ..self }
     }
 
     fn anonymous(self, kib: u64) -> Mapping {
@@ -99,7 +99,7 @@ impl Change for Mapping {
         for code in codes.split(' ') {
             flags.insert(code.as_bytes().try_into().expect("two letters"));
         }
-        self.smaps.as_mut().expect("built with smaps").flags = Some(flags);
+        Arc::make_mut(self.smaps.as_mut().expect("built with smaps")).flags = Some(flags);
         self
     }
 

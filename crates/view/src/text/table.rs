@@ -3,7 +3,10 @@
 mod rows;
 
 use std::io;
+use std::sync::mpsc::sync_channel;
+use std::thread;
 
+use pagewise_model::parallel;
 use pagewise_model::report::{Cells, Column, Gaps, Table, Value};
 
 use super::page::{Ink, Page};
@@ -21,6 +24,9 @@ const NARROW: usize = 16;
 
 /// Rows between two visits to the writer.
 const ROWS_A_FLUSH: usize = 512;
+
+/// Pieces of [`ROWS_A_FLUSH`] rows that wait to be put out at most, some 100 KiB each.
+const PIECES_AHEAD: usize = 4;
 
 /// A column on the page.
 struct Lane<'a> {
@@ -40,8 +46,7 @@ pub(super) fn draw(page: &mut Page<'_>, table: &Table) -> io::Result<()> {
     let all_notes = Footnotes::of_columns(columns());
     let wording = column_wording(page, &all_notes);
     let rows = table.rows();
-    let mut lanes: Vec<Lane<'_>> =
-        columns().map(|(column, total)| Lane::new(column, total, rows, wording)).collect();
+    let mut lanes = lanes_of(&columns().collect::<Vec<_>>(), rows, wording);
     if lanes.is_empty() {
         return Ok(());
     }
@@ -76,6 +81,21 @@ fn shown(table: &Table, long: bool) -> impl Iterator<Item = (&Column, Option<&Va
     columns
         .filter(move |(_, column)| for_people(column.audience, long))
         .map(|(at, column)| (column, table.total.as_ref().and_then(|total| total.get(at))))
+}
+
+/// The lanes of the columns, half of them measured on another CPU.
+fn lanes_of<'a>(
+    columns: &[(&'a Column, Option<&'a Value>)],
+    rows: usize,
+    wording: Wording<'_>,
+) -> Vec<Lane<'a>> {
+    let (first, second) = columns.split_at(columns.len() / 2);
+    let measure = |columns: &[(&'a Column, Option<&'a Value>)]| -> Vec<Lane<'a>> {
+        columns.iter().map(|&(column, total)| Lane::new(column, total, rows, wording)).collect()
+    };
+    let (mut lanes, rest) = parallel::both(rows, || measure(first), || measure(second));
+    lanes.extend(rest);
+    lanes
 }
 
 impl<'a> Lane<'a> {
@@ -224,11 +244,32 @@ fn body(
     notes: &Footnotes<'_>,
 ) -> io::Result<()> {
     page.flush()?;
-    let mut writer = Rows::new(lanes, Lines::new(page.indent()), column_wording(page, notes));
-    for first in (0..rows).step_by(ROWS_A_FLUSH) {
-        page.put(writer.write(first..rows.min(first + ROWS_A_FLUSH)))?;
+    let (indent, wording) = (page.indent(), column_wording(page, notes));
+    let writer = || Rows::new(lanes, Lines::new(indent), wording);
+    let pieces = || (0..rows).step_by(ROWS_A_FLUSH).map(|at| at..rows.min(at + ROWS_A_FLUSH));
+    if rows < parallel::MIN_ROWS {
+        let mut writer = writer();
+        return pieces().try_for_each(|piece| page.put(writer.write(piece)));
     }
-    Ok(())
+    // Another thread writes every second piece. If it cannot start, this one writes all of them.
+    thread::scope(|scope| {
+        let (written, other) = sync_channel(PIECES_AHEAD);
+        let write = move || {
+            let mut writer = writer();
+            let mut odd = pieces().skip(1).step_by(2);
+            // The receiver is dropped after an error of the output.
+            odd.all(|piece| written.send(writer.write(piece).to_vec()).is_ok())
+        };
+        let _ = thread::Builder::new().spawn_scoped(scope, write);
+        let mut own = writer();
+        for (number, piece) in pieces().enumerate() {
+            match if number % 2 == 1 { other.recv().ok() } else { None } {
+                Some(lines) => page.put(&lines)?,
+                None => page.put(own.write(piece))?,
+            }
+        }
+        Ok(())
+    })
 }
 
 /// What the columns mean, for those who ask.

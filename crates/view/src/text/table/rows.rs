@@ -14,7 +14,7 @@ use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
 use crate::words::{Wording, clean, push_cut, width};
 
-/// Writes the rows of a table, from the first on.
+/// Writes the rows of a table in order.
 pub(super) struct Rows<'a> {
     parts: Vec<Part<'a>>,
     wording: Wording<'a>,
@@ -34,7 +34,7 @@ impl<'a> Rows<'a> {
         Rows { parts, wording, lines }
     }
 
-    /// Writes the next rows and returns their lines.
+    /// Writes rows, which must be behind all rows written before, and returns their lines.
     pub(super) fn write(&mut self, rows: Range<usize>) -> &[u8] {
         self.lines.clear();
         for row in rows {
@@ -110,7 +110,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// The gaps of a column, asked row after row: a look-up a cell would cost more than the cell.
+/// The gaps of a column, asked for rows in order: a look-up a cell would cost more than the cell.
 enum GapCursor<'a> {
     None,
     All(&'a str),
@@ -126,13 +126,14 @@ impl<'a> GapCursor<'a> {
         }
     }
 
-    /// The mark of a row that has no value; rows must be asked in order, none left out.
+    /// The mark of a row that has no value; rows must be asked in order, but some may be left out.
     #[inline]
     fn at(&mut self, row: usize) -> Option<&'a str> {
         match self {
             GapCursor::None => None,
             GapCursor::All(mark) => Some(mark),
             GapCursor::Some(rows, notes) => {
+                while rows.next_if(|(at, _)| **at < row).is_some() {}
                 rows.next_if(|(at, _)| **at == row).map(|(_, absent)| notes.mark(absent))
             }
         }
