@@ -1,5 +1,6 @@
 //! The command line as clap sees it. Nothing is resolved or read here.
 
+mod groups;
 pub(crate) mod guard;
 pub(crate) mod heap;
 mod sim;
@@ -12,11 +13,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use pagewise_model::Bytes;
 use pagewise_model::bounds::MemoryLimit;
 
+pub(crate) use groups::command;
 pub(crate) use sim::{
     CpuArg, Feed, Hardware, OrderArg, PagesKept, PolicyArg, Sim, Simulate, WorkloadArg,
 };
 
-/// Where a Linux process's memory is, what it costs, and why.
+/// Show where a Linux process's memory goes, what it costs, and how to reduce it.
 #[derive(Debug, Parser)]
 #[command(name = "pagewise", version, max_term_width = 100, propagate_version = true)]
 pub(crate) struct Cli {
@@ -26,16 +28,16 @@ pub(crate) struct Cli {
     pub(crate) look: Look,
 }
 
-/// How output looks; understood by every command.
+/// Options of the output's appearance, which every command takes.
 #[derive(Debug, Args)]
 pub(crate) struct Look {
-    /// Colour: `auto` is on a terminal only, and never where NO_COLOR is set
+    /// Colour the output: `auto` colours on a terminal unless NO_COLOR is set
     #[arg(long, global = true, value_enum, default_value_t = When::Auto, value_name = "WHEN", help_heading = "Look")]
     pub(crate) color: When,
-    /// Columns to fit; the terminal's by default, else 100
+    /// Fit tables to N columns; by default to the terminal, or to 100 without one
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(40..), help_heading = "Look")]
     pub(crate) width: Option<u16>,
-    /// Units of sizes for people; JSON is always bytes
+    /// Unit of sizes in text and HTML; JSON always has bytes
     #[arg(long, global = true, value_enum, value_name = "UNIT", help_heading = "Look")]
     pub(crate) units: Option<UnitArg>,
 }
@@ -49,9 +51,9 @@ pub(crate) enum When {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum UnitArg {
-    /// 1.5M
+    /// Scaled: 1.5M
     Human,
-    /// KiB, as pmap
+    /// KiB, as in pmap
     Kib,
     /// Bytes
     Bytes,
@@ -59,7 +61,7 @@ pub(crate) enum UnitArg {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Explain where a process's memory is
+    /// Explain where a process's memory goes and what can be reduced
     ///
     /// Examples:
     ///   pagewise explain self
@@ -68,7 +70,7 @@ pub(crate) enum Command {
     ///   pagewise explain --at-peak -- make -j2
     #[command(verbatim_doc_comment)]
     Explain(Explain),
-    /// List the mappings of a process, as pmap does and further
+    /// List the mappings of a process with every smaps counter
     ///
     /// Examples:
     ///   pagewise maps 1234 --sort rss
@@ -76,16 +78,16 @@ pub(crate) enum Command {
     ///   pagewise maps 1234 --columns all --json
     #[command(verbatim_doc_comment)]
     Maps(Maps),
-    /// List every process with USS, PSS, RSS, swap and quadrants
+    /// List all processes by PSS, USS, RSS and swap
     Ps(Ps),
-    /// Say what grew between two snapshots, or every so often in a running process
+    /// Show which memory grew, between snapshots or over time
     ///
     /// Examples:
     ///   pagewise diff before.json after.json
     ///   pagewise diff 1234 --every 2s --for 1m
     #[command(verbatim_doc_comment)]
     Diff(Diff),
-    /// Say what is mapped at every page: untouched, resident and how, zero, swapped, guard
+    /// Show the state of each page: resident, swapped, zero, guard
     ///
     /// Examples:
     ///   pagewise pages 1234
@@ -94,14 +96,14 @@ pub(crate) enum Command {
     ///   pagewise pages 1234 --touched 5s
     #[command(verbatim_doc_comment)]
     Pages(Pages),
-    /// Show the pools of pagewise's allocators in a running process: what is out, what they hold for it
+    /// Show the pools of pagewise's allocators in a process
     ///
     /// Examples:
     ///   pagewise pools 1234
     ///   pagewise pools 1234 frames --html pools.html
     #[command(verbatim_doc_comment)]
     Pools(Pools),
-    /// Measure what huge pages cost a process, and give their unused parts back
+    /// Measure the memory that huge pages waste, and release it
     ///
     /// Examples:
     ///   pagewise thp 1234
@@ -109,16 +111,20 @@ pub(crate) enum Command {
     ///   pagewise thp 1234 --fix --hold --yes
     #[command(verbatim_doc_comment)]
     Thp(Thp),
-    /// Run a command with fewer huge pages than the system gives
+    /// Run a command with transparent huge pages restricted
     ///
     /// Examples:
     ///   pagewise run --thp=never -- redis-server
     #[command(verbatim_doc_comment)]
     Run(Run),
-    /// Run a command once or often, and say what it costs: time, faults, misses, shootdowns, memory
+    /// Measure a command: time, faults, cache misses, shootdowns
     ///
-    /// The report goes to standard error, JSON and CSV to standard output; the command has all of
-    /// standard input and output as without us. Its exit status is ours.
+    /// Runs the command once or N times and reports medians with confidence
+    /// intervals.
+    ///
+    /// The text report goes to standard error, JSON and CSV go to standard output.
+    /// The command keeps its own standard input and output. pagewise exits with the
+    /// command's exit status.
     ///
     /// Examples:
     ///   pagewise stat -- make -j2
@@ -127,28 +133,34 @@ pub(crate) enum Command {
     ///   pagewise stat --events cycles,instructions,tlb:tlb_flush -- ./bench
     #[command(verbatim_doc_comment)]
     Stat(Stat),
-    /// List what can be counted here, and say why the rest cannot
+    /// List the events that this machine can count
+    ///
+    /// States the reason for each event that it cannot count.
     ///
     /// Examples:
     ///   pagewise events
     ///   pagewise events compaction:
     #[command(verbatim_doc_comment)]
     Events(Events),
-    /// Say how much free memory can be had in huge pages, and what the kernel did to make some
+    /// Show how much free memory can become huge pages
+    ///
+    /// Shows also the kernel's compaction and reclaim since the start.
     ///
     /// Examples:
     ///   pagewise fragmentation
     ///   pagewise fragmentation --every 1s --for 1m
     #[command(verbatim_doc_comment)]
     Fragmentation(Fragmentation),
-    /// Judge the settings that cost latency or memory, with the way to change and to restore each
+    /// Check system settings that cost latency or memory
+    ///
+    /// Prints how to change and how to restore each setting.
     ///
     /// Examples:
     ///   pagewise doctor
     ///   pagewise doctor postgres --profile latency
     #[command(verbatim_doc_comment)]
     Doctor(Doctor),
-    /// Record the memory system calls of a command or a process: brk, mmap, madvise and their kin
+    /// Record memory system calls: brk, mmap, madvise, mprotect
     ///
     /// Examples:
     ///   pagewise syscalls -- true
@@ -156,10 +168,11 @@ pub(crate) enum Command {
     ///   pagewise syscalls 1234 --for 5s
     #[command(verbatim_doc_comment)]
     Syscalls(Syscalls),
-    /// Say who has TLBs flushed: which call, which line, which CPUs it interrupts, how long it waits for them
+    /// Record TLB shootdowns: call, source line, CPUs, waiting time
     ///
-    /// Of a command the report goes to standard error, JSON to standard output; the command has all of standard
-    /// input and output as without us. Needs root.
+    /// If pagewise runs a command, the text report goes to standard error and JSON
+    /// goes to standard output. The command keeps its own standard input and output.
+    /// Needs root.
     ///
     /// Examples:
     ///   pagewise shootdowns -- ./bench
@@ -167,9 +180,11 @@ pub(crate) enum Command {
     ///   pagewise shootdowns --system --for 10s
     #[command(verbatim_doc_comment)]
     Shootdowns(Shootdowns),
-    /// Record page faults: by function, line, mapping, kind and call stack, with how long each took
+    /// Record page faults by function, mapping and call stack
     ///
-    /// Every fault is recorded, with its call stack by frame pointers. Of a command the report goes to standard error.
+    /// By default every fault is recorded with its call stack, which is unwound by
+    /// frame pointers. If pagewise runs a command, the text report goes to standard
+    /// error.
     ///
     /// Examples:
     ///   pagewise faults -- ./server
@@ -177,24 +192,33 @@ pub(crate) enum Command {
     ///   pagewise faults --every 100 --html faults.html -- make -j2
     #[command(verbatim_doc_comment)]
     Faults(Faults),
-    /// Record the heap of a program over time, and say what was on it: the peak, leaks, who allocates most
+    /// Record the heap: peak, leaks, functions that allocate most
     #[command(subcommand)]
     Heap(heap::Heap),
-    /// Run a command and say where it misuses its heap: overflows, use after free, double and invalid frees, by whom
+    /// Detect heap memory errors: overflow, use after free, ..
     ///
-    /// Each of so many allocations, drawn by chance, lies on pages of its own with inaccessible ones around them. A mistake is
-    /// told as it is made, with the call stacks of the access, the allocation and the free; then the command ends, as
-    /// it would have of itself, or goes on. Its standard streams are its own.
+    /// Detects overflow, underflow, use after free, double free and invalid free in a
+    /// command.
+    ///
+    /// One in N allocations, chosen at random, is placed between guard pages. A
+    /// memory error is reported at the moment of the access, with the call stacks of
+    /// the access, the allocation and the free. Then the command ends by the signal
+    /// that it would have received, or continues. The command keeps its own standard
+    /// streams.
     ///
     /// Examples:
     ///   pagewise guard -- ./server --test
     ///   pagewise guard --rate 1 --then continue -- ./program
     #[command(verbatim_doc_comment)]
     Guard(guard::Guard),
-    /// Say who writes some bytes of a process: old and new value, thread, and call stack with source lines, for each access
+    /// Report each write to some bytes of a process
     ///
-    /// The CPU watches them, on all threads, those that come later too; nothing is stopped. On a virtual machine a helper process traces the
-    /// process meanwhile, so that no debugger can.
+    /// Reports the old and the new value, the thread, and the call stack with source
+    /// lines.
+    ///
+    /// Hardware watchpoints of the CPU report the writes of all threads, also of
+    /// threads that start later. No thread is stopped. On a virtual machine a helper
+    /// process traces the process meanwhile, so no debugger can attach to it.
     ///
     /// Examples:
     ///   pagewise watch 1234 counter --count 1
@@ -203,10 +227,13 @@ pub(crate) enum Command {
     ///   pagewise watch --symbol state -- ./program argument
     #[command(verbatim_doc_comment)]
     Watch(Watch),
-    /// Simulate caches, TLBs or page replacement on what a program accesses: where no counter tells, or in another machine
+    /// Simulate caches, TLBs or page replacement for a program
     #[command(subcommand)]
     Sim(Sim),
-    /// Try on this machine what is said about memory: experiments that judge themselves
+    /// Check common claims about memory by experiments
+    ///
+    /// Each experiment states its expectation and judges whether it holds on this
+    /// machine.
     ///
     /// Examples:
     ///   pagewise lab list
@@ -215,87 +242,87 @@ pub(crate) enum Command {
     ///   pagewise lab compare before.json after.json
     #[command(verbatim_doc_comment)]
     Lab(Lab),
-    /// Run one condition of an experiment once: `lab run` starts it for each run
+    /// Run one condition of an experiment once; `lab run` starts this command for each run
     #[command(hide = true)]
     LabRun(LabRun),
-    /// Touch so many bytes, and print how many nanoseconds a page took
+    /// Write to BYTES bytes of new memory, and print the nanoseconds that a page took
     #[command(hide = true)]
     LabTouch {
-        /// How many
+        /// Number of bytes
         bytes: usize,
     },
-    /// Have huge pages and wait: `thp --fix` tries on it what works on this kernel
+    /// Map huge pages and wait; `thp --fix` tests on this process which methods the kernel supports
     #[command(hide = true)]
     HugePageSubject,
-    /// Undo what killed runs of pagewise left in other processes; with PID, wait for that process's end first
+    /// Undo the changes that killed pagewise processes left in other processes; with PID, wait for the end of PID first
     #[command(hide = true)]
     Keep(Keep),
-    /// Trace a process until standard input is closed, and keep from it the SIGTRAPs of watched memory that a hypervisor causes
+    /// Trace a process until standard input closes, and suppress the SIGTRAPs that a hypervisor adds to watchpoints
     #[command(hide = true)]
     Shield {
         /// The process
         pid: u32,
     },
-    /// Say what a number means: `define SHR`, `define Pss_Dirty`
+    /// Define a term, column or kernel counter
     Define(Define),
     /// Print a completion script for a shell
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, or write those of all commands into a folder
+    /// Print the manual page, or write those of all commands
     Man {
-        /// Write one page a command here
+        /// Write one manual page for each command into DIR
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
 }
 
-/// Which process, and from where.
+/// The process to read, and the source to read it from.
 #[derive(Debug, Args)]
 pub(crate) struct Source {
-    /// A pid, a process name (exact, else part of one), or `self`
+    /// A PID, a process name or a unique part of one, or `self`
     #[arg(value_name = "TARGET", required_unless_present_any = ["from", "command"])]
     pub(crate) target: Option<String>,
-    /// Open a saved snapshot instead of a process
+    /// Read a saved snapshot instead of a process
     #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command", "root"])]
     pub(crate) from: Option<PathBuf>,
-    /// Read a copied /proc tree instead of /proc
+    /// Read a copy of the /proc tree instead of /proc
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
-    /// Run this command and look at it as it exits, before its memory is torn down
+    /// Run this command and read its memory at its exit, before the kernel unmaps it
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["target", "root"])]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
     pub(crate) moment: MomentArgs,
     #[command(flatten)]
     pub(crate) reading: Reading,
-    /// Save the snapshot to this file; `--from` opens it anywhere
+    /// Save the snapshot to FILE, which `--from` opens on any machine
     #[arg(long, value_name = "FILE")]
     pub(crate) save: Option<PathBuf>,
 }
 
-/// When to look at a command that we run.
+/// The time at which to read a command that pagewise runs.
 #[derive(Debug, Args)]
 pub(crate) struct MomentArgs {
-    /// Look at the command this long after its start (`500ms`, `2s`)
+    /// Read the command's memory at TIME after its start (`500ms`, `2s`)
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "command", conflicts_with = "at_peak")]
     pub(crate) at: Option<Duration>,
-    /// Look at the command near its highest RES
+    /// Read the command's memory near its highest RES
     #[arg(long, requires = "command")]
     pub(crate) at_peak: bool,
 }
 
-/// How to read; by default small processes are read in full and large ones politely.
+/// The way to read: by default `--full` for processes up to 64 MiB of RES, else `--polite`.
 #[derive(Debug, Args)]
 pub(crate) struct Reading {
-    /// Read page tables in short pieces with rests, so that the target never waits long
+    /// Read page tables in pieces of 2 MiB with a sleep after each, so that the process never waits long
     #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) polite: bool,
-    /// Read page tables at full speed
+    /// Read page tables at full speed, without sleeps
     #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) fast: bool,
-    /// Read every counter of smaps; the target waits while each mapping is walked
+    /// Read all smaps counters; the process waits while the kernel walks each of its mappings
     #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) full: bool,
 }
@@ -307,19 +334,19 @@ impl Reading {
     }
 }
 
-/// Where a report goes.
+/// The destination of a report.
 #[derive(Debug, Args)]
 pub(crate) struct Output {
-    /// JSON: bytes, never kB; keys documented in docs/json.md
+    /// Print JSON, with all sizes in bytes; docs/json.md documents the keys
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
-    /// Write one self-contained HTML page
+    /// Write the report to FILE as one self-contained HTML page
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) html: Option<PathBuf>,
-    /// Write the report here instead of to standard output
+    /// Write the report to FILE instead of standard output
     #[arg(long, short, value_name = "FILE", help_heading = "Output")]
     pub(crate) output: Option<PathBuf>,
-    /// Say what each number means
+    /// Add the meaning of each number
     #[arg(long, short, help_heading = "Output")]
     pub(crate) long: bool,
 }
@@ -337,30 +364,30 @@ pub(crate) enum LabCommand {
         #[command(flatten)]
         output: Output,
     },
-    /// Say what an experiment asks, expects, measures and needs
+    /// Describe the question, expectation, method and requirements of an experiment
     Describe {
-        /// The experiment
+        /// The experiment's name
         name: String,
         #[command(flatten)]
         how: LabSizes,
         #[command(flatten)]
         output: Output,
     },
-    /// Run experiments, and say what holds here
+    /// Run experiments and report which expectations hold on this machine
     Run(LabTry),
-    /// Show what was saved with `run --save`
+    /// Show the results that `run --save` saved
     Report {
-        /// Notebooks; several are shown as one
+        /// Saved results; several files are shown as one report
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
         #[command(flatten)]
         output: LabOutput,
     },
-    /// Say what differs between two notebooks
+    /// Compare two files of saved results
     Compare {
-        /// What it is compared with
+        /// The earlier results
         before: PathBuf,
-        /// What is compared
+        /// The later results
         after: PathBuf,
         #[command(flatten)]
         output: Output,
@@ -369,54 +396,54 @@ pub(crate) enum LabCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct LabTry {
-    /// Experiments, or `all`
+    /// Names of experiments, or `all`
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
     #[command(flatten)]
     pub(crate) how: LabSizes,
-    /// How often each condition is run
+    /// Run each condition N times
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) runs: Option<u32>,
-    /// Keep every value in this file, for `report` and `compare`
+    /// Save every measured value to FILE, for `report` and `compare`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) save: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: LabOutput,
 }
 
-/// How large experiments are, and what they may do.
+/// The size of the experiments, and the changes that they may make.
 #[derive(Debug, Args)]
 pub(crate) struct LabSizes {
-    /// Small sizes: directions show within seconds
+    /// Use small sizes: each experiment takes seconds and shows the direction of the effect
     #[arg(long, conflicts_with = "full")]
     pub(crate) quick: bool,
-    /// The sizes of the sources: gigabytes, and minutes each
+    /// Use the sizes of the original experiments: gigabytes, and minutes for each experiment
     #[arg(long)]
     pub(crate) full: bool,
-    /// Set a parameter, as `describe` lists them; for those experiments that have it
+    /// Set a parameter of the experiments that have it; `describe` lists the parameters
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment)]
     pub(crate) set: Vec<(String, u64)>,
-    /// Let experiments change settings of the system, swap files among them; they are put back, at the next start if need be
+    /// Let experiments change system settings and add swap files. Every change is undone, after a crash at the next start
     #[arg(long)]
     pub(crate) change_system: bool,
-    /// Where experiments make files: on a disk
+    /// The directory for files of experiments; it must be on a disk
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub(crate) disk: PathBuf,
 }
 
-/// Where the report of a notebook goes.
+/// The destination of a report on saved results.
 #[derive(Debug, Args)]
 pub(crate) struct LabOutput {
-    /// JSON, to FILE or standard output; keys documented in docs/json.md
+    /// Print JSON to FILE or standard output; docs/json.md documents the keys
     #[arg(long, value_name = "FILE", num_args = 0..=1, help_heading = "Output")]
     pub(crate) json: Option<Option<PathBuf>>,
-    /// Write one self-contained HTML page
+    /// Write the report to FILE as one self-contained HTML page
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) html: Option<PathBuf>,
-    /// Write Markdown
+    /// Write the report to FILE as Markdown
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) markdown: Option<PathBuf>,
-    /// Say what each number means
+    /// Add the meaning of each number
     #[arg(long, short, help_heading = "Output")]
     pub(crate) long: bool,
 }
@@ -446,7 +473,7 @@ fn assignment(text: &str) -> Result<(String, u64), String> {
 pub(crate) struct Explain {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// How many of the largest mappings to show
+    /// Show the N largest mappings
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) largest: usize,
     #[command(flatten)]
@@ -457,19 +484,19 @@ pub(crate) struct Explain {
 pub(crate) struct Maps {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// `default`, `all` (every line of smaps, unknown ones too), or a list: `address,rss,Pss_Dirty,name`
+    /// Columns to show: `default`, `all` (with every smaps counter), or a list such as `address,rss,Pss_Dirty,name`
     #[arg(long, value_name = "COLUMNS", default_value = "default")]
     pub(crate) columns: String,
-    /// Sort by a column, the largest first; `+rss` for the smallest first
+    /// Sort by COLUMN, largest first; `+COLUMN` sorts smallest first
     #[arg(long, value_name = "COLUMN", allow_hyphen_values = true)]
     pub(crate) sort: Option<String>,
-    /// Show only mappings that fit: `rss>1M && name~libc`
+    /// Show only the mappings for which EXPRESSION is true: `rss>1M && name~libc`
     #[arg(long, value_name = "EXPRESSION")]
     pub(crate) filter: Option<String>,
-    /// List the ELF sections inside each file mapping
+    /// List the ELF sections in each file mapping
     #[arg(long)]
     pub(crate) sections: bool,
-    /// One row a file
+    /// Show one row for each file
     #[arg(long, value_enum, value_name = "KEY")]
     pub(crate) group: Option<MapGroup>,
     #[command(flatten)]
@@ -478,25 +505,25 @@ pub(crate) struct Maps {
 
 #[derive(Debug, Args)]
 pub(crate) struct Pages {
-    /// A pid, a process name (exact, else part of one), or `self`
+    /// A PID, a process name or a unique part of one, or `self`
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
-    /// Only there: START-END or START+SIZE (hex), an address, or a mapping's name or part of it
+    /// Limit the report to an address range (START-END or START+SIZE in hex), the mapping at an address, or the mappings whose name contains this text
     #[arg(value_name = "RANGE|MAPPING")]
     pub(crate) place: Option<String>,
-    /// List the runs of pages alike (also where a RANGE or MAPPING is named)
+    /// List runs of pages in the same state; this is the default if a RANGE or MAPPING is given
     #[arg(long)]
     pub(crate) runs: bool,
-    /// Look up page frames too: pages mapped more than once, by how many, merged ones, sizes of folios
+    /// Read page frames too: the number of mappings of each page, pages merged by KSM, folio sizes (needs root)
     #[arg(long)]
     pub(crate) detail: bool,
-    /// Which kernel interface to ask
+    /// The kernel interface to use
     #[arg(long, value_enum, default_value_t = ByArg::Both, value_name = "INTERFACE")]
     pub(crate) by: ByArg,
-    /// Read page tables at full speed, without rests
+    /// Read page tables at full speed, without sleeps
     #[arg(long)]
     pub(crate) fast: bool,
-    /// Say instead what is touched in this time; clears the referenced bits of the process at first
+    /// Report the pages accessed within TIME. This clears the referenced bits of the process first
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["runs", "detail", "fast"])]
     pub(crate) touched: Option<Duration>,
     #[command(flatten)]
@@ -505,13 +532,13 @@ pub(crate) struct Pages {
 
 #[derive(Debug, Args)]
 pub(crate) struct Pools {
-    /// A pid, a process name (exact, else part of one), or `self`
+    /// A PID, a process name or a unique part of one, or `self`
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
-    /// Only pools of this kind or name, or part of it
+    /// Show only pools whose type or name contains this text
     #[arg(value_name = "POOL")]
     pub(crate) pool: Option<String>,
-    /// Draw how so many pools grew, those that hold most; 1, or all where a POOL is named
+    /// Draw the growth of the N largest pools; by default 1, or all if a POOL is given
     #[arg(long, value_name = "POOLS")]
     pub(crate) charts: Option<usize>,
     #[command(flatten)]
@@ -520,20 +547,20 @@ pub(crate) struct Pools {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ByArg {
-    /// The words of /proc/PID/pagemap, and PAGEMAP_SCAN for what they do not tell: the fastest
+    /// /proc/PID/pagemap, and PAGEMAP_SCAN for the facts that pagemap lacks: the fastest way
     Both,
-    /// PAGEMAP_SCAN alone: also says what was written, where the process tracks that (userfaultfd)
+    /// Only PAGEMAP_SCAN, which also reports written pages if the process tracks writes with userfaultfd
     Scan,
-    /// The words alone: says nothing of huge entries and zero pages
+    /// Only /proc/PID/pagemap, which does not show huge page-table entries and zero pages
     Pagemap,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Thp {
-    /// A pid, a process name (exact, else part of one), or `self`
+    /// A PID, a process name or a unique part of one, or `self`
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
-    /// Read so many base pages, picked at random, instead of all
+    /// Read PAGES base pages, chosen at random, instead of all
     #[arg(long, value_name = "PAGES", num_args = 0..=1, default_missing_value = "24576", conflicts_with_all = ["fix"], value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) sample: Option<u64>,
     #[command(flatten)]
@@ -544,34 +571,34 @@ pub(crate) struct Thp {
     pub(crate) output: Output,
 }
 
-/// What `thp` does to a process. Without --yes it only says what it would do.
+/// The changes that `thp` makes. Without --yes it only prints the plan.
 #[derive(Debug, Args)]
 pub(crate) struct Act {
-    /// Plan to split sparse huge pages and give their zero pages back
+    /// Plan: split sparse huge pages and release their zero-filled base pages
     #[arg(long, group = "act", help_heading = "Change the process")]
     pub(crate) fix: bool,
-    /// Plan to make huge pages of memory that is resident in base pages throughout
+    /// Plan: collapse fully resident base pages into huge pages
     #[arg(long, group = "act", help_heading = "Change the process")]
     pub(crate) collapse: bool,
-    /// Plan to move memory to swap that is not used for a while (see --idle)
+    /// Plan: move memory to swap that was not accessed for the time of --idle
     #[arg(long, group = "act", help_heading = "Change the process")]
     pub(crate) pageout: bool,
-    /// With --pageout: how long a mapping must not be used; clears the referenced bits of the process at first
+    /// With --pageout: move mappings that were not accessed for TIME. This clears the referenced bits of the process first
     #[arg(long, value_name = "TIME", default_value = "5s", requires = "pageout", value_parser = humantime::parse_duration, help_heading = "Change the process")]
     pub(crate) idle: Duration,
-    /// Do it
+    /// Carry out the plan
     #[arg(long, requires = "act", help_heading = "Change the process")]
     pub(crate) yes: bool,
-    /// With --fix: forbid huge pages there from now on (stops one thread for some microseconds)
+    /// With --fix: disable huge pages for this memory from now on (stops one thread for some microseconds)
     #[arg(long, requires = "fix", help_heading = "Change the process")]
     pub(crate) hold: bool,
-    /// With --fix: a huge page of which this share is zero is sparse
+    /// With --fix: treat a huge page as sparse if at least PERCENT of it is zero-filled
     #[arg(long, value_name = "PERCENT", default_value_t = 50, requires = "fix", value_parser = clap::value_parser!(u8).range(1..=100), help_heading = "Change the process")]
     pub(crate) sparse: u8,
-    /// With --fix: how; `auto` tries on a process of its own what works on this kernel
+    /// With --fix: the method; `auto` first tests on a child process which methods this kernel supports
     #[arg(long, value_enum, default_value_t = ShrinkMethod::Auto, requires = "fix", help_heading = "Change the process")]
     pub(crate) method: ShrinkMethod,
-    /// With --fix --method drop: the longest time for which all threads may be stopped at once
+    /// With --fix --method drop: the longest allowed pause of all threads
     #[arg(long, value_name = "TIME", default_value = "100ms", requires = "fix", value_parser = humantime::parse_duration, help_heading = "Change the process")]
     pub(crate) max_pause: Duration,
 }
@@ -589,19 +616,19 @@ pub(crate) struct Keep {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShrinkMethod {
-    /// The gentlest that works
+    /// The least intrusive method that works
     Auto,
-    /// process_madvise(MADV_COLD) on one base page of each
+    /// process_madvise(MADV_COLD) on one base page of each huge page
     Split,
-    /// madvise(MADV_DONTNEED) on what is zero, by the process while all its threads are stopped
+    /// The process calls madvise(MADV_DONTNEED) on the zero-filled pages while all its threads are stopped
     Drop,
-    /// process_madvise(MADV_PAGEOUT): through swap
+    /// process_madvise(MADV_PAGEOUT): moves the huge pages to swap, where zero-filled pages are dropped
     Swap,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// Which huge pages the command may have, of those that the system's settings allow
+    /// The huge pages that the command may use, within the system's settings
     #[arg(long, value_enum, value_name = "WHICH")]
     pub(crate) thp: ThpArg,
     /// The command and its arguments
@@ -611,17 +638,17 @@ pub(crate) struct Run {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ThpArg {
-    /// None
+    /// No huge pages
     Never,
-    /// Only where it asks with madvise(MADV_HUGEPAGE)
+    /// Only in memory for which the command calls madvise(MADV_HUGEPAGE)
     Madvise,
-    /// All that the system's settings allow, whatever was set for this shell
+    /// All that the system's settings allow, even if this shell disabled them
     Always,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Events {
-    /// Only events, and also tracepoints, whose name has these letters
+    /// List only events whose name contains this text, tracepoints included
     #[arg(value_name = "LETTERS")]
     pub(crate) like: Option<String>,
     #[command(flatten)]
@@ -630,31 +657,31 @@ pub(crate) struct Events {
 
 #[derive(Debug, Args)]
 pub(crate) struct Stat {
-    /// How often to run it: a number, or `auto` until the median wall time is known well enough
+    /// Run the command N times; `auto` runs it until the median wall time is as precise as --precision asks
     #[arg(short = 'n', long = "runs", value_name = "N|auto", default_value = "1", value_parser = how_often)]
     pub(crate) runs: HowOften,
-    /// With `-n auto`: how far the 95 % interval may reach to each side
+    /// With `-n auto`: the largest half-width of the 95 % confidence interval
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = percent)]
     pub(crate) precision: f64,
-    /// With `-n auto`: begin no run after this time
+    /// With `-n auto`: start no run after TIME
     #[arg(long = "for", value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub(crate) time: Duration,
-    /// Runs beforehand that do not count
+    /// Run the command N times before the measured runs
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) warmup: u32,
-    /// Stay on this CPU
+    /// Run on CPU N only
     #[arg(long, value_name = "N")]
     pub(crate) cpu: Option<u32>,
-    /// What to count instead of the usual: names and sets (`usual`, `all`, `none`, ..), `system:tracepoint`, `r1a2`, `cpu/event=0xd0/`; see `pagewise events`
+    /// Events to count: names, sets (`usual`, `all`, `none`, ..), `system:tracepoint`, `r1a2`, `cpu/event=0xd0/`; see `pagewise events`
     #[arg(long, short, value_name = "EVENTS")]
     pub(crate) events: Option<String>,
-    /// Compare with this command, by turns; words are split as a shell does, without a shell
+    /// Compare with COMMAND, in interleaved runs. COMMAND is split into words as by a shell, but no shell runs it
     #[arg(long, value_name = "COMMAND")]
     pub(crate) vs: Option<String>,
-    /// Look at its memory every so often: peak PSS and quadrants
+    /// Sample the command's memory every TIME: peak PSS, private/shared x anonymous/file memory
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10ms", value_parser = humantime::parse_duration)]
     pub(crate) sample: Option<Duration>,
-    /// CSV: a row a metric
+    /// Print CSV with one row for each metric
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub(crate) csv: bool,
     #[command(flatten)]
@@ -699,16 +726,16 @@ pub(crate) enum MapGroup {
 
 #[derive(Debug, Args)]
 pub(crate) struct Ps {
-    /// Sort by a column, the largest first; `+rss` for the smallest first
+    /// Sort by COLUMN, largest first; `+COLUMN` sorts smallest first
     #[arg(long, value_name = "COLUMN", default_value = "pss", allow_hyphen_values = true)]
     pub(crate) sort: String,
-    /// One row a group
+    /// Show one row for each group
     #[arg(long, value_enum, value_name = "KEY")]
     pub(crate) group: Option<PsGroup>,
-    /// Show only the first N rows
+    /// Show the first N rows only
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,
-    /// Read a copied /proc tree instead of /proc
+    /// Read a copy of the /proc tree instead of /proc
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
     #[command(flatten)]
@@ -727,19 +754,19 @@ pub(crate) enum PsGroup {
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// A saved snapshot; with --every a process
+    /// The earlier snapshot; with --every, a process
     #[arg(value_name = "A")]
     pub(crate) before: String,
     /// The later snapshot
     #[arg(value_name = "B", required_unless_present = "every", conflicts_with = "every")]
     pub(crate) after: Option<PathBuf>,
-    /// Read the process again and again, and say what grew since the last time
+    /// Read the process every TIME, and report the growth since the previous reading
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) every: Option<Duration>,
-    /// Stop after this long
+    /// Stop after TIME
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "every")]
     pub(crate) during: Option<Duration>,
-    /// Show which addresses moved between the two and which did not
+    /// Show which mappings have other addresses in the later snapshot (ASLR)
     #[arg(long)]
     pub(crate) layout: bool,
     #[command(flatten)]
@@ -750,13 +777,13 @@ pub(crate) struct Diff {
 
 #[derive(Debug, Args)]
 pub(crate) struct Fragmentation {
-    /// Look again and again, and say what was counted since the last time
+    /// Repeat the report every TIME, with the counts since the previous report
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "root")]
     pub(crate) every: Option<Duration>,
-    /// Stop after this long
+    /// Stop after TIME
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "every")]
     pub(crate) during: Option<Duration>,
-    /// Read a copied /proc tree instead of /proc; files of /sys are in DIR/sysfs
+    /// Read a copy of the /proc tree instead of /proc; DIR/sysfs holds the files of /sys
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
     #[command(flatten)]
@@ -765,13 +792,13 @@ pub(crate) struct Fragmentation {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// A process to judge its limits, cgroup and environment too: a pid, a process name, or `self`
+    /// Check the limits, cgroup and environment of this process too: a PID, a process name, or `self`
     #[arg(value_name = "TARGET")]
     pub(crate) target: Option<String>,
-    /// What is wanted; by default only what costs either way is judged
+    /// The goal; without one only settings that cost both latency and memory are checked
     #[arg(long, value_enum, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileArg>,
-    /// Read a copied /proc tree instead of /proc; files of /sys are in DIR/sysfs
+    /// Read a copy of the /proc tree instead of /proc; DIR/sysfs holds the files of /sys
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
     #[command(flatten)]
@@ -788,21 +815,21 @@ pub(crate) enum ProfileArg {
 
 #[derive(Debug, Args)]
 pub(crate) struct Syscalls {
-    /// A pid, or a process name (exact, else part of one): recorded until Ctrl-C or Ctrl-Z, or its end. It stops at each system
-    /// call for some microseconds; a SIGSTOP to pagewise stops it too, until SIGCONT
+    /// A PID, or a process name or a unique part of one. It is recorded until Ctrl-C, Ctrl-Z or its end. Each system call
+    /// stops it for some microseconds. A SIGSTOP to pagewise stops it too, until SIGCONT
     #[arg(value_name = "TARGET", required_unless_present = "command")]
     pub(crate) target: Option<String>,
-    /// Stop recording the process after this long
+    /// Stop recording after TIME
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "command")]
     pub(crate) during: Option<Duration>,
-    /// The longest time for which all threads of the process may be stopped at once, when the recording begins
+    /// The longest allowed pause of all threads at the start of the recording
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration, conflicts_with = "command")]
     pub(crate) max_pause: Duration,
-    /// How many calls of the time line to show, or `all`; JSON has all
+    /// Show N calls of the time line, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "100", value_parser = limit)]
     pub(crate) calls: Limit,
-    /// Run this command and record it and all that it starts until they have ended; once the command has,
-    /// Ctrl-C ends those that are left
+    /// Run this command and record it and its descendants until all have ended. After the command itself has ended,
+    /// Ctrl-C ends its remaining descendants
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
@@ -813,26 +840,26 @@ pub(crate) struct Syscalls {
 
 #[derive(Debug, Args)]
 pub(crate) struct Shootdowns {
-    /// A pid, or a process name (exact, else part of one): recorded until Ctrl-C, or its end
+    /// A PID, or a process name or a unique part of one. It is recorded until Ctrl-C or its end
     #[arg(value_name = "TARGET", required_unless_present_any = ["command", "system"])]
     pub(crate) target: Option<String>,
-    /// Record all that runs on the machine, the kernel's own threads too, until Ctrl-C
+    /// Record all processes and kernel threads of the machine, until Ctrl-C
     #[arg(long, conflicts_with_all = ["target", "command"])]
     pub(crate) system: bool,
-    /// Stop recording after this long
+    /// Stop recording after TIME
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "command")]
     pub(crate) during: Option<Duration>,
-    /// How many rows of each table to show, or `all`; JSON has all
+    /// Show N rows of each table, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "12", value_parser = limit)]
     pub(crate) rows: Limit,
-    /// Find callers by unwind tables: for programs that keep no frame pointers. Costs more: 8 KiB of the stack an event
+    /// Unwind call stacks by unwind tables, for programs without frame pointers. This copies 8 KiB of the stack at each event
     #[arg(long)]
     pub(crate) unwind: bool,
-    /// Time madvise, mprotect, munmap, mremap and mmap in the program too, from calling the C library's function until it
-    /// returns. Two uprobes a call, whose cost is measured and stated
+    /// Measure madvise, mprotect, munmap, mremap and mmap in user mode too, from the call of the C library's function to its
+    /// return. Each call hits two uprobes; the report states their measured cost
     #[arg(long)]
     pub(crate) user_wait: bool,
-    /// Run this command and record it and all that it starts until it has ended
+    /// Run this command, and record it and its descendants until it ends
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
@@ -843,11 +870,11 @@ pub(crate) struct Shootdowns {
     pub(crate) exports: Exports,
 }
 
-/// The memory of a recorder.
+/// The memory bound of a recorder.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Memory {
-    /// Take no more memory than this, from 32M: what counts least is then not kept apart, and the report says how much
-    /// that is
+    /// Use at most SIZE of memory, 32M or more. Above it the least frequent entries are added up as one, and the report
+    /// states their number
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory_limit)]
     pub(crate) memory_limit: MemoryLimit,
 }
@@ -857,13 +884,13 @@ fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
     MemoryLimit::new(Bytes(bytes)).ok_or_else(|| "a recorder takes 32 MiB or more: `64M`".into())
 }
 
-/// Call stacks for other tools.
+/// Exports of call stacks for other tools.
 #[derive(Debug, Args)]
 pub(crate) struct Exports {
-    /// Write a flame graph: SVG, for any browser
+    /// Write a flame graph as SVG, for any browser
     #[arg(long, value_name = "FILE", help_heading = "Call stacks")]
     pub(crate) flamegraph: Option<PathBuf>,
-    /// Write a line for each call stack and its count: for flamegraph.pl, speedscope
+    /// Write one line for each call stack with its count, for flamegraph.pl and speedscope
     #[arg(long, value_name = "FILE", help_heading = "Call stacks")]
     pub(crate) collapsed: Option<PathBuf>,
     /// Write a profile for `go tool pprof`
@@ -876,40 +903,40 @@ pub(crate) struct Exports {
 
 #[derive(Debug, Args)]
 pub(crate) struct Faults {
-    /// A pid, or a process name (exact, else part of one): recorded until Ctrl-C, or its end
+    /// A PID, or a process name or a unique part of one. It is recorded until Ctrl-C or its end
     #[arg(value_name = "TARGET", required_unless_present_any = ["command", "from"])]
     pub(crate) target: Option<String>,
-    /// Stop recording after this long; a command runs on
+    /// Stop recording after TIME; a command continues to run
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) during: Option<Duration>,
-    /// Record each of N faults only; every count is then a multiple of N
+    /// Record one in N faults; every count is then a multiple of N
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) every: u64,
-    /// Time each fault (root only): from where the kernel takes it up to where it has handled it
+    /// Measure how long the kernel handles each fault (needs root)
     #[arg(long)]
     pub(crate) latency: bool,
-    /// Copy so much of the stack with each fault: callers that keep no frame pointers are found as far as that reaches; the
-    /// report says how many stacks were cut off. 64K less 8 at most
+    /// Copy BYTES of the stack at each fault, at most 65528. Callers without frame pointers are found within these bytes. The
+    /// report states how many stacks were cut off
     #[arg(long, value_name = "BYTES", default_value_t = pagewise_trace::faults::STACK, value_parser = clap::value_parser!(u16).range(8..=65528))]
     pub(crate) stack: u16,
-    /// Follow mremap (root only), so that faults in memory that it moved or made longer a moment ago are known too. It takes
-    /// every system call of the machine some 50 ns
+    /// Record mremap (needs root), so that faults in memory that mremap just moved or extended have a type. This adds some
+    /// 50 ns to every system call of the machine
     #[arg(long)]
     pub(crate) mremap: bool,
-    /// Load the recorder of heaps into the command, and say who allocated the memory that faults: of blocks of a page or
-    /// more, or of so many bytes. Its children are not recorded
+    /// Load the heap recorder into the command, and report the call stack that allocated the memory of each fault, for
+    /// blocks of a page or of BYTES and more. Children of the command are not recorded
     #[arg(long, value_name = "BYTES", num_args = 0..=1, require_equals = true, requires = "command", value_parser = heap::size)]
     pub(crate) heap: Option<Option<u64>>,
-    /// How many rows of each table to show, or `all`; JSON has all
+    /// Show N rows of each table, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "15", value_parser = limit)]
     pub(crate) rows: Limit,
-    /// Open a saved recording instead
+    /// Read a saved recording instead of a process
     #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command"])]
     pub(crate) from: Option<PathBuf>,
-    /// Save the recording to this file; `--from` opens it anywhere
+    /// Save the recording to FILE, which `--from` opens on any machine
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) save: Option<PathBuf>,
-    /// Run this command and record it and all that it starts until it has ended
+    /// Run this command, and record it and its descendants until it ends
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
@@ -922,37 +949,37 @@ pub(crate) struct Faults {
 
 #[derive(Debug, Args)]
 pub(crate) struct Watch {
-    /// Which process: a pid, or a name (exact, else part of one). Which bytes of it: an address, or the name of a global
-    /// or static variable, also with an offset: `table+64`. How many: 1, 2, 4, 8, or up to 32 in aligned pieces; a
-    /// variable's own size, or what is aligned up to 8, if it is not said
+    /// TARGET: a PID, or a process name or a unique part of one. ADDR|SYMBOL: an address, or a global or static variable,
+    /// also with an offset (`table+64`). LEN: the number of bytes, up to 32; by default the size of the variable, or up to
+    /// 8 aligned bytes at an address
     #[arg(value_names = ["TARGET", "ADDR|SYMBOL", "LEN"], num_args = 0..=3)]
     pub(crate) words: Vec<String>,
-    /// Watch this variable
+    /// Watch the variable NAME
     #[arg(long, value_name = "NAME", conflicts_with = "at")]
     pub(crate) symbol: Option<String>,
-    /// Watch this address
+    /// Watch the address ADDR
     #[arg(long, value_name = "ADDR")]
     pub(crate) at: Option<String>,
-    /// Tell writes: the default
+    /// Report writes (the default)
     #[arg(long, conflicts_with = "rw")]
     pub(crate) write: bool,
-    /// Tell reads as well as writes
+    /// Report reads and writes
     #[arg(long)]
     pub(crate) rw: bool,
-    /// End after so many
+    /// Stop after N accesses
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
-    /// End after this long; a command runs on
+    /// Stop after TIME; a command continues to run
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) during: Option<Duration>,
-    /// Tell those only for which this holds: `value == 0`, `value < 10 && old >= 10`; numbers without a sign
+    /// Report only the accesses for which CONDITION is true: `value == 0`, `value < 10 && old >= 10`; values are unsigned
     #[arg(long, value_name = "CONDITION")]
     pub(crate) when: Option<String>,
-    /// Show so many hits at the end, the last ones, or `all`, and none as it comes; in files it is 100, and JSON has all
+    /// Show the last N accesses, or `all`, at the end instead of each at once. Files get 100 by default, JSON has all
     #[arg(long, value_name = "N", value_parser = limit)]
     pub(crate) hits: Option<Limit>,
-    /// Run this command and watch a variable of its program from before its first instruction on, or one of a library
-    /// from before its own code runs
+    /// Run this command and watch a variable of its program before its first instruction, or a variable of a library before
+    /// the library's code runs
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
@@ -961,7 +988,7 @@ pub(crate) struct Watch {
     pub(crate) output: Output,
 }
 
-/// At most so many rows; `None` for all.
+/// The highest number of rows; `None` for all.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit(pub(crate) Option<usize>);
 
@@ -974,10 +1001,10 @@ fn limit(text: &str) -> Result<Limit, String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct Define {
-    /// A column or a kernel field; none lists them all
+    /// A term, column or kernel counter; without one all are listed
     #[arg(value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -17,7 +17,7 @@ mod shield;
 use std::io;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
 
 use crate::args::{Cli, Command};
 use crate::commands::run_command::NotRun;
@@ -25,9 +25,11 @@ use crate::look::Look;
 use crate::output::{note, write_stderr};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut command = args::command();
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return show(&error),
+        Err(error) => return show(&error.format(&mut command)),
     };
     let look = Look::resolve(&cli.look);
     let done = match cli.command {

@@ -8,24 +8,24 @@ use super::Output;
 
 #[derive(Debug, Args)]
 pub(crate) struct Guard {
-    /// Guard one allocation of so many, in the mean; 1 guards each
+    /// Guard one in N allocations on average; 1 guards every allocation
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) rate: u64,
-    /// Memory that guarded objects may take in each process; objects that find no room are not guarded
+    /// The most memory that guarded blocks may use in each process; further blocks are not guarded
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = super::heap::size)]
     pub(crate) most: u64,
-    /// What the command does after a mistake
+    /// The fate of the command after a memory error
     #[arg(long, value_enum, value_name = "FATE", default_value_t = Then::Abort)]
     pub(crate) then: Then,
-    /// Where an object lies in its pages: who goes beyond that side is caught in the act, who goes beyond the other at the
-    /// free; `end` at rate 1 and `chance` else by default
+    /// The position of a block in its pages. An overflow on this side is reported at the access, an overflow on the other
+    /// side at the free. The default is `end` at rate 1, else `chance`
     #[arg(long, value_enum, value_name = "SIDE")]
     pub(crate) side: Option<SideArg>,
-    /// How pages are made inaccessible at best; what the kernel does not have is done by the next of these. `moves` where more
-    /// than one allocation in 100 is guarded and `marks` else by default
+    /// The way to make guard pages. If the kernel lacks it, the next one of the list is used. The default is `moves` if more
+    /// than one in 100 allocations is guarded, else `marks`
     #[arg(long, value_enum, value_name = "MEANS")]
     pub(crate) means: Option<MeansArg>,
-    /// The exit code where something was found and the command ended by itself all the same
+    /// The exit code if a memory error was found but the command exited by itself
     #[arg(long, value_name = "CODE", default_value_t = 99)]
     pub(crate) error_exitcode: u8,
     #[command(flatten)]
@@ -35,34 +35,33 @@ pub(crate) struct Guard {
     pub(crate) command: Vec<OsString>,
 }
 
-/// How pages are made inaccessible.
+/// The way to make guard pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MeansArg {
-    /// Pages of objects of less than a page are taken away, by a descriptor that the program has for it (UFFDIO_MOVE, Linux
-    /// 6.8)
+    /// Move the pages of freed small blocks away with UFFDIO_MOVE (Linux 6.8), through a userfaultfd descriptor in the program
     Moves,
-    /// Marks in the page tables (MADV_GUARD_INSTALL, Linux 6.13)
+    /// Guard markers in the page tables (MADV_GUARD_INSTALL, Linux 6.13)
     Marks,
-    /// Mappings, of which a process may have only so many (mprotect)
+    /// Mappings without access (mprotect); vm.max_map_count limits their number
     Mappings,
 }
 
-/// What becomes of the program.
+/// The fate of the program after a memory error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Then {
-    /// It ends by the signal that it would have ended by (SIGSEGV, SIGABRT), or its own handler decides
+    /// End by the signal that the program would have received (SIGSEGV, SIGABRT), or run its own handler
     Abort,
-    /// It goes on as if nothing had been
+    /// Continue after the access
     Continue,
 }
 
-/// Where in its pages an object lies.
+/// The position of a block in its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SideArg {
-    /// At the end: for overflows
+    /// At the end of the pages, to detect overflows
     End,
-    /// At the beginning: for underflows
+    /// At the start of the pages, to detect underflows
     Start,
-    /// Either by chance
+    /// At the start or the end, chosen at random
     Chance,
 }

@@ -11,29 +11,32 @@ pub(crate) use export::{HeapExport, OfArg};
 
 use super::{Limit, Output, limit};
 
-/// What to do with recordings of heaps.
+/// The subcommands of `heap`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Heap {
-    /// Run a command and record its heap, with every call of malloc and free by call stack
+    /// Run a command and record every malloc and free with its call stack
     ///
-    /// Its standard streams, its exit code and a Ctrl-C are its own. The recording is small; `pagewise heap report` reads it.
+    /// The command keeps its own standard streams and exit code, and receives Ctrl-C
+    /// itself. The recording is small (some KiB to 1 MiB); `pagewise heap report`
+    /// reads it.
     ///
     /// Examples:
     ///   pagewise heap run -- ./server --test
     ///   pagewise heap run -o heap.pwh --sample 512k -- ./server
     #[command(verbatim_doc_comment)]
     Run(HeapRun),
-    /// Record the heap of a program that runs already, for some time: what it allocates from now on
+    /// Record the heap of a running program: the blocks that it allocates from now on
     ///
-    /// One of its threads is made to load the recorder, where that is safe. When the recording ends, the program's functions are
-    /// as they were. Of the C library of GNU, on x86-64.
+    /// One thread of the program loads the recorder at a point where this is safe.
+    /// After the recording the program's functions are as they were. Needs glibc on
+    /// x86-64.
     ///
     /// Examples:
     ///   pagewise heap attach 1234 --for 10s
     ///   pagewise heap attach 1234 -o heap.pwh --sample 512k
     #[command(verbatim_doc_comment)]
     Attach(HeapAttach),
-    /// Say what was on the heap when most was, what was never freed, and who allocates most
+    /// Report the heap at its peak, the blocks that were never freed, and the functions that allocate most
     ///
     /// Examples:
     ///   pagewise heap report heap.pwh
@@ -41,14 +44,14 @@ pub(crate) enum Heap {
     ///   pagewise heap report heap.pwh --by calls --threshold 5
     #[command(verbatim_doc_comment)]
     Report(HeapReport),
-    /// Say what grew from one recording to another, by call stack: of another run, or another build
+    /// Report the growth between two recordings by call stack, also of different builds
     ///
     /// Examples:
     ///   pagewise heap diff before.pwh after.pwh
     ///   pagewise heap diff before.pwh after.pwh --by leaked
     #[command(verbatim_doc_comment)]
     Diff(HeapDiff),
-    /// Write a recording for other tools: massif's, heaptrack's, pprof, flame graphs, Perfetto
+    /// Write a recording for other tools: massif, heaptrack, pprof, flame graphs, Perfetto
     ///
     /// Examples:
     ///   pagewise heap export heap.pwh --massif massif.out
@@ -61,19 +64,19 @@ pub(crate) enum Heap {
 
 #[derive(Debug, Args)]
 pub(crate) struct HeapRun {
-    /// The file to write; `PROGRAM.PID.pwh` by default
+    /// Write the recording to FILE instead of `PROGRAM.PID.pwh`
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Take samples, one in so many bytes in the mean, instead of every call: for production
+    /// Record one sample every SIZE bytes on average instead of every call; use this in production
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) sample: Option<u64>,
-    /// Record memory that the program maps itself, too: mmap, mremap, brk
+    /// Record the program's own mmap, mremap and brk calls too
     #[arg(long)]
     pub(crate) mmap: bool,
-    /// Record each block of pagewise's own allocators, too, which are slower then; see `pagewise pools`
+    /// Record each block of pagewise's own allocators too, which makes them slower; see `pagewise pools`
     #[arg(long)]
     pub(crate) pools: bool,
-    /// Record the command's children too, each into a file of its own: `FILE.PID`
+    /// Record the command's children too, each in its own file `FILE.PID`
     #[arg(long)]
     pub(crate) follow: bool,
     /// The command and its arguments
@@ -83,48 +86,47 @@ pub(crate) struct HeapRun {
 
 #[derive(Debug, Args)]
 pub(crate) struct HeapAttach {
-    /// The process
+    /// The PID of the process
     #[arg(value_name = "PID")]
     pub(crate) pid: u32,
-    /// For how long (`10s`, `500ms`); until Ctrl-C or its end by default
+    /// Stop after TIME (`10s`, `500ms`); by default at Ctrl-C or the end of the process
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) time: Option<std::time::Duration>,
-    /// The file to write; `PROGRAM.PID.pwh` by default
+    /// Write the recording to FILE instead of `PROGRAM.PID.pwh`
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Take samples, one in so many bytes in the mean, instead of every call
+    /// Record one sample every SIZE bytes on average instead of every call
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) sample: Option<u64>,
-    /// Record memory that the program maps itself from now on, too: mmap, mremap, brk
+    /// Record the program's own mmap, mremap and brk calls from now on too
     #[arg(long)]
     pub(crate) mmap: bool,
-    /// Record children that it forks meanwhile too, each into a file of its own: `FILE.PID`
+    /// Record children that it forks meanwhile too, each in its own file `FILE.PID`
     #[arg(long)]
     pub(crate) follow: bool,
-    /// The longest time for which all its threads may be stopped at once, at the beginning and at the end
+    /// The longest allowed pause of all threads, at the start and at the end of the recording
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub(crate) max_pause: std::time::Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct HeapReport {
-    /// A recording
+    /// The recording
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// How many rows of each table to show, or `all`; 10 by default, 10000 in JSON
+    /// Show N rows of each table, or `all`; by default 10, and 10000 in JSON
     #[arg(long, value_name = "N", value_parser = limit)]
     pub(crate) top: Option<Limit>,
-    /// Add up branches of trees with less than this many per cent of all
+    /// Add up branches of trees below PERCENT of the total
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent)]
     pub(crate) threshold: f64,
-    /// Show what was live at this time after the beginning (`500ms`, `2s`), at the `peak`, or at the `end`; the peak by
-    /// default
+    /// Show the blocks that were live at TIME after the start (`500ms`, `2s`), at the `peak` (the default), or at the `end`
     #[arg(long, value_name = "TIME|peak|end", value_parser = moment)]
     pub(crate) at: Option<Moment>,
-    /// Where trees begin
+    /// The root of the trees
     #[arg(long, value_enum, value_name = "WAY", default_value_t = Way::BottomUp)]
     pub(crate) tree: Way,
-    /// What the tree adds up
+    /// The quantity that the trees add up
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = What::Live)]
     pub(crate) by: What,
     #[command(flatten)]
@@ -133,63 +135,63 @@ pub(crate) struct HeapReport {
 
 #[derive(Debug, Args)]
 pub(crate) struct HeapDiff {
-    /// The recording that it is compared with
+    /// The earlier recording
     #[arg(value_name = "A")]
     pub(crate) before: PathBuf,
-    /// The recording that is compared
+    /// The later recording
     #[arg(value_name = "B")]
     pub(crate) after: PathBuf,
-    /// How many call stacks to show, or `all`; 20 by default, 10000 in JSON
+    /// Show N call stacks, or `all`; by default 20, and 10000 in JSON
     #[arg(long, value_name = "N", value_parser = limit)]
     pub(crate) top: Option<Limit>,
-    /// What to sort by: what grew most comes first
+    /// The quantity to sort by, largest growth first
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Grown::Peak)]
     pub(crate) by: Grown,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
-/// When.
+/// A time point of a recording.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Moment {
     Peak,
     End,
-    /// Nanoseconds after the beginning.
+    /// Nanoseconds after the start.
     Time(u64),
 }
 
-/// From where a tree grows.
+/// The root of a tree.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Way {
-    /// From the function that allocates to its callers
+    /// The allocating functions, with their callers below
     BottomUp,
-    /// From `main` to the functions that allocate
+    /// `main`, with the functions that it calls below
     TopDown,
 }
 
-/// What a tree adds up.
+/// The quantity that a tree adds up.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum What {
-    /// Bytes live at the time of --at
+    /// Bytes that were live at the time of --at
     Live,
-    /// All bytes that were allocated
+    /// All bytes allocated
     Allocated,
-    /// Allocations
+    /// Number of allocations
     Calls,
-    /// Allocations that were freed before the same thread allocated another
+    /// Number of allocations that were freed before the same thread allocated again
     Temporary,
 }
 
-/// What grew.
+/// The quantity to compare.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Grown {
-    /// Bytes live at the peak
+    /// Bytes that were live at the peak
     Peak,
-    /// Bytes that were never freed
+    /// Bytes never freed
     Leaked,
-    /// All bytes that were allocated
+    /// All bytes allocated
     Allocated,
-    /// Allocations
+    /// Number of allocations
     Calls,
 }
 

@@ -9,10 +9,10 @@ use pagewise_sim::geometry::CacheShape;
 
 use super::Output;
 
-/// What is simulated.
+/// The subcommands of `sim`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Sim {
-    /// How often TLBs for 4 KiB, 2 MiB and 1 GiB pages miss
+    /// Count TLB misses with 4 KiB, 2 MiB and 1 GiB pages
     ///
     /// Examples:
     ///   pagewise sim tlb -- ls
@@ -20,14 +20,14 @@ pub(crate) enum Sim {
     ///   valgrind --tool=lackey --trace-mem=yes --log-file=trace ls; pagewise sim tlb --trace trace
     #[command(verbatim_doc_comment)]
     Tlb(Simulate),
-    /// How often the first and second level of cache miss, with each replacement policy
+    /// Count misses of the L1 data cache and the L2 cache with each replacement policy
     ///
     /// Examples:
     ///   pagewise sim cache -- ls
     ///   pagewise sim cache --l1d 48K,12,64 --json -- ./bench
     #[command(verbatim_doc_comment)]
     Cache(Simulate),
-    /// How often too little memory makes pages fault, with each way to choose what is reclaimed
+    /// Count page faults with too little memory, with each policy of page reclaim
     ///
     /// Examples:
     ///   pagewise sim pages --memory 256M --workload random --size 400M --limit 4000000
@@ -36,7 +36,7 @@ pub(crate) enum Sim {
     Pages(PagesKept),
 }
 
-/// Caches and TLBs, and what they are fed with.
+/// Caches and TLBs, and the memory accesses to simulate.
 #[derive(Debug, Args)]
 pub(crate) struct Simulate {
     #[command(flatten)]
@@ -47,13 +47,13 @@ pub(crate) struct Simulate {
     pub(crate) output: Output,
 }
 
-/// Memory, and what it is fed with.
+/// Memory, and the memory accesses to simulate.
 #[derive(Debug, Args)]
 pub(crate) struct PagesKept {
-    /// How much memory there is
+    /// The size of the simulated memory
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size, help_heading = "Model")]
     pub(crate) memory: u64,
-    /// In pages of this size
+    /// The page size
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = size, help_heading = "Model")]
     pub(crate) page: u64,
     #[command(flatten)]
@@ -62,39 +62,39 @@ pub(crate) struct PagesKept {
     pub(crate) output: Output,
 }
 
-/// Which caches and TLBs.
+/// The simulated caches and TLBs.
 #[derive(Debug, Args)]
 pub(crate) struct Hardware {
-    /// Whose sizes
+    /// The CPU whose cache and TLB sizes are simulated
     #[arg(long, value_enum, value_name = "CPU", default_value_t = CpuArg::Machine, help_heading = "Model")]
     pub(crate) cpu: CpuArg,
-    /// Which line or page makes room; `cache` shows all, and this one first
+    /// Replacement policy of TLBs and caches; `cache` shows all policies, this one first
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyArg::Lru, help_heading = "Model")]
     pub(crate) policy: PolicyArg,
-    /// Another first level of cache: its size, ways, and bytes in a line
+    /// L1 data cache: size, ways, bytes of a line
     #[arg(long, value_name = "SIZE,WAYS,LINE", value_parser = cache, help_heading = "Model")]
     pub(crate) l1d: Option<CacheShape>,
-    /// Another second level of cache
+    /// L2 cache: size, ways, bytes of a line
     #[arg(long, value_name = "SIZE,WAYS,LINE", value_parser = cache, help_heading = "Model")]
     pub(crate) l2: Option<CacheShape>,
-    /// Another prefetcher of the page walker for 4 KiB pages: after so many misses each a page further, so many per cent in time; or `none`
+    /// TLB prefetcher for 4 KiB pages: prefetch the next page after STEPS sequential misses, PERCENT of the prefetches arrive in time; or `none`
     #[arg(long, value_name = "STEPS,PERCENT", value_parser = prefetcher, help_heading = "Model")]
     pub(crate) prefetch: Option<PrefetchArg>,
 }
 
-/// What simulators are fed with: one of three.
+/// The source of the memory accesses: one of three.
 #[derive(Debug, Args)]
 pub(crate) struct Feed {
-    /// A built-in stream of accesses
+    /// Simulate a built-in sequence of accesses
     #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ["trace", "command"], help_heading = "Accesses")]
     pub(crate) workload: Option<WorkloadArg>,
-    /// Where the windows of mem-access lie
+    /// The order of the windows of mem-access
     #[arg(long, value_enum, value_name = "ORDER", default_value_t = OrderArg::Random, requires = "workload", help_heading = "Accesses")]
     pub(crate) order: OrderArg,
-    /// Over how much memory a workload goes
+    /// The memory that a workload accesses
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size, requires = "workload", help_heading = "Accesses")]
     pub(crate) size: u64,
-    /// Where places of a workload are random: the same seed, the same places
+    /// The seed of random addresses; equal seeds give equal addresses
     #[arg(
         long,
         value_name = "N",
@@ -103,55 +103,55 @@ pub(crate) struct Feed {
         help_heading = "Accesses"
     )]
     pub(crate) seed: u64,
-    /// Read what valgrind's lackey wrote with --trace-mem=yes; `-` for standard input
+    /// Read a trace that valgrind's lackey wrote with --trace-mem=yes; `-` reads standard input
     #[arg(long, value_name = "FILE", conflicts_with = "command", help_heading = "Accesses")]
     pub(crate) trace: Option<PathBuf>,
-    /// Stop after so many accesses: by default 100,000,000 of a command, which is ended then, and of `random` and `chase`; all of
-    /// others
+    /// Stop after N accesses, and end the command. The default is 100,000,000 for commands, `random` and `chase`, and all
+    /// accesses of other sources
     #[arg(long, value_name = "N", help_heading = "Accesses")]
     pub(crate) limit: Option<u64>,
-    /// Run this command under valgrind's lackey, which sees every access, hundreds of times slower; its children are not looked
-    /// at
+    /// Run this command under valgrind's lackey, which traces every access and slows the command down some hundred times.
+    /// Children of the command are not traced
     #[arg(last = true, value_name = "COMMAND", required_unless_present_any = ["workload", "trace"])]
     pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CpuArg {
-    /// This machine's, as sysfs and cpuid tell them
+    /// This machine's CPU, as described by sysfs and cpuid
     Machine,
-    /// A Broadwell-E
+    /// Intel Core i7-6800K (Broadwell-E)
     #[value(name = "i7-6800k")]
     I7_6800K,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PolicyArg {
-    /// What was used longest ago
+    /// Replace the least recently used entry
     Lru,
-    /// Tree-PLRU: nearly that, with a bit a node of a tree
+    /// Tree-PLRU, an approximation of LRU with one bit for each node of a binary tree
     Plru,
-    /// What was filled longest ago
+    /// Replace the oldest entry
     Fifo,
-    /// Any
+    /// Replace an entry at random
     Random,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WorkloadArg {
-    /// 2^20 windows of 32 KiB, 16 passes over each, every 8th access a write
+    /// 2^20 windows of 32 KiB, 16 passes over each, one write in 8 accesses
     MemAccess,
-    /// Reads of words anywhere
+    /// Reads at random addresses
     Random,
-    /// A pointer chase: every line once, in no order, and again
+    /// A pointer chase: reads every cache line once in random order, again and again
     Chase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OrderArg {
-    /// Anywhere
+    /// Random order
     Random,
-    /// One after the other
+    /// Ascending order
     Sequential,
 }
 
