@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_heap::{Attached, Ended, Refused};
 use pagewise_model::Pid;
-use pagewise_proc::{ProcRoot, stat};
+use pagewise_proc::{ProcRoot, stat, status};
 use pagewise_remote::{Keeper, Undo, on_tracer_thread};
 use rustix::fs::{FlockOperation, OFlags, flock};
 
@@ -315,8 +315,11 @@ impl Writer {
 
     /// Whether it runs and was not sent SIGKILL: on a busy machine a killed process may take some time to end.
     fn lives(self, root: &ProcRoot) -> bool {
-        stat_of(root, self.pid)
-            .is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.is_dying())
+        let is_killed =
+            || root.read(Pid(self.pid), "status").is_ok_and(|text| status::is_killed(&text));
+        stat_of(root, self.pid).is_some_and(|stat| {
+            stat.start_ticks == self.start_ticks && !stat.is_dying() && !is_killed()
+        })
     }
 }
 

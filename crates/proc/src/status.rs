@@ -55,3 +55,36 @@ pub fn parse(text: &[u8]) -> Parsed {
         kernel_thread: first("Kthread").map(|n| n == 1),
     }
 }
+
+/// Whether SIGKILL was sent to the process, from a whole `status`.
+///
+/// `ShdPnd` keeps a SIGKILL of kill(2) until the process is reaped. `stat` loses it for a moment: a thread that takes the signal clears its own
+/// pending signals before it gets the flag of an exiting thread.
+pub fn is_killed(text: &[u8]) -> bool {
+    const SIGKILL: u64 = 1 << (9 - 1);
+    let masks = lines(text).filter_map(|(_, line)| field(line));
+    masks.filter(|(name, _)| matches!(*name, b"SigPnd" | b"ShdPnd")).any(|(_, mask)| {
+        let mask = std::str::from_utf8(mask.trim_ascii()).ok();
+        mask.and_then(|mask| u64::from_str_radix(mask, 16).ok()).is_some_and(|it| it & SIGKILL != 0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pending_sigkill_is_that_of_a_killed_process() {
+        let none = "0000000000000000";
+        for (own, shared, is) in [
+            (none, none, false),
+            (none, "0000000000000100", true),
+            ("0000000000000101", none, true),
+            ("0000000000000200", "fffffffffffffeff", false),
+        ] {
+            let text = format!("SigQ:\t0/7\nSigPnd:\t{own}\nShdPnd:\t{shared}\n");
+            assert_eq!(is_killed(text.as_bytes()), is, "{own} {shared}");
+        }
+        assert!(!is_killed(b"SigPnd:\tx\nSigBlk:\t0000000000000100\n"));
+    }
+}
