@@ -243,6 +243,11 @@ fn resident(start: NonNull<u8>, size: usize) -> usize {
     entries.filter(|entry| entry & PRESENT != 0).count() * PAGE
 }
 
+fn has_huge_pages_unasked() -> bool {
+    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    setting.is_ok_and(|setting| setting.contains("[always]"))
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "asks the kernel")]
 fn runs_that_nobody_touches_have_no_memory_and_freed_ones_lose_theirs() {
@@ -250,7 +255,10 @@ fn runs_that_nobody_touches_have_no_memory_and_freed_ones_lose_theirs() {
     let mut runs: Vec<_> = (0..48).map(|_| take(&pool, MIB)).collect();
     runs.sort_unstable();
     let (first, size) = (runs[0], runs[47].addr().get() - runs[0].addr().get() + MIB);
-    assert!(resident(first, size) <= 8 * PAGE, "no more than what this thread has at hand needs");
+    let untouched = resident(first, size);
+    // Where the kernel makes huge pages unasked, the first words of a run that is at hand bring in one.
+    let most = if has_huge_pages_unasked() { 4 * MIB } else { 8 * PAGE };
+    assert!(untouched <= most, "{untouched} bytes are resident before anything is written");
     runs.iter().for_each(|run| fill(*run, MIB, 1));
     assert!(resident(first, size) >= 48 * MIB);
     runs.iter().skip(1).for_each(|run| free(&pool, *run, MIB));

@@ -435,17 +435,21 @@ fn a_command_that_becomes_one_without_the_recorder_is_not_taken_for_it() {
     assert!(!run.file().exists());
 }
 
-/// A memory cgroup of version 1 or 2 with a limit; `None`, with a word, where none can be made.
+/// A memory cgroup of version 1 or 2 with a limit, whose processes get no swap beside it; `None`, with a word, where none can be made.
 fn cgroup(name: &str, limit: u64) -> Option<PathBuf> {
     is_root().then_some(())?;
-    let roots =
-        [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
-    for (root, file) in roots {
+    let roots = [
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.swappiness"),
+        ("/sys/fs/cgroup", "memory.max", "memory.swap.max"),
+    ];
+    for (root, file, swap) in roots {
         let folder = Path::new(root).join(format!("{name}-{}", std::process::id()));
         if fs::create_dir(&folder).is_err() {
             continue;
         }
         if fs::write(folder.join(file), limit.to_string()).is_ok() {
+            // Missing where the kernel has no swap.
+            let _ = fs::write(folder.join(swap), "0");
             return Some(folder);
         }
         let _ = fs::remove_dir(&folder);

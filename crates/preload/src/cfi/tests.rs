@@ -201,7 +201,8 @@ fn of_compiler(words: &str) -> Option<String> {
 fn every_row_is_as_readelf_says() {
     let library = "/lib/x86_64-linux-gnu/libc.so.6";
     let cxx = of_compiler("-print-file-name=libstdc++.so.6").unwrap_or_default();
-    for path in [library, "/lib64/libc.so.6", &cxx, "/usr/bin/python3"] {
+    let all = [library, "/lib64/libc.so.6", &cxx, "/usr/bin/python3"];
+    for path in all.into_iter().filter(|path| Path::new(path).exists()) {
         let Some((compared, unknown)) = compare(Path::new(path), 1) else {
             skip_part(&Lack::Machine(&format!("readelf prints no unwind tables of {path}")));
             continue;
