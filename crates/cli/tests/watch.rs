@@ -124,8 +124,19 @@ fn watched(held: Held, args: &[&str]) -> Option<Value> {
     held.go();
     held.finish();
     let report = watching.report();
-    assert_eq!(number(&report, "watched.lost"), 0);
-    Some(report)
+    (!has_lost_some(&report)).then_some(report)
+}
+
+/// Whether accesses were lost. The ring buffers of ordinary users are small (`kernel.perf_event_mlock_kb`) and overflow if other programs
+/// keep the reader from the CPUs; those of root lose nothing.
+fn has_lost_some(report: &Value) -> bool {
+    let lost = number(report, "watched.lost");
+    if lost > 0 && !rustix::process::geteuid().is_root() {
+        skip(&Lack::Chance(&format!("the small ring buffers of this user lost {lost} accesses")));
+        return true;
+    }
+    assert_eq!(lost, 0);
+    false
 }
 
 fn writers(args: &[&str]) -> Held {
@@ -564,8 +575,11 @@ fn where_a_hypervisor_may_cause_sigtraps_they_do_not_reach_the_process() {
     assert!(child.wait().unwrap().success());
     let Some(watching) = watching else { return };
     assert_eq!(counts, "main 0 thread 0 child 0 instructions 2 others 100");
+    let report = watching.report();
     // Those of both threads: the child writes its own copy.
-    assert_eq!(number(&watching.report(), "watched.count"), 200);
+    if !has_lost_some(&report) {
+        assert_eq!(number(&report, "watched.count"), 200);
+    }
 }
 
 #[test]
