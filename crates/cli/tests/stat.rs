@@ -115,15 +115,19 @@ fn software_events_equal_what_perf_counts() {
     let events = "page-faults,minor-faults,major-faults,alignment-faults,emulation-faults";
     let mut words = vec!["stat", "-x,", "-r", "1", "-e", events, "--"];
     words.extend(command.iter().map(String::as_str));
-    let Ok(output) = Command::new("perf").args(&words).output() else {
-        skip(&Lack::Tool("perf"));
-        return;
-    };
-    let said = String::from_utf8(output.stderr).unwrap();
-    let theirs: Vec<f64> =
-        said.lines().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
-    if theirs.len() != 5 {
-        return skip(&Lack::Ability { of: "perf", what: &said });
+    let mut theirs = [f64::INFINITY; 5];
+    // The number of faults depends on where the loader puts libraries: the fewest of three runs are compared.
+    for _ in 0..3 {
+        let Ok(output) = Command::new("perf").args(&words).output() else {
+            return skip(&Lack::Tool("perf"));
+        };
+        let said = String::from_utf8(output.stderr).unwrap();
+        let counts: Vec<f64> =
+            said.lines().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
+        let Ok(counts) = <[f64; 5]>::try_from(counts) else {
+            return skip(&Lack::Ability { of: "perf", what: &said });
+        };
+        theirs = std::array::from_fn(|event| theirs[event].min(counts[event]));
     }
     let names =
         ["page_faults", "minor_faults", "major_faults", "alignment_faults", "emulation_faults"];

@@ -1,14 +1,16 @@
 //! The pages of one mapping, added up as the kernel adds them up for `smaps`.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use pagewise_model::mapping::Pages;
 use pagewise_model::{Absent, Backing, Breakdown, Bytes, PageSize, Reading, Sharing};
 
-use crate::recent::Recent;
-
 /// The kernel adds up proportional shares in 1/4096 bytes (`PSS_SHIFT` of fs/proc/task_mmu.c).
 const PSS_SHIFT: u32 = 12;
+
+/// How many values are kept to be shared: enough for the few kinds that alternate.
+const RECENT: usize = 4;
 
 /// What kinds of pages a mapping can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,8 +163,8 @@ impl Tally {
 pub(super) struct Ledger {
     total: Tally,
     total_gap: Option<Absent>,
-    /// Values of earlier mappings: a mapping with equal pages shares one.
-    recent: Recent<Pages>,
+    /// Values given out lately: mappings whose pages are alike share one.
+    recent: VecDeque<Arc<Pages>>,
     pss_hidden: Absent,
     swap_hidden: Absent,
     huge_hidden: Absent,
@@ -174,7 +176,7 @@ impl Ledger {
         Ledger {
             total: Tally::default(),
             total_gap: None,
-            recent: Recent::default(),
+            recent: VecDeque::with_capacity(RECENT),
             pss_hidden: Absent::NotPermitted("CAP_SYS_ADMIN, to count who maps a page".into()),
             swap_hidden: Absent::NotCollected(
                 "page tables do not show swapped tmpfs pages: ask for --full".into(),
@@ -190,7 +192,13 @@ impl Ledger {
     pub(super) fn enter(&mut self, tally: &Tally) -> Reading<Arc<Pages>> {
         self.total.merge(tally);
         let pages = self.pages(tally)?;
-        Ok(self.recent.share(pages))
+        if let Some(same) = self.recent.iter().find(|recent| ***recent == pages) {
+            return Ok(Arc::clone(same));
+        }
+        let pages = Arc::new(pages);
+        self.recent.truncate(RECENT - 1);
+        self.recent.push_front(Arc::clone(&pages));
+        Ok(pages)
     }
 
     /// The value of a mapping that was not read: the total is then not known either.
