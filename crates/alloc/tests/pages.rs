@@ -243,7 +243,7 @@ fn resident(start: NonNull<u8>, size: usize) -> usize {
     entries.filter(|entry| entry & PRESENT != 0).count() * PAGE
 }
 
-fn has_huge_pages_unasked() -> bool {
+fn is_thp_always() -> bool {
     let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     setting.is_ok_and(|setting| setting.contains("[always]"))
 }
@@ -256,8 +256,8 @@ fn runs_that_nobody_touches_have_no_memory_and_freed_ones_lose_theirs() {
     runs.sort_unstable();
     let (first, size) = (runs[0], runs[47].addr().get() - runs[0].addr().get() + MIB);
     let untouched = resident(first, size);
-    // Where the kernel makes huge pages unasked, the first words of a run that is at hand bring in one.
-    let most = if has_huge_pages_unasked() { 4 * MIB } else { 8 * PAGE };
+    // With THP `always`, the kernel backs the first write to a run in the thread cache with a huge page.
+    let most = if is_thp_always() { 4 * MIB } else { 8 * PAGE };
     assert!(untouched <= most, "{untouched} bytes are resident before anything is written");
     runs.iter().for_each(|run| fill(*run, MIB, 1));
     assert!(resident(first, size) >= 48 * MIB);

@@ -61,7 +61,8 @@ impl<'a> Subject<'a> {
             let sums = pools::sums(&pools, mappings, &pss);
             (pools, sums)
         };
-        let (quadrants, (pools, sums)) = parallel::both(mappings.len(), by_quadrant, by_pool);
+        let is_large = mappings.len() >= parallel::MIN_ROWS;
+        let (quadrants, (pools, sums)) = parallel::both(is_large, by_quadrant, by_pool);
         let total = pools::total(&sums);
         let invariants = invariants::check(snapshot, mappings, &pss, &total);
         Ok(Subject { snapshot, mappings, pss, pools, sums, total, quadrants, invariants })

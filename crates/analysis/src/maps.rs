@@ -579,11 +579,8 @@ const BLOCK: usize = 64;
 
 /// The columns that come from smaps, in the order of their keys, half of them on another CPU.
 fn fill(mappings: &[&Mapping], keys: &[Key]) -> Vec<(Cells, Gaps)> {
-    let (first, second) = keys.split_at(keys.len() / 2);
-    let fill = |keys| move || fill_together(mappings, keys);
-    let (mut columns, rest) = parallel::both(mappings.len(), fill(first), fill(second));
-    columns.extend(rest);
-    columns
+    let is_large = mappings.len() >= parallel::MIN_ROWS;
+    parallel::halves(is_large, keys, |keys| fill_together(mappings, keys))
 }
 
 /// Fills columns side by side, so that each entry is fetched from memory once.

@@ -313,7 +313,7 @@ impl Writer {
         format!("{}-{}-{number}", self.pid, self.start_ticks)
     }
 
-    /// Whether it runs and was not sent SIGKILL: on a busy machine a killed process may take some time to end.
+    /// Returns true if the process runs and has no pending SIGKILL. On a busy machine a killed process takes some time to end.
     fn lives(self, root: &ProcRoot) -> bool {
         let is_killed =
             || root.read(Pid(self.pid), "status").is_ok_and(|text| status::is_killed(&text));

@@ -204,7 +204,7 @@ fn every_experiment_runs_and_has_the_keys_that_programs_rely_on() {
     assert_eq!(settings(), before);
 }
 
-/// Whether this process ignores SIGHUP, by `SigIgn` of `/proc/self/status`.
+/// Returns true if `SigIgn` of `/proc/self/status` has SIGHUP.
 fn ignores_hangup() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();

@@ -127,8 +127,8 @@ fn watched(held: Held, args: &[&str]) -> Option<Value> {
     (!has_lost_some(&report)).then_some(report)
 }
 
-/// Whether accesses were lost. The ring buffers of ordinary users are small (`kernel.perf_event_mlock_kb`) and overflow if other programs
-/// keep the reader from the CPUs; those of root lose nothing.
+/// Records a skipped test and returns true if an ordinary user's recording lost accesses. `kernel.perf_event_mlock_kb` bounds the ring
+/// buffers of ordinary users: they overflow if other programs keep the CPUs busy. A recording of root must lose nothing.
 fn has_lost_some(report: &Value) -> bool {
     let lost = number(report, "watched.lost");
     if lost > 0 && !rustix::process::geteuid().is_root() {
@@ -542,7 +542,7 @@ fn a_process_that_is_interrupted_or_out_of_time_is_told_of_as_far_as_it_was_seen
     assert_eq!(watching.report()["watched"]["ending"], "interrupted");
 }
 
-/// Whether a process has a tracer, and whether it is stopped.
+/// Two facts from the `status` of a process: it has a tracer; it is stopped.
 fn traced_and_stopped(pid: u32) -> (bool, bool) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field =

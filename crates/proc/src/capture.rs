@@ -2,7 +2,6 @@
 
 mod memory;
 
-use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::machine::{Gap, Method, Moment, Provenance};
@@ -11,7 +10,7 @@ use pagewise_model::object::Object;
 use pagewise_model::process::{Ksm, NodeShare, Process, Statm};
 use pagewise_model::registry::Pool;
 use pagewise_model::snapshot::{Head, SNAPSHOT_VERSION, Snapshot};
-use pagewise_model::{Absent, Bytes, Counter, Name, PageSize, Pid, Reading};
+use pagewise_model::{Absent, Bytes, Counter, Name, PageSize, Pid, Reading, parallel};
 use pagewise_sys::probe::Features;
 use pagewise_sys::{libraries, system};
 
@@ -233,17 +232,9 @@ impl<'a> Capture<'a> {
     /// The mappings, their pages by node, and the pages that KSM merged.
     fn memory(&mut self) -> Result<(Memory, ByNode, Reading<Ksm>), Error> {
         let mut reader = self.reader();
-        let (memory, ksm) = thread::scope(|scope| {
-            // Linux 6.18 walks all mappings to print `ksm_stat`: 4 ms for 65,000 of them.
-            let read = || self.ksm();
-            let beside = self.is_large.then(|| thread::Builder::new().spawn_scoped(scope, read));
-            let memory = reader.read(self.method);
-            let ksm = match beside {
-                Some(Ok(thread)) => thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p)),
-                Some(Err(_)) | None => read(),
-            };
-            (memory, ksm)
-        });
+        // Linux 6.18 walks all mappings to print `ksm_stat`: 4 ms for 65,000 of them.
+        let (ksm, memory) =
+            parallel::both(self.is_large, || self.ksm(), || reader.read(self.method));
         let memory = memory?;
         let numa = reader.numa(self.method);
         let Reader { longest, mut gaps, .. } = reader;

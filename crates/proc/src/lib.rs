@@ -22,7 +22,6 @@ pub mod numa;
 pub mod page_map;
 pub mod pages;
 pub mod pressure;
-mod recent;
 pub mod referenced;
 pub mod registry;
 mod root;

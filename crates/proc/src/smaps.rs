@@ -4,8 +4,8 @@
 //! in the same order for each mapping. So the parser keeps the lines of the entry before and first
 //! tries whether the next line starts like its counterpart there: then a line costs two comparisons and
 //! eight bytes of arithmetic. Anything else (a wider number, a new line, another kernel) goes the
-//! general way, with the same result. Many neighbours have the same lines: an entry whose text is that of a
-//! recent one is not parsed at all.
+//! general way, with the same result. Neighbouring mappings often have equal entries: an entry whose text
+//! equals a recent one is not parsed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,6 @@ use pagewise_model::{Absent, Counter, Mapping, Name, Smaps, VmFlags};
 
 use crate::Error;
 use crate::maps::{Builder, Parsed, whole_lines};
-use crate::recent::Recent;
 use crate::text::{field, kilobytes, lines, number};
 
 /// Reads a whole `smaps`.
@@ -54,9 +53,7 @@ pub struct Parser {
     lines: usize,
     lines_before: usize,
     last_flags: (Vec<u8>, VmFlags),
-    /// Entries of earlier mappings: a mapping with an equal entry shares it.
-    recent: Recent<Smaps>,
-    /// The text of recent entries, the latest first.
+    /// The text of recent entries, the latest first: a mapping with an equal entry shares it.
     texts: VecDeque<Text>,
 }
 
@@ -127,7 +124,6 @@ impl Parser {
             lines: 0,
             lines_before: 0,
             last_flags: (Vec::new(), VmFlags::default()),
-            recent: Recent::default(),
             texts: VecDeque::with_capacity(MAX_TEXTS),
         }
     }
@@ -206,7 +202,7 @@ impl Parser {
         let lines = known.lines;
         let rest = &text[known.bytes.len()..];
         self.count_lines(lines);
-        // Lines that follow all the same are none of the layout.
+        // The layout has no further lines, should any follow.
         self.next = self.layout.len();
         Some(rest)
     }
@@ -270,13 +266,17 @@ impl Parser {
         }
     }
 
-    /// Adds the open mapping. `text` is what stands below its header, where that is in one piece.
+    /// Adds the open mapping. `text` has the lines below its header, if all of them came in one piece.
     fn close(&mut self, text: Option<&[u8]>) {
         if let Some((mut mapping, entry)) = self.open.take() {
             let entry = match entry.shared {
                 Some(shared) => shared,
                 None => {
-                    let entry = self.recent.share(entry.own);
+                    let equal = self.texts.iter().find(|known| *known.entry == entry.own);
+                    let entry = match equal {
+                        Some(known) => Arc::clone(&known.entry),
+                        None => Arc::new(entry.own),
+                    };
                     if let Some(text) = text.filter(|text| (1..=MAX_TEXT).contains(&text.len())) {
                         self.keep_text(text, &entry);
                     }
@@ -293,13 +293,9 @@ impl Parser {
 
     /// Keeps the text of an entry, in place of the oldest.
     fn keep_text(&mut self, text: &[u8], entry: &Arc<Smaps>) {
-        let mut kept = if self.texts.len() == MAX_TEXTS { self.texts.pop_back() } else { None }
-            .unwrap_or_else(|| Text { bytes: Vec::new(), lines: 0, entry: Arc::clone(entry) });
-        kept.bytes.clear();
-        kept.bytes.extend_from_slice(text);
-        kept.lines = self.lines - 1;
-        kept.entry = Arc::clone(entry);
-        self.texts.push_front(kept);
+        let (bytes, lines) = (text.to_vec(), self.lines - 1);
+        self.texts.truncate(MAX_TEXTS - 1);
+        self.texts.push_front(Text { bytes, lines, entry: Arc::clone(entry) });
     }
 
     /// Gives up the entry that is open, and all that follows.

@@ -22,7 +22,7 @@ struct Malloc {
     functions: Vec<Range<u64>>,
 }
 
-/// How far an allocator's code reaches.
+/// The part of a file that is an allocator's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent {
     /// In its file: a library of jemalloc's, tcmalloc's or mimalloc's, none of which calls on into other libraries but the C library.
@@ -91,7 +91,7 @@ impl Mallocs {
         Ok(mallocs)
     }
 
-    /// Whether an address of a file is in the code of one of these allocators, as far as that is known.
+    /// Returns true if an address in a file is known to be code of one of these allocators.
     pub(super) fn contain(&self, address: u64, file: FileId) -> bool {
         self.all.iter().any(|malloc| {
             let is_in_file = malloc.extent != Extent::Program && malloc.id == file;
@@ -99,7 +99,7 @@ impl Mallocs {
         })
     }
 
-    /// Whether a file has one of these allocators.
+    /// Returns true if a file contains one of these allocators.
     pub(super) fn has_file(&self, file: FileId) -> bool {
         self.all.iter().any(|malloc| malloc.id == file)
     }

@@ -136,7 +136,7 @@ impl Judge {
         }
     }
 
-    /// Whether a futex word is of no lock of the C library's or of an allocator's.
+    /// Returns true if a futex word cannot belong to a lock of the C library or of an allocator.
     fn is_nobodys_lock(&self, pid: u32, word: u64) -> bool {
         let Some(region) = self.spaces.find(pid, word) else { return false };
         let has_locks =
@@ -148,7 +148,7 @@ impl Judge {
     }
 }
 
-/// Whether a file descriptor is of a pipe, a socket or a terminal. Allocators read regular files and other devices only.
+/// Returns true if a file descriptor is a pipe, a socket or a terminal. Allocators read only regular files and other devices.
 fn is_stream(root: &ProcRoot, pid: u32, file: u64) -> bool {
     /// Terminals, and those of other programs (Documentation/admin-guide/devices.txt).
     const TERMINALS: &[u32] = &[4, 5, 136, 137, 138, 139, 140, 141, 142, 143];

@@ -1,12 +1,11 @@
 //! The memory of one process: every mapping with what is known of its pages, and the kernel's own sums.
 
 use std::io::{self, ErrorKind};
-use std::thread;
 
 use pagewise_model::machine::{Gap, Method};
 use pagewise_model::mapping::{Backing, Mapping, Pages};
 use pagewise_model::process::NodeShare;
-use pagewise_model::{Absent, Bytes, Counter, PageSize, Pid, Reading, Smaps};
+use pagewise_model::{Absent, Bytes, Counter, PageSize, Pid, Reading, Smaps, parallel};
 use pagewise_sys::probe::Features;
 
 use crate::maps::Parsed;
@@ -78,17 +77,8 @@ impl Reader<'_> {
         if !self.wants_sums {
             return (smaps(), None);
         }
-        thread::scope(|scope| {
-            let builder = thread::Builder::new();
-            let beside = self.is_large.then(|| builder.spawn_scoped(scope, rollup));
-            let read = smaps();
-            let sums = match beside {
-                Some(Ok(thread)) => thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p)),
-                // A small process, or there can be no other thread.
-                Some(Err(_)) | None => rollup(),
-            };
-            (read, Some(sums))
-        })
+        let (sums, read) = parallel::both(self.is_large, rollup, smaps);
+        (read, Some(sums))
     }
 
     fn rollup(&mut self, read: WholeFile) -> Result<Reading<Box<Smaps>>, Error> {

@@ -46,7 +46,11 @@ pub(super) fn draw(page: &mut Page<'_>, table: &Table) -> io::Result<()> {
     let all_notes = Footnotes::of_columns(columns());
     let wording = column_wording(page, &all_notes);
     let rows = table.rows();
-    let mut lanes = lanes_of(&columns().collect::<Vec<_>>(), rows, wording);
+    let measure = |columns: &[(_, _)]| {
+        columns.iter().map(|&(column, total)| Lane::new(column, total, rows, wording)).collect()
+    };
+    let columns: Vec<_> = columns().collect();
+    let mut lanes = parallel::halves(rows >= parallel::MIN_ROWS, &columns, measure);
     if lanes.is_empty() {
         return Ok(());
     }
@@ -81,21 +85,6 @@ fn shown(table: &Table, long: bool) -> impl Iterator<Item = (&Column, Option<&Va
     columns
         .filter(move |(_, column)| for_people(column.audience, long))
         .map(|(at, column)| (column, table.total.as_ref().and_then(|total| total.get(at))))
-}
-
-/// The lanes of the columns, half of them measured on another CPU.
-fn lanes_of<'a>(
-    columns: &[(&'a Column, Option<&'a Value>)],
-    rows: usize,
-    wording: Wording<'_>,
-) -> Vec<Lane<'a>> {
-    let (first, second) = columns.split_at(columns.len() / 2);
-    let measure = |columns: &[(&'a Column, Option<&'a Value>)]| -> Vec<Lane<'a>> {
-        columns.iter().map(|&(column, total)| Lane::new(column, total, rows, wording)).collect()
-    };
-    let (mut lanes, rest) = parallel::both(rows, || measure(first), || measure(second));
-    lanes.extend(rest);
-    lanes
 }
 
 impl<'a> Lane<'a> {
